@@ -1,0 +1,31 @@
+"""The errors a user can meet. Each message is one sentence that names the remedy."""
+
+
+class HpcsgdError(Exception):
+    """Base of every error this package raises on purpose."""
+
+    exit_code = 1
+
+
+class ConfigError(HpcsgdError, ValueError):
+    """A setting that cannot work: the message shows what would."""
+
+    exit_code = 2
+
+
+class DataError(HpcsgdError, ValueError):
+    """Data that cannot be used as asked: the message names the place."""
+
+    exit_code = 2
+
+
+class MissingPackage(ConfigError, ImportError):
+    """An optional package is needed now: the message has the pip command."""
+
+
+class TransportError(HpcsgdError, RuntimeError):
+    """Ranks cannot talk as asked."""
+
+
+class NumericsError(HpcsgdError, ArithmeticError):
+    """Arithmetic left the range in which its result means anything."""

@@ -1,0 +1,8 @@
+"""`python -m hpcsgd`."""
+
+import sys
+
+from hpcsgd.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

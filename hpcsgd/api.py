@@ -1,0 +1,109 @@
+"""Train from Python: one call, on the ranks that the program was started with."""
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hpcsgd.build import Live, build
+from hpcsgd.callbacks import Callback, History
+from hpcsgd.comm import open_world
+from hpcsgd.comm.base import Communicator
+from hpcsgd.config import RunConfig
+from hpcsgd.data.readers import RowReader, open_reader
+from hpcsgd.errors import ConfigError
+from hpcsgd.report import report
+from hpcsgd.result import Result, Status
+from hpcsgd.run_folder import RunFolder
+
+
+def train(
+    config: RunConfig | Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    X: ArrayLike | None = None,
+    y: ArrayLike | None = None,
+    sample_weight: ArrayLike | None = None,
+    offset: ArrayLike | None = None,
+    world: Communicator | None = None,
+    callbacks: list[Callback] | None = None,
+) -> Result:
+    """Train a generalized linear model.
+
+    Minimises F(w) = (1/Σc) Σ c_i ℓ(a_i·w, y_i) + (λ/2)‖w‖² by s-step SGD.
+
+    Parameters
+    ----------
+    config : RunConfig or mapping of sections, what to do; defaults otherwise
+    X : ndarray, (n, d), the rows, the same on every rank; else `config.data.path`
+    y : ndarray, (n,), targets
+    sample_weight : ndarray, (n,), c_i >= 0
+    offset : ndarray, (n,), added to every score
+    world : Communicator, the ranks to train on; else those of the launcher
+    callbacks : further callbacks, on this rank
+
+    Returns
+    -------
+    Result
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> X = np.random.default_rng(0).normal(size=(200, 3))
+    >>> result = train({"rate": {"value": 0.5}}, X=X, y=X[:, 0] > 0)
+    >>> result.weights.shape
+    (3,)
+    """
+    began = time.perf_counter()
+    if not isinstance(config, RunConfig):
+        config = RunConfig.parse(config or {})
+    reader = _reader(config, X, y, sample_weight, offset)
+    opened = world is None
+    comm = world if world is not None else open_world(config.run.comm)
+    try:
+        return _train(config, comm, reader, callbacks or [], began)
+    finally:
+        # After an error that only this rank has, others may still be in a sum:
+        # closing would wait for them, the abort hook must not.
+        if opened and sys.exc_info()[0] is None:
+            comm.close()
+
+
+def _train(
+    config: RunConfig,
+    world: Communicator,
+    reader: Callable[[], RowReader],
+    callbacks: list[Callback],
+    began: float,
+) -> Result:
+    folder = RunFolder(config.run.out if world.rank == 0 else None)
+    history = History()
+    live = build(config, world, reader, [history, *callbacks])
+    world.together(lambda: folder.begin(config))
+    history.path = folder.history
+    live.warm_up()
+    world.max_flag(0)
+    setup = time.perf_counter() - began
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        state, status = live.engine.run(live.state, live.groups)
+    result = report(live, state, status, history.records, began, setup)
+    world.together(lambda: folder.finish(result))
+    return result
+
+
+def _reader(
+    config: RunConfig, X: Any, y: Any, sample_weight: Any, offset: Any
+) -> Callable[[], RowReader]:
+    if X is not None and y is not None:
+        from hpcsgd.data.memory import MemoryReader
+
+        return lambda: MemoryReader(X, y, sample_weight, offset)
+    if X is not None or y is not None:
+        raise ConfigError("give both X and y, or neither and a data path")
+    if not config.data.path:
+        raise ConfigError("no data: add --data FILE.h5, or [data] path, or X and y")
+    path = Path(config.data.path)
+    return lambda: open_reader(path)

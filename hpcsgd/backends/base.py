@@ -1,0 +1,75 @@
+"""What one device can do for one member of a replica."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from hpcsgd.families.base import Family
+from hpcsgd.schedule import Blocks
+from hpcsgd.updates.unroll import Unrolled
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What the recurrence needs of the sampled rows besides the matrix."""
+
+    targets: Array  # (m, 1)
+    weights: Array | None  # (m, 1)
+    offsets: Array | None  # (m, 1)
+
+
+class Plan(Protocol):
+    """The coefficients of an exchange, prepared once for one device."""
+
+    blocks: Blocks
+
+
+class Backend(Protocol):
+    """Arithmetic on the local block; nothing here talks to another rank."""
+
+    def store(self, block: Array) -> Array:
+        """The block in the storage of `precision.matrix`."""
+
+    def zeros(self, shape: tuple[int, ...]) -> Array:
+        """Weights of this shape, in `precision.weights`."""
+
+    def prepare(self, unrolled: Unrolled, blocks: Blocks) -> Any:
+        """The `Plan` that the other calls take."""
+
+    def pick(self, matrix: Array, rows: Array) -> Array:
+        """The sampled rows as they are stored."""
+
+    def widen(self, stored: Array, out: Array) -> Array:
+        """out ← stored values, exactly."""
+
+    def gather(self, matrix: Array, rows: Array, out: Array) -> Array:
+        """out ← the sampled rows, widened for the products."""
+
+    def scores(self, rows: Array, weights: Array, out: Array) -> Array:
+        """out ← Y W."""
+
+    def strict_gram(self, rows: Array, blocks: Blocks, out: Array) -> Array:
+        """out ← the strictly-lower blocks of Y Yᵀ, packed."""
+
+    def corrected_residuals(
+        self,
+        margins: Array,
+        gram: Array,
+        plan: Any,
+        family: Family,
+        batch: Batch,
+        intercept: Array | None,
+    ) -> Array:
+        """The residuals of s exact steps; `intercept` advances in place."""
+
+    def descend(self, weights: Array, rows: Array, residuals: Array, plan: Any) -> None:
+        """weights ← Φ weights + Σ_i gain_i Y_iᵀ r_i, in place."""
+
+    def to_host(self, array: Array) -> Array:
+        """A NumPy copy or view of `array`."""
+
+    def synchronize(self) -> None:
+        """Wait until everything asked for is done."""

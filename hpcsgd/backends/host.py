@@ -1,0 +1,208 @@
+"""The NumPy backend: the reference every other backend is held against."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.backends import native
+from hpcsgd.backends.base import Batch
+from hpcsgd.families.base import Family
+from hpcsgd.precision import Precision, encode, get_format, widen_bf16
+from hpcsgd.schedule import Blocks
+from hpcsgd.updates.unroll import Unrolled
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """Coefficients spread over the rows they multiply.
+
+    Scalars are Python floats: a NumPy float64 scalar would widen float32 arrays.
+    """
+
+    blocks: Blocks
+    states: int
+    lead: tuple[tuple[float, ...], ...]  # [step][state]
+    couple: tuple[Array, ...]  # [step]: (start_j, 1)
+    gain: tuple[Array, ...]  # [state]: (m, 1)
+    carry: Array  # (states, states)
+    unrolled: Unrolled
+
+
+class HostBackend:
+    """Products by BLAS, the recurrence by one small product per step."""
+
+    def __init__(self, precision: Precision) -> None:
+        self.precision = precision
+        self.working = precision.working
+        self.inner = get_format(precision.inner).dtype
+        self.residual = get_format(precision.residual).dtype
+        self.weights = get_format(precision.weights).dtype
+        self._narrow = not get_format(precision.matrix).is_native
+
+    def store(self, block: Array) -> Array:
+        """The block rounded into the storage of `precision.matrix`."""
+        return encode(block, self.precision.matrix)
+
+    def zeros(self, shape: tuple[int, ...]) -> Array:
+        """Weights of this shape."""
+        return np.zeros(shape, dtype=self.weights)
+
+    def prepare(self, unrolled: Unrolled, blocks: Blocks) -> HostPlan:
+        """Spread the coefficients of `unrolled` over the rows of `blocks`."""
+        sizes = blocks.sizes
+        spread = [
+            np.repeat(couple, sizes[:j]).astype(self.inner)[:, None]
+            for j, couple in enumerate(unrolled.couple)
+        ]
+        gain = [np.repeat(g, sizes).astype(self.inner)[:, None] for g in unrolled.gain.T]
+        return HostPlan(
+            blocks=blocks,
+            states=len(unrolled.probe),
+            lead=tuple(tuple(row) for row in unrolled.lead.tolist()),
+            couple=tuple(spread),
+            gain=tuple(gain),
+            carry=unrolled.carry,
+            unrolled=unrolled,
+        )
+
+    def pick(self, matrix: Array, rows: Array) -> Array:
+        """The sampled rows as they are stored."""
+        return np.take(matrix, rows, axis=0)
+
+    def widen(self, stored: Array, out: Array) -> Array:
+        """out ← stored values, exactly."""
+        if self._narrow:
+            return widen_bf16(stored, out.dtype, out)
+        np.copyto(out, stored)
+        return out
+
+    def gather(self, matrix: Array, rows: Array, out: Array) -> Array:
+        """The sampled rows in the dtype of `out`, in one pass where there is one."""
+        if matrix.dtype == out.dtype:
+            return np.take(matrix, rows, axis=0, out=out, mode="clip")
+        if self._narrow and out.dtype == np.float32 and native.available():
+            native.widen_rows(matrix, rows, out)
+            return out
+        return self.widen(self.pick(matrix, rows), out)
+
+    def scores(self, rows: Array, weights: Array, out: Array) -> Array:
+        """out ← Y W, computed in the dtype of `rows`."""
+        return _product(rows, weights.astype(rows.dtype, copy=False), out)
+
+    def strict_gram(self, rows: Array, blocks: Blocks, out: Array) -> Array:
+        """Block row j of packed G is Y_j (Y_0 .. Y_{j-1})ᵀ, written in place."""
+        turned = rows.T
+        for j, panel in enumerate(block_rows(out, blocks), start=1):
+            first, last = blocks.starts[j], blocks.starts[j + 1]
+            _product(rows[first:last], turned[:, :first], panel)
+        return out
+
+    def corrected_residuals(
+        self,
+        margins: Array,
+        gram: Array,
+        plan: HostPlan,
+        family: Family,
+        batch: Batch,
+        intercept: Array | None,
+    ) -> Array:
+        """t_j = Σ_k lead z + Σ_{i<j} couple_ji G_ji r_i + intercept + offset, then r_j."""
+        columns = margins.shape[1] // len(plan.lead[0])
+        margins = margins.astype(self.inner, copy=False)
+        panels = block_rows(gram.astype(self.inner, copy=False), plan.blocks)
+        residuals = np.empty((plan.blocks.rows, columns), dtype=self.inner)
+        scaled = np.empty_like(residuals)
+        starts = plan.blocks.starts
+        for j, lead in enumerate(plan.lead):
+            first, last = starts[j], starts[j + 1]
+            score = residuals[first:last]
+            _combine(margins[first:last], lead, columns, score)
+            if j:
+                np.multiply(residuals[:first], plan.couple[j], out=scaled[:first])
+                score += np.dot(panels[j - 1], scaled[:first])
+            if intercept is not None:
+                score += plan.unrolled.probe @ intercept
+            if batch.offsets is not None:
+                score += batch.offsets[first:last]
+            self._residual(family, score, batch.targets[first:last])
+            if batch.weights is not None:
+                score *= batch.weights[first:last]
+            if intercept is not None:
+                _advance_intercept(intercept, plan.unrolled, j, score)
+        return residuals
+
+    def _residual(self, family: Family, score: Array, targets: Array) -> None:
+        """score ← ∂ℓ/∂t at score, in precision.residual."""
+        if self.residual == score.dtype:
+            family.residual(score, targets, out=score)
+        else:
+            score[...] = family.residual(score.astype(self.residual), targets)
+
+    def descend(
+        self, weights: Array, rows: Array, residuals: Array, plan: HostPlan
+    ) -> None:
+        """One transposed product for every state and all s steps."""
+        if plan.states == 1:
+            scaled = residuals * plan.gain[0]
+            carry = float(plan.carry[0, 0])
+            if carry != 1.0:
+                weights *= carry
+        else:
+            scaled = np.hstack([residuals * gain for gain in plan.gain])
+            _mix_states(weights, plan.carry, residuals.shape[1])
+        weights += np.dot(rows.T, scaled.astype(rows.dtype, copy=False))
+
+    def to_host(self, array: Array) -> Array:
+        """The array itself: it is here."""
+        return array
+
+    def synchronize(self) -> None:
+        """NumPy is done when it returns."""
+
+
+def block_rows(packed: Array, blocks: Blocks) -> list[Array]:
+    """The dense panels of packed G: entry j − 1 is block row j, b_j × start_j."""
+    return [
+        packed[blocks.gram_starts[j] : blocks.gram_starts[j + 1]].reshape(
+            blocks.sizes[j], blocks.starts[j]
+        )
+        for j in range(1, len(blocks.sizes))
+    ]
+
+
+def _product(left: Array, right: Array, out: Array) -> Array:
+    """out ← left @ right, computed in the dtype of the factors."""
+    if out.dtype == left.dtype:
+        return np.dot(left, right, out=out)
+    out[...] = np.dot(left, right)
+    return out
+
+
+def _combine(
+    margins: Array, lead: tuple[float, ...], columns: int, out: Array
+) -> None:
+    """out ← Σ_k lead_k z_k, z_k the K columns that belong to state k."""
+    np.multiply(margins[:, :columns], lead[0], out=out)
+    for state in range(1, len(lead)):
+        first = state * columns
+        out += margins[:, first : first + columns] * lead[state]
+
+
+def _advance_intercept(
+    intercept: Array, unrolled: Unrolled, step: int, residuals: Array
+) -> None:
+    """β ← M β + u Σr: the state of the weights without the penalty."""
+    total = residuals.sum(axis=0, dtype=np.float64)
+    push = np.multiply.outer(unrolled.push[step], total)
+    intercept[...] = unrolled.free[step] @ intercept + push
+
+
+def _mix_states(weights: Array, carry: Array, columns: int) -> None:
+    """weights ← Φ weights, where state k owns K columns."""
+    parts = weights.reshape(len(weights), len(carry), columns)
+    mixed = np.einsum("pq,dqk->dpk", carry.astype(weights.dtype), parts)
+    weights[...] = mixed.reshape(weights.shape)

@@ -1,0 +1,75 @@
+"""`--ranks N`: the same command again, under the mpiexec that belongs to the MPI."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from hpcsgd.cli import THREAD_SETTINGS
+from hpcsgd.errors import ConfigError
+
+EXPECTED = "HPCSGD_EXPECT_RANKS"
+RANK_NAMES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+
+
+def launcher_rank() -> int | None:
+    """This process's number, if a launcher started it."""
+    for name in RANK_NAMES:
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return None
+
+
+def speaks() -> bool:
+    """True on the one rank whose words reach the user."""
+    return launcher_rank() in (None, 0)
+
+
+def relaunch(ranks: int, argv: list[str]) -> int:
+    """Run `python -m hpcsgd argv` on `ranks` ranks; its exit code."""
+    if ranks < 1:
+        raise ConfigError(f"--ranks {ranks}: at least 1 rank is needed")
+    command = [*mpiexec(), "-n", str(ranks), sys.executable, "-m", "hpcsgd", *argv]
+    process = subprocess.Popen(command, env=_environment(ranks))
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        # mpiexec got the same signal and is bringing its ranks down.
+        return process.wait()
+
+
+def is_relaunched() -> bool:
+    """True in a process that `relaunch` started."""
+    return EXPECTED in os.environ
+
+
+def mpiexec() -> list[str]:
+    """The launcher that belongs to the MPI that mpi4py loads."""
+    beside = Path(sys.executable).parent / "mpiexec"
+    path = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if path is None:
+        raise ConfigError(
+            "--ranks needs an MPI and no mpiexec was found;"
+            " install one with: pip install mpi4py mpich"
+        )
+    return [path, *_flags(path)]
+
+
+def _flags(path: str) -> list[str]:
+    """Open MPI refuses more ranks than cores unless told; MPICH does not care."""
+    shown = subprocess.run(
+        [path, "--version"], capture_output=True, text=True, check=False
+    ).stdout
+    is_open_mpi = any(name in shown for name in ("Open MPI", "OpenRTE", "PRTE", "prte"))
+    return ["--oversubscribe", "--bind-to", "none"] if is_open_mpi else []
+
+
+def _environment(ranks: int) -> dict[str, str]:
+    environment = dict(os.environ)
+    environment[EXPECTED] = str(ranks)
+    environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
+    environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+    for name in THREAD_SETTINGS:
+        environment.setdefault(name, "1")
+    return environment

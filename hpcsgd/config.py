@@ -1,0 +1,228 @@
+"""What the user asked for: frozen sections in, TOML out, nothing unknown accepted."""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_type_hints
+
+from hpcsgd.errors import ConfigError
+from hpcsgd.precision import Precision, make_precision
+from hpcsgd.products.choose import ProductsConfig
+from hpcsgd.rates import RateConfig
+from hpcsgd.schedule import Schedule
+from hpcsgd.data.sampling import SamplingConfig
+
+
+@dataclass(frozen=True)
+class ProblemConfig:
+    """What is learnt."""
+
+    family: str = "logistic"
+    l2: float = 0.0  # ridge penalty λ; the intercept is never penalised
+    intercept: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.l2 < float("inf"):
+            raise ConfigError(f"[problem] l2 = {self.l2!r} must be finite and at least 0")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where rows come from."""
+
+    path: str = ""
+
+
+@dataclass(frozen=True)
+class UpdateConfig:
+    """How a gradient becomes a step."""
+
+    kind: str = "sgd"
+    momentum: float = 0.9  # ignored by sgd
+
+
+@dataclass(frozen=True)
+class AgreementConfig:
+    """How replicas agree."""
+
+    kind: str = "auto"  # average where there is more than one replica
+
+
+@dataclass(frozen=True)
+class PrecisionConfig:
+    """A recipe, and any of its nine fields set by hand."""
+
+    recipe: str = "fp32"
+    matrix: str | None = None
+    margin: str | None = None
+    margin_sum: str | None = None
+    gram_sum: str | None = None
+    gram_wire: str | None = None
+    inner: str | None = None
+    residual: str | None = None
+    gradient_sum: str | None = None
+    weights: str | None = None
+
+    def resolve(self) -> Precision:
+        """The nine choices."""
+        asked = {k: v for k, v in asdict(self).items() if v and k != "recipe"}
+        return make_precision(self.recipe, asked)
+
+
+@dataclass(frozen=True)
+class GridConfig:
+    """R × C; 0 members means all the ranks there are."""
+
+    replicas: int = 1
+    members: int = 0
+
+
+@dataclass(frozen=True)
+class RunSection:
+    """How the run behaves, none of which changes what is learnt."""
+
+    out: str | None = None  # run folder; nothing is written without one
+    network: str | None = None  # lan, hpc, cloud or alpha=...,bandwidth=...
+    comm: str = "auto"  # serial, mpi, or what the launcher says
+    reproducible: bool = False  # every member holds the same bits, at a second message
+    check_members: int = 0  # exchanges between comparisons of members; 0 = never
+    check_every: int = 64  # exchanges between looks at non-finite weights and stops
+    evaluate_every: int = 1  # epochs between full losses; 0 = only at the two ends
+
+    def __post_init__(self) -> None:
+        for name, least in (("check_members", 0), ("check_every", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"[run] {name} must be at least {least}")
+        if self.evaluate_every < 0:
+            raise ConfigError("[run] evaluate_every must be at least 0")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything a run depends on.
+
+    Examples
+    --------
+    >>> RunConfig.parse({"schedule": {"batch": 16}}).schedule.batch
+    16
+    """
+
+    problem: ProblemConfig = field(default_factory=ProblemConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    schedule: Schedule = field(default_factory=Schedule)
+    products: ProductsConfig = field(default_factory=ProductsConfig)
+    agreement: AgreementConfig = field(default_factory=AgreementConfig)
+    update: UpdateConfig = field(default_factory=UpdateConfig)
+    rate: RateConfig = field(default_factory=RateConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    grid: GridConfig = field(default_factory=GridConfig)
+    run: RunSection = field(default_factory=RunSection)
+
+    @classmethod
+    def parse(cls, tables: Mapping[str, Mapping[str, Any]]) -> "RunConfig":
+        """Check `tables` (section -> key -> value) against the sections."""
+        kinds = get_type_hints(cls)
+        _reject_unknown("sections", tables, kinds)
+        sections = {}
+        for name, table in tables.items():
+            if not isinstance(table, Mapping):
+                raise ConfigError(
+                    f"{name} = {table!r} stands outside a section;"
+                    f" known sections: {sorted(kinds)}"
+                )
+            sections[name] = _section(name, kinds[name], table)
+        return cls(**sections)
+
+    def tables(self) -> dict[str, dict[str, Any]]:
+        """Section -> key -> value, without what was left open."""
+        return {
+            name: {k: v for k, v in table.items() if v is not None}
+            for name, table in asdict(self).items()
+        }
+
+    def toml(self) -> str:
+        """The resolved configuration as a file that `parse` reads back."""
+        parts = []
+        for name, table in self.tables().items():
+            lines = [f"{key} = {_literal(value)}" for key, value in table.items()]
+            parts.append("\n".join([f"[{name}]", *lines]))
+        return "\n\n".join(parts) + "\n"
+
+
+def read_toml(path: str | Path) -> dict[str, dict[str, Any]]:
+    """The tables of a configuration file."""
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the configuration {path}: {error.strerror}; check the name"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+
+
+def apply_settings(
+    tables: Mapping[str, Mapping[str, Any]], settings: Iterable[str]
+) -> dict[str, dict[str, Any]]:
+    """`tables` with every `section.key=value` of `settings` laid over them."""
+    merged = {
+        name: dict(table) if isinstance(table, Mapping) else table
+        for name, table in tables.items()
+    }
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        section, dot, key = name.strip().partition(".")
+        if not (equals and dot and section and key):
+            raise ConfigError(
+                f"--set {setting}: write it as section.key=value,"
+                " for example schedule.steps=16"
+            )
+        merged.setdefault(section, {})[key] = _value(text.strip())
+    return merged
+
+
+def _value(text: str) -> Any:
+    """A TOML value, or the plain word it is."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _section(name: str, kind: type[Any], table: Mapping[str, Any]) -> Any:
+    hints = get_type_hints(kind)
+    known = {f.name: hints[f.name] for f in fields(kind)}
+    _reject_unknown(f"[{name}]", table, known)
+    return kind(**{k: _typed(name, k, known[k], v) for k, v in table.items()})
+
+
+def _reject_unknown(place: str, given: Iterable[str], known: Iterable[str]) -> None:
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise ConfigError(f"{place} unknown: {unknown}; known: {sorted(known)}")
+
+
+def _typed(section: str, key: str, kind: Any, value: Any) -> Any:
+    """`value` as `kind`; a whole number may stand for a real one, nothing else."""
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    if value is None and type(None) in kinds:
+        return None
+    if float in kinds and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) not in kinds:
+        names = " or ".join(k.__name__ for k in kinds if k is not type(None))
+        raise ConfigError(f"[{section}] {key} = {value!r} must be of type {names}")
+    return value
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        return f'"{escaped}"'
+    return repr(value)

@@ -1,0 +1,42 @@
+"""The block of the data that one rank holds."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Rows of one replica × columns of one member, as the backend stores them.
+
+    Targets, weights and offsets belong to the rows, so every member of a replica
+    holds them whole; they are columns (n, 1) so that they meet scores (m, K).
+    """
+
+    matrix: Array  # (n, d_c) in the storage of precision.matrix
+    targets: Array  # (n, 1), encoded for the family
+    weights: Array | None  # (n, 1), scaled to mean 1 over all rows of the data
+    offsets: Array | None  # (n, 1), added to scores after scaling
+    rows: slice  # of the whole data
+    columns: slice  # of the whole data
+    total_rows: int
+    total_columns: int
+
+    @property
+    def height(self) -> int:
+        """Rows held here."""
+        return int(self.matrix.shape[0])
+
+    @property
+    def width(self) -> int:
+        """Columns held here, d_c."""
+        return int(self.matrix.shape[1])
+
+
+def take(column: Array | None, rows: Array) -> Array | None:
+    """The entries of an optional column."""
+    return None if column is None else np.take(column, rows, axis=0)

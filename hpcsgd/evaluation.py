@@ -1,0 +1,61 @@
+"""Full losses along the way, and the last weights that had a good one."""
+
+import math
+
+import numpy as np
+
+from hpcsgd.agreement import Agreement
+from hpcsgd.callbacks.base import View
+from hpcsgd.objective import Objective
+from hpcsgd.products.base import Array, State
+
+BLOW_UP = 1e3  # times the scale of the first loss: no useful step goes that far up
+
+
+class Evaluation:
+    """Measures the model that a run would return now."""
+
+    def __init__(
+        self, objective: Objective, agreement: Agreement, columns: int, own: slice
+    ) -> None:
+        self.objective = objective
+        self.agreement = agreement
+        self.columns = columns  # K
+        self.own = own  # this member's columns within the weights it holds
+        self.first_loss: float | None = None
+        self.good: tuple[Array, Array | None, float] | None = None
+        self.measured_at = -1
+
+    def measure(self, state: State, view: View) -> bool:
+        """Put the loss into the view; False when it says that the run diverged."""
+        seen = self.agreement.consensus(state, view.exchanges)
+        intercept = None if seen.intercept is None else seen.intercept[0]
+        own = seen.weights[self.own, : self.columns]
+        with np.errstate(all="ignore"):
+            view.loss = self.objective.loss(own, intercept)
+        self.measured_at = view.exchanges
+        if self.first_loss is None:
+            self.first_loss = view.loss
+        good = self._is_good(view.loss)
+        if good:
+            kept = None if seen.intercept is None else seen.intercept.copy()
+            self.good = (seen.weights.copy(), kept, view.loss)
+        return good
+
+    def is_fresh(self, view: View) -> bool:
+        """True where the loss in the view is that of the state now."""
+        return self.measured_at == view.exchanges
+
+    def restore(self, state: State) -> float:
+        """Put the last good weights back; their loss."""
+        if self.good is None:
+            return math.nan
+        weights, intercept, loss = self.good
+        state.weights[...] = weights
+        if state.intercept is not None and intercept is not None:
+            state.intercept[...] = intercept
+        return loss
+
+    def _is_good(self, loss: float) -> bool:
+        first = self.first_loss or 0.0
+        return math.isfinite(loss) and loss - first <= BLOW_UP * (1.0 + abs(first))

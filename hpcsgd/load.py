@@ -1,0 +1,136 @@
+"""From a reader to the shard of this rank, checked on all ranks together."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.backends.base import Backend
+from hpcsgd.comm.grid import Grid
+from hpcsgd.data.partition import split_range
+from hpcsgd.data.readers import RowReader, load_block
+from hpcsgd.data.shard import Shard
+from hpcsgd.data.targets import Targets, encode_targets
+from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.families.base import Family
+from hpcsgd.precision import Precision, get_format
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The shard, what its targets mean, and how to read its exact values."""
+
+    shard: Shard
+    targets: Targets
+    columns: int  # K
+    read_exact: Callable[[slice], Array]
+    source: dict[str, Any]
+
+
+def load(
+    grid: Grid,
+    open_reader: Callable[[], RowReader],
+    family: Family,
+    backend: Backend,
+    precision: Precision,
+) -> Loaded:
+    """Read this rank's rows and columns; every rank raises what any rank found."""
+    world = grid.world
+    reader = world.together(open_reader)
+    rows, columns = world.together(lambda: _own_part(grid, reader))
+    raw = world.together(lambda: _column(reader.targets(rows), rows, "y"))
+    encoded, targets = encode_targets(raw, family.targets, world.exchange_objects)
+    weights = world.together(lambda: _weights(reader, rows))
+    weights = _scale_to_mean_one(grid, weights, reader.rows)
+    offsets = world.together(lambda: _column(reader.offset(rows), rows, "offset"))
+    matrix = world.together(lambda: load_block(reader, rows, columns, backend.store))
+    inner = get_format(precision.inner).dtype
+    shard = Shard(
+        matrix=matrix,
+        targets=encoded.astype(inner),
+        weights=None if weights is None else weights.astype(inner)[:, None],
+        offsets=None if offsets is None else offsets.astype(inner)[:, None],
+        rows=rows,
+        columns=columns,
+        total_rows=reader.rows,
+        total_columns=reader.cols,
+    )
+    return Loaded(
+        shard=shard,
+        targets=targets,
+        columns=len(targets.labels) if family.targets == "classes" else 1,
+        read_exact=_exact(reader, shard, precision),
+        source=reader.describe(),
+    )
+
+
+def _own_part(grid: Grid, reader: RowReader) -> tuple[slice, slice]:
+    """The rows and columns of this rank, refused where someone would have none."""
+    replicas, members = grid.replicas.size, grid.members.size
+    if members > reader.cols:
+        raise ConfigError(
+            f"{members} members cannot share {reader.cols} columns; use at most"
+            f" {reader.cols} members and more replicas"
+            f" (--grid {-(-replicas * members // reader.cols)}x{reader.cols} or so)"
+        )
+    if replicas > reader.rows:
+        raise ConfigError(
+            f"{replicas} replicas cannot share {reader.rows} rows;"
+            f" use at most {reader.rows} replicas"
+        )
+    return (
+        split_range(reader.rows, replicas, grid.replica),
+        split_range(reader.cols, members, grid.member),
+    )
+
+
+def _column(values: Array | None, rows: slice, name: str) -> Any:
+    """`values`, refused where one is not finite."""
+    if values is None:
+        return None
+    bad = np.flatnonzero(~np.isfinite(values))
+    if len(bad):
+        raise DataError(
+            f"{name} has {values[bad[0]]} at row {rows.start + bad[0]};"
+            " clean the file or drop that row"
+        )
+    return values
+
+
+def _weights(reader: RowReader, rows: slice) -> Any:
+    values = _column(reader.sample_weight(rows), rows, "sample_weight")
+    if values is not None and (values < 0).any():
+        row = rows.start + int(np.argmax(values < 0))
+        raise DataError(f"sample_weight is negative at row {row}; use weights >= 0")
+    return values
+
+
+def _scale_to_mean_one(grid: Grid, weights: Array | None, rows: int) -> Array | None:
+    """c_i with mean 1 over all rows: else F and the steps have other minimisers."""
+    own = 0.0 if weights is None else float(weights.sum())
+    # Each replica's rows count once, however many members hold its weights.
+    part = own if grid.member == 0 else 0.0
+    total = sum(grid.world.exchange_objects(part))
+    if weights is None:
+        return None
+    if total <= 0.0:
+        raise DataError("sample_weight sums to zero; at least one row must count")
+    return weights * (rows / total)
+
+
+def _exact(
+    reader: RowReader, shard: Shard, precision: Precision
+) -> Callable[[slice], Array]:
+    """Local rows with the values of the data: from the shard where it holds them."""
+    stored = get_format(precision.matrix)
+    source = reader.read(slice(0, 0), slice(0, 0)).dtype
+    if stored.is_native and np.can_cast(source, stored.dtype, casting="safe"):
+        return lambda rows: shard.matrix[rows]
+    first = shard.rows.start
+    return lambda rows: reader.read(
+        slice(first + rows.start, first + rows.stop), shard.columns
+    )

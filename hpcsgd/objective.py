@@ -1,0 +1,63 @@
+"""The full objective on all rows, in float64, on the values of the data itself.
+
+F(w) = (1/Σc_i) Σ_i c_i ℓ(t_i, y_i) + (λ/2)‖w‖²
+
+A matrix stored low is not asked: the rows are read again, so that a loss says the
+same of every precision.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.comm.grid import Grid
+from hpcsgd.data.shard import Shard
+from hpcsgd.families.base import Family
+
+Array = NDArray[Any]
+BLOCK_ROWS = 4096  # rows of scores summed over members in one message
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is needed to say how good weights are."""
+
+    grid: Grid
+    family: Family
+    shard: Shard
+    l2: float
+    read: Callable[[slice], Array]  # local rows -> this member's columns, exact
+
+    def loss(self, weights: Array, intercept: Array | None) -> float:
+        """F at this member's slice of w (d_c, K) and the intercept (K,)."""
+        sums = np.zeros(2)
+        for start in range(0, self.shard.height, BLOCK_ROWS):
+            rows = slice(start, min(start + BLOCK_ROWS, self.shard.height))
+            sums += self._block(rows, weights.astype(np.float64), intercept)
+        self.grid.replicas.sum(sums, "evaluate")
+        return float(sums[0] / sums[1]) + self._penalty(weights)
+
+    def _block(self, rows: slice, weights: Array, intercept: Array | None) -> Array:
+        shard = self.shard
+        scores = self.read(rows).astype(np.float64, copy=False) @ weights
+        self.grid.members.sum(scores, "evaluate")
+        if intercept is not None:
+            scores += intercept
+        if shard.offsets is not None:
+            scores += shard.offsets[rows]
+        targets = shard.targets[rows].astype(np.float64)
+        losses = self.family.loss(scores, targets)
+        if shard.weights is None:
+            return np.array([losses.sum(), float(len(losses))])
+        c = shard.weights[rows].astype(np.float64)
+        return np.array([(c * losses).sum(), c.sum()])
+
+    def _penalty(self, weights: Array) -> float:
+        if self.l2 == 0.0:
+            return 0.0
+        square = np.array([float((weights.astype(np.float64) ** 2).sum())])
+        self.grid.members.sum(square, "evaluate")
+        return 0.5 * self.l2 * float(square[0])

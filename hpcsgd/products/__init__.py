@@ -1,0 +1,22 @@
+"""How members get through s steps with one synchronisation."""
+
+from importlib import import_module
+from typing import Any
+
+from hpcsgd.errors import ConfigError
+
+PRODUCTS = {
+    "direct": "hpcsgd.products.direct:Direct",
+    "gram": "hpcsgd.products.gram:Gram",
+    "gather": "hpcsgd.products.gather:Gather",
+    "cached": "hpcsgd.products.cached:CachedGram",
+}
+
+
+def get_product(name: str) -> Any:
+    """The class of the product called `name`."""
+    if name not in PRODUCTS:
+        known = [*PRODUCTS, "auto"]
+        raise ConfigError(f"[products] unknown kind: {name!r}; known: {known}")
+    module, attribute = PRODUCTS[name].split(":")
+    return getattr(import_module(module), attribute)

@@ -1,0 +1,139 @@
+"""What every product shares: the task, the state, one exchange's group of rows."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.backends.base import Backend, Batch
+from hpcsgd.comm.base import Communicator
+from hpcsgd.data.shard import Shard, take
+from hpcsgd.families.base import Family
+from hpcsgd.precision import Precision, get_format, round_through
+from hpcsgd.schedule import Blocks
+from hpcsgd.timing import Clock
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one member works on and with; nothing in it evolves."""
+
+    shard: Shard
+    backend: Backend
+    members: Communicator
+    family: Family
+    precision: Precision
+    columns: int  # K
+    states: int  # 1, or 2 with momentum
+    probe: Array  # q: scores are read at q · (w, v)
+    clock: Clock
+
+    @cached_property
+    def margin_dtype(self) -> Any:
+        """z as it is accumulated and summed over members."""
+        return get_format(self.precision.margin_sum).dtype
+
+    @cached_property
+    def no_gram(self) -> Array:
+        """The packed Gram of one step: nothing lies strictly below one block."""
+        return np.empty(0, dtype=get_format(self.precision.inner).dtype)
+
+
+@dataclass
+class State:
+    """What evolves: the weights of this member, and what all members hold."""
+
+    weights: Array  # (columns held, states · K)
+    intercept: Array | None  # (states, K), the same on every member
+    residuals: Array | None = None  # of the last exchange, the same on every member
+
+
+@dataclass(frozen=True)
+class Group:
+    """The s batches of one exchange."""
+
+    index: int  # of the exchange in its epoch
+    rows: Array  # local row numbers, m of them
+    plan: Any  # the backend's coefficients for all s steps
+    steps: tuple[Any, ...]  # and for each step alone
+
+    @property
+    def blocks(self) -> Blocks:
+        """Where each batch begins."""
+        blocks: Blocks = self.plan.blocks
+        return blocks
+
+
+class Product(Protocol):
+    """How members get through s steps with one synchronisation."""
+
+    holds_all_columns: bool  # True: every member holds w whole
+
+    def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
+        """The state after the steps of `group`; `upcoming` may be begun early."""
+
+    def finish(self) -> None:
+        """Settle what was begun early and will not be used."""
+
+
+class Scratch:
+    """Arrays that are used again: one for each name and shape."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[tuple[Any, ...], Array] = {}
+
+    def array(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
+        """An uninitialised array, the same one for the same arguments."""
+        key = (name, shape, dtype)
+        found = self._arrays.get(key)
+        if found is None:
+            found = self._arrays[key] = np.empty(shape, dtype=dtype)
+        return found
+
+
+def batch_of(task: Task, rows: Array) -> Batch:
+    """Targets, weights and offsets of the sampled rows."""
+    shard = task.shard
+    targets = np.take(shard.targets, rows, axis=0)
+    if shard.weights is None and shard.offsets is None:
+        return Batch(targets, None, None)
+    return Batch(targets, take(shard.weights, rows), take(shard.offsets, rows))
+
+
+def gather_rows(task: Task, scratch: Scratch, name: str, group: Group) -> Array:
+    """The sampled rows of this member's columns, widened."""
+    shape = (group.blocks.rows, task.shard.width)
+    out = scratch.array(name, shape, task.precision.working)
+    task.backend.gather(task.shard.matrix, group.rows, out)
+    task.clock.lap("gather")
+    return out
+
+
+def store_margins(task: Task, margins: Array) -> Array:
+    """Round the summed margins to the format they are stored in."""
+    stored, summed = task.precision.margin, task.precision.margin_sum
+    if get_format(stored).unit_roundoff > get_format(summed).unit_roundoff:
+        round_through(margins, stored)
+    return margins
+
+
+def iterate(
+    task: Task, state: State, group: Group, rows: Array, margins: Array, gram: Array
+) -> State:
+    """The s steps themselves: residuals from summed products, then the update."""
+    state.residuals = task.backend.corrected_residuals(
+        store_margins(task, margins),
+        gram,
+        group.plan,
+        task.family,
+        batch_of(task, group.rows),
+        state.intercept,
+    )
+    task.clock.lap("inner")
+    task.backend.descend(state.weights, rows, state.residuals, group.plan)
+    task.clock.lap("update")
+    return state

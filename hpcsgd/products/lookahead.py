@@ -1,0 +1,86 @@
+"""CA-SGD with the next Gram under way: only the margin sum is waited for.
+
+G of the next group does not depend on w. While the sum of this group's margins
+travels, the next Gram is computed; its own sum travels during the recurrence.
+"""
+
+from dataclasses import dataclass
+
+from hpcsgd.comm.base import Pending
+from hpcsgd.products.base import (
+    Array,
+    Group,
+    Scratch,
+    State,
+    Task,
+    gather_rows,
+    iterate,
+)
+from hpcsgd.products.gram import gram_buffer, margin_shape
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A group whose rows are gathered and whose Gram is on its way."""
+
+    group: Group
+    rows: Array
+    gram: Array
+    pending: Pending
+
+
+class LookAheadGram:
+    """Two sums per exchange: m·K·states words waited for, the Gram hidden."""
+
+    holds_all_columns = False
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        # Two sets of buffers: one group iterates while the next one travels.
+        self.scratches = (Scratch(), Scratch())
+        self.turn = 0
+        self.prepared: Prepared | None = None
+
+    def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
+        """Post the margins, begin the next Gram, then iterate on this one."""
+        ready = self._take(group)
+        margins, travelling = self._post_margins(state, ready)
+        if upcoming is not None:
+            self.prepared = self._prepare(upcoming)
+        travelling.wait()
+        ready.pending.wait()
+        self.task.clock.lap("communicate")
+        return iterate(self.task, state, group, ready.rows, margins, ready.gram)
+
+    def finish(self) -> None:
+        """A Gram that nobody will read still has to arrive."""
+        if self.prepared is not None:
+            self.prepared.pending.wait()
+            self.prepared = None
+
+    def _take(self, group: Group) -> Prepared:
+        if self.prepared is not None and self.prepared.group is not group:
+            self.finish()
+        ready = self.prepared or self._prepare(group)
+        self.prepared = None
+        return ready
+
+    def _prepare(self, group: Group) -> Prepared:
+        task, scratch = self.task, self.scratches[self.turn]
+        self.turn = 1 - self.turn
+        rows = gather_rows(task, scratch, "rows", group)
+        gram = gram_buffer(task, scratch, "gram", group)
+        task.backend.strict_gram(rows, group.blocks, gram)
+        task.clock.lap("gram")
+        pending = task.members.start_sum(gram, "products")
+        task.clock.lap("communicate")
+        return Prepared(group, rows, gram, pending)
+
+    def _post_margins(self, state: State, ready: Prepared) -> tuple[Array, Pending]:
+        task, shape = self.task, margin_shape(self.task, ready.group)
+        margins = self.scratches[0].array("margins", shape, task.margin_dtype)
+        task.backend.scores(ready.rows, state.weights, margins)
+        task.clock.lap("scores")
+        pending = task.members.start_sum(margins, "products")
+        task.clock.lap("communicate")
+        return margins, pending

@@ -1,0 +1,114 @@
+"""From the live parts to a Result, once the last exchange is done."""
+
+import platform
+import resource
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+import hpcsgd
+from hpcsgd.build import Live
+from hpcsgd.data.partition import split_range
+from hpcsgd.products.base import Array, State
+from hpcsgd.result import Result, Status
+
+
+def report(
+    live: Live,
+    state: State,
+    status: Status,
+    history: list[dict[str, Any]],
+    began: float,
+    setup: float,
+) -> Result:
+    """Gather the weights and everything measured; every rank gets the same model."""
+    columns = live.task.columns
+    intercept = None if state.intercept is None else state.intercept[0].copy()
+    weights = _whole_weights(live, state)
+    scalar = live.task.family.targets != "classes"
+    return Result(
+        status=status,
+        loss=float(live.view.loss),
+        weights=weights[:, 0] if scalar else weights,
+        intercept=intercept[0] if scalar and intercept is not None else intercept,
+        iterations=live.view.steps,
+        exchanges=live.view.exchanges,
+        history=history,
+        ledger=live.grid.world.ledger.as_dict(),
+        config=live.config.tables(),
+        report=_facts(live, columns, began, setup),
+    )
+
+
+def _whole_weights(live: Live, state: State) -> Array:
+    """w (d, K) from the slices of all members."""
+    columns, task = live.task.columns, live.task
+    own = np.ascontiguousarray(task.backend.to_host(state.weights[:, :columns]))
+    if live.product.holds_all_columns:
+        return own
+    total, members = task.shard.total_columns, live.grid.members
+    parts = [split_range(total, members.size, c) for c in range(members.size)]
+    counts = [(part.stop - part.start) * columns for part in parts]
+    out = np.empty(total * columns, dtype=own.dtype)
+    members.gather(own.reshape(-1), counts, out, "control")
+    return out.reshape(total, columns)
+
+
+def _facts(live: Live, columns: int, began: float, setup: float) -> dict[str, Any]:
+    config, view, clock = live.config, live.view, live.clock
+    grid, batch = live.grid, live.config.schedule.batch
+    evaluate = clock.seconds.get("evaluate", 0.0)
+    phases = {k: v for k, v in clock.seconds.items() if k != "evaluate"}
+    return {
+        "schedule": {
+            "batch": batch,
+            "steps": config.schedule.steps,
+            "period": config.schedule.period,
+            "epochs": config.schedule.epochs,
+            "global_batch": batch * grid.replicas.size,
+        },
+        "grid": {"replicas": grid.replicas.size, "members": grid.members.size},
+        "ranks": grid.world.size,
+        "products": live.product_name,
+        "look_ahead": live.look_ahead,
+        "rows": live.loaded.shard.total_rows,
+        "columns": live.loaded.shard.total_columns,
+        "classes": columns,
+        "labels": list(live.loaded.targets.labels),
+        "precision": _precision(live),
+        "mended_members": live.engine.guard.mended,
+        "seconds_total": view.seconds,
+        "seconds_setup": setup,
+        "seconds_evaluate": evaluate,
+        "seconds_wall": time.perf_counter() - began,
+        "seconds_by_phase": phases,
+        "rows_per_second": view.rows / view.seconds if view.seconds > 0 else 0.0,
+        "peak_rss_bytes": _peak_rss(live),
+        "source": live.loaded.source,
+        "versions": _versions(),
+    }
+
+
+def _precision(live: Live) -> dict[str, str]:
+    return dict(vars(live.task.precision))
+
+
+def _peak_rss(live: Live) -> int:
+    """The largest resident set of any rank."""
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Linux counts KiB, macOS bytes.
+    own *= 1 if sys.platform == "darwin" else 1024
+    return max(live.grid.world.exchange_objects(own))
+
+
+def _versions() -> dict[str, str]:
+    import scipy
+
+    return {
+        "hpcsgd": hpcsgd.__version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "scipy": scipy.__version__,
+    }

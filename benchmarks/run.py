@@ -1,0 +1,54 @@
+"""Run the benchmarks and keep what they measured, with the machine they ran on.
+
+    python benchmarks/run.py [NAME ...]      # all of benchmarks/bench_*.py by default
+"""
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+
+for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+
+def main() -> int:
+    """Run what was named; write one JSON file a benchmark."""
+    names = sorted(path.stem for path in HERE.glob("bench_*.py"))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help=f"of: {', '.join(names)}")
+    chosen = parser.parse_args().names or names
+    for name in chosen:
+        if name not in names:
+            parser.error(f"no benchmark {name}; known: {', '.join(names)}")
+        figures = importlib.import_module(f"benchmarks.{name}").measure()
+        out = HERE / "results" / f"{name}.json"
+        out.parent.mkdir(exist_ok=True)
+        document = {"machine": machine(), "figures": figures}
+        out.write_text(json.dumps(document, indent=2) + "\n")
+        print(f"wrote {out.relative_to(HERE.parent)}", flush=True)
+    return 0
+
+
+def machine() -> dict:
+    """Where the figures were measured."""
+    import numpy
+
+    from hpcsgd.cli.info import cpu_facts
+
+    return {
+        **cpu_facts(),
+        "python": platform.python_version(),
+        "numpy": numpy.__version__,
+        "blas_threads": os.environ["OPENBLAS_NUM_THREADS"],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

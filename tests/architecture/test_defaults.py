@@ -1,0 +1,18 @@
+"""The shipped defaults file is what the dataclasses say."""
+
+from pathlib import Path
+
+import hpcsgd.config
+from hpcsgd.config import RunConfig, read_toml
+
+FILE = Path(hpcsgd.config.__file__).with_name("defaults.toml")
+
+
+def test_defaults_file_is_current():
+    """To mend it: python -m tests.architecture.test_defaults"""
+    assert FILE.read_text() == RunConfig().toml()
+    assert RunConfig.parse(read_toml(FILE)) == RunConfig()
+
+
+if __name__ == "__main__":
+    FILE.write_text(RunConfig().toml())

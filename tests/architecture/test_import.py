@@ -1,0 +1,37 @@
+"""`import hpcsgd` needs NumPy and SciPy only."""
+
+import subprocess
+import sys
+
+CODE = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {blocked!r}:
+            raise ImportError(name)
+sys.meta_path.insert(0, Refuse())
+import hpcsgd
+import numpy as np
+X = np.random.default_rng(0).normal(size=(64, 3))
+result = hpcsgd.train(hpcsgd.RunConfig(), X=X, y=(X[:, 0] > 0).astype(float))
+print(result.status.value)
+"""
+OPTIONAL = ("h5py", "mpi4py", "ml_dtypes", "jinja2", "rich", "matplotlib", "cupy")
+
+
+def test_training_in_memory_needs_numpy_and_scipy_only():
+    done = subprocess.run(
+        [sys.executable, "-c", CODE.format(blocked=OPTIONAL)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.strip() == "completed", done.stderr
+
+
+def test_import_alone_loads_no_numpy():
+    code = "import hpcsgd, sys; print('numpy' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.strip() == "False"

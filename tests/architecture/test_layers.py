@@ -1,0 +1,116 @@
+"""The map is a test: imports point down, optional packages have one home."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "hpcsgd"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+LAYERS = (
+    ("errors", "precision", "schedule", "assets", "timing"),
+    ("families", "penalties", "rates", "updates", "codecs"),
+    ("backends", "comm", "data"),
+    ("products", "agreement", "objective", "cost", "bound"),
+    (
+        "build",
+        "load",
+        "engine",
+        "evaluation",
+        "callbacks",
+        "result",
+        "report",
+        "run_folder",
+        "config",
+        "api",
+    ),
+    ("estimators", "plots", "cli", "jobs", "study", "__main__"),
+)
+SIBLINGS = ("backends", "comm", "data")
+HOMES = {
+    "mpi4py": ("comm/mpi.py",),
+    "cupy": ("backends/cuda.py", "backends/kernels.py", "comm/nccl.py"),
+    "h5py": ("data/hdf5.py", "result.py"),
+    "sklearn": ("estimators.py",),
+    "matplotlib": ("plots.py",),
+    "rich": ("callbacks/progress.py", "cli/"),
+    "jinja2": ("jobs/render.py",),
+    "ml_dtypes": ("precision.py",),
+}
+CONCRETE = {"SerialComm", "HostBackend", "MpiCommunicator", "CudaBackend"}
+
+
+def imports_of(path):
+    """(module, names) of every import in a file, wherever it stands."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, ()
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module, tuple(alias.name for alias in node.names)
+
+
+def room(path):
+    """The file or folder directly below the package."""
+    first = path.relative_to(PACKAGE).parts[0]
+    return first.removesuffix(".py")
+
+
+def layer(name):
+    """The floor that a room is on."""
+    for number, names in enumerate(LAYERS):
+        if name in names:
+            return number
+    raise AssertionError(f"{name} is on no floor; add it to LAYERS")
+
+
+def rooms_imported(path):
+    """The rooms of this package that a file takes from."""
+    for module, names in imports_of(path):
+        parts = module.split(".")
+        if parts[0] != "hpcsgd":
+            continue
+        yield from [parts[1]] if len(parts) > 1 else [n for n in names if _is_room(n)]
+
+
+def _is_room(name):
+    return (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").exists()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_point_down(path):
+    own = room(path)
+    if own == "__init__":
+        return
+    for other in rooms_imported(path):
+        if other == own:
+            continue
+        assert layer(other) <= layer(own), f"{own} imports {other} from above"
+        assert not (own in SIBLINGS and other in SIBLINGS), f"{own} imports {other}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_optional_packages_have_one_home(path):
+    place = str(path.relative_to(PACKAGE))
+    for module, _ in imports_of(path):
+        homes = HOMES.get(module.split(".")[0])
+        if homes:
+            assert any(place.startswith(home) for home in homes), (place, module)
+
+
+def test_only_build_names_the_backend():
+    for path in MODULES:
+        if room(path) in ("build", "backends"):
+            continue
+        names = {name for _, group in imports_of(path) for name in group}
+        assert not names & CONCRETE, path
+
+
+def test_a_planted_import_from_above_is_found(tmp_path):
+    """The test can fail: the reader of imports sees what it must see."""
+    file = tmp_path / "x.py"
+    file.write_text("def f():\n    from hpcsgd.engine import Engine\n")
+    assert list(rooms_imported(file)) == ["engine"]
+    assert layer("engine") > layer("comm")

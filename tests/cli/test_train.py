@@ -1,0 +1,137 @@
+"""`hpcsgd train` from a process: output, folder, bits, ranks."""
+
+import json
+
+import numpy as np
+import pytest
+
+from hpcsgd.config import RunConfig, read_toml
+from hpcsgd.result import load_result
+from tests.cli.conftest import only_json
+
+DEMANDED = (
+    "status loss iterations exchanges schedule ledger seconds_total seconds_setup"
+    " seconds_evaluate seconds_wall seconds_by_phase rows_per_second peak_rss_bytes"
+    " weights_sha256"
+).split()
+
+
+def flags(data, *more):
+    return [
+        *("train", "--data", data, "--family", "logistic", "--batch", 32),
+        *("--steps", 4, "--precision", "fp64", "--rate", 0.5, "--l2", 1e-4),
+        *("--epochs", 2, "--seed", 0, *more),
+    ]
+
+
+def test_json_is_all_of_standard_output_and_complete(hpcsgd, susy):
+    said = only_json(hpcsgd(*flags(susy, "--products", "gram", "--json")))
+    assert set(DEMANDED) <= set(said)
+    assert said["status"] == "completed"
+    assert said["iterations"] == 2 * 63
+    assert said["exchanges"] == 2 * 16
+    assert {"batch", "steps", "period"} <= set(said["schedule"])
+    assert set(said["ledger"]) == {"products", "agreement", "evaluate", "control"}
+    for entry in said["ledger"].values():
+        assert set(entry) == {"calls", "words", "bytes", "wire_bytes", "seconds"}
+    assert said["loss"] < said["history"][0]["loss"] == pytest.approx(np.log(2))
+
+
+def test_two_real_ranks_agree_with_one(hpcsgd, susy):
+    alone = only_json(hpcsgd(*flags(susy, "--products", "direct", "--json")))
+    both = flags(susy, "--products", "gram", "--ranks", 2, "--grid", "1x2", "--json")
+    shared = only_json(hpcsgd(*both))
+    assert shared["loss"] == pytest.approx(alone["loss"], rel=1e-12)
+    assert shared["ledger"]["products"]["calls"] == shared["exchanges"] == 32
+
+
+def test_the_same_command_gives_the_same_bits(hpcsgd, susy):
+    command = flags(susy, "--ranks", 2, "--products", "gram", "--json")
+    first, second = only_json(hpcsgd(*command)), only_json(hpcsgd(*command))
+    assert first["weights_sha256"] == second["weights_sha256"]
+
+
+def test_reproducible_sums_are_two_calls(hpcsgd, susy):
+    command = flags(susy, "--ranks", 2, "--products", "gram", "--reproducible", "--json")
+    said = only_json(hpcsgd(*command))
+    assert said["ledger"]["products"]["calls"] == 2 * said["exchanges"]
+
+
+def test_the_run_folder(hpcsgd, susy, tmp_path):
+    said = only_json(hpcsgd(*flags(susy, "--out", "run", "--json")))
+    folder = tmp_path / "run"
+    names = {"resolved.toml", "history.jsonl", "result.h5", "result.json"}
+    assert {p.name for p in folder.iterdir()} == names
+    config = RunConfig.parse(read_toml(folder / "resolved.toml"))
+    assert config.schedule.steps == 4
+    lines = (folder / "history.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == [0, 1, 2]
+    result = load_result(folder)
+    assert result.loss == said["loss"]
+    assert result.weights_sha256 == said["weights_sha256"]
+
+
+def test_an_earlier_run_is_put_aside(hpcsgd, susy, tmp_path):
+    for seed in (1, 2, 3):
+        only_json(hpcsgd(*flags(susy, "--out", "run", "--json", "--seed", seed)))
+    seeds = [
+        read_toml(tmp_path / place / "resolved.toml")["sampling"]["seed"]
+        for place in ("run/earlier-1", "run/earlier-2", "run")
+    ]
+    assert seeds == [1, 2, 3]
+
+
+def test_a_resolved_file_repeats_the_run(hpcsgd, susy):
+    first = only_json(hpcsgd(*flags(susy, "--out", "run", "--json")))
+    again = only_json(hpcsgd("train", "run/resolved.toml", "--json"))
+    assert again["weights_sha256"] == first["weights_sha256"]
+
+
+def test_a_person_reads_a_summary(hpcsgd, susy):
+    done = hpcsgd(*flags(susy))
+    assert done.returncode == 0
+    assert "global 32" in done.stdout and "completed" in done.stdout
+
+
+def test_set_lies_over_the_file_and_flags_over_both(hpcsgd, susy, tmp_path):
+    (tmp_path / "run.toml").write_text("[schedule]\nbatch = 8\nsteps = 2\nepochs = 1\n")
+    said = only_json(
+        hpcsgd(
+            *("train", "run.toml", "--data", susy, "--json"),
+            *("--set", "schedule.steps=5", "--set", "schedule.batch=9"),
+            *("--batch", 10),
+        )
+    )
+    schedule = said["schedule"]
+    assert (schedule["batch"], schedule["steps"], schedule["epochs"]) == (10, 5, 1)
+
+
+def test_a_network_is_felt(hpcsgd, susy):
+    """α = 5 ms for each of 32 exchanges: at least 160 ms, whatever the machine does."""
+    slow = ("--network", "alpha=5e-3,bandwidth=1e9", "--ranks", 2, "--json")
+    said = only_json(hpcsgd(*flags(susy, "--products", "gram", *slow)))
+    assert said["ledger"]["products"]["seconds"] >= 0.16
+
+
+def test_progress_lines_go_to_standard_error(hpcsgd, susy):
+    slow = ("--network", "alpha=2e-3,bandwidth=1e9", "--ranks", 2, "--json")
+    done = hpcsgd(*flags(susy, "--products", "gram", "--progress", "0.01", *slow))
+    only_json(done)
+    assert "rows/s" in done.stderr and "words/step" in done.stderr
+
+
+def test_info(hpcsgd):
+    said = json.loads(hpcsgd("info", "--json").stdout)
+    assert {"packages", "mpi", "cpu", "kernels", "gpus", "nccl", "slurm"} <= set(said)
+    assert said["kernels"]["compiled"] or said["kernels"]["why"]
+    assert hpcsgd("info").returncode == 0
+
+
+def test_synth_says_what_it_wrote(hpcsgd, tmp_path):
+    done = hpcsgd(
+        *("data", "synth", "--shape", "poisson-synth", "--rows", 300, "--cols", 20),
+        *("--out", "p.h5", "--seed", 0, "--json"),
+    )
+    said = json.loads(done.stdout)
+    assert (said["rows"], said["cols"]) == (300, 20)
+    assert (tmp_path / "p.h5").stat().st_size == said["bytes"]

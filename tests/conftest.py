@@ -1,0 +1,38 @@
+"""Shared by all tests: the launcher of real ranks, and the time each folder used."""
+
+import os
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+# One BLAS thread a rank: thread ranks and real ranks share two cores here.
+for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
+pytest_plugins = ["tests.plugin_ranks"]
+
+HERE = Path(__file__).parent
+BUDGET_MINUTES = {"unit": 2, "equivalence": 3, "ranks": 4}  # on two cores
+_used: dict[str, float] = defaultdict(float)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item):
+    began = time.perf_counter()
+    yield
+    folder = Path(item.path).relative_to(HERE).parts[0]
+    _used[folder] += time.perf_counter() - began
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Seconds used beside seconds allowed; passing a budget is reported, not failed."""
+    if not _used or os.environ.get("HPCSGD_QUIET_BUDGET"):
+        return
+    terminalreporter.section("time by folder")
+    for folder, used in sorted(_used.items()):
+        allowed = BUDGET_MINUTES.get(folder)
+        over = " OVER" if allowed and used > 60 * allowed else ""
+        limit = f" of {60 * allowed:4d}" if allowed else ""
+        terminalreporter.write_line(f"{folder:14s} {used:7.1f} s{limit}{over}")

@@ -1,0 +1,98 @@
+"""Train on thread ranks, and run the oracle over the same rows and rates."""
+
+import numpy as np
+
+from hpcsgd.api import train
+from hpcsgd.comm.threads import run_ranks
+from hpcsgd.config import RunConfig
+from hpcsgd.data.sampling import Sampler, plan_groups
+from hpcsgd.rates import make_rate
+from tests import oracle
+from tests.problems import make_problem
+
+
+def config_for(drawn, /, **sections):
+    """A float64 configuration for the problem `drawn`; sections lie over the defaults."""
+    tables = {
+        "problem": {"family": drawn.family},
+        "schedule": {"batch": 4, "steps": 3, "epochs": 2},
+        "products": {"kind": "gram"},
+        "precision": {"recipe": "fp64"},
+        "rate": {"value": drawn.rate},
+        "run": {"evaluate_every": 0},
+    }
+    for name, table in sections.items():
+        tables[name] = {**tables.get(name, {}), **table}
+    return RunConfig.parse(tables)
+
+
+def train_on(ranks, config, problem, *, weights=False, offset=False, world_hook=None):
+    """The result of rank 0 on `ranks` thread ranks."""
+
+    def on_rank(world):
+        world = world_hook(world) if world_hook else world
+        return train(
+            config,
+            X=problem.X,
+            y=problem.y,
+            sample_weight=problem.weights if weights else None,
+            offset=problem.offset if offset else None,
+            world=world,
+        )
+
+    return run_ranks(ranks, on_rank)[0]
+
+
+def oracle_for(config, problem, *, weights=False, offset=False):
+    """Step-by-step SGD in longdouble over exactly the rows and rates of the run."""
+    n, schedule = len(problem.X), config.schedule
+    sampler = Sampler(config.sampling.mode, config.sampling.seed, n, 0)
+    sizes = [b for group in plan_groups(n, schedule.batch, 1) for b in group]
+    batches = []
+    for epoch in range(schedule.epochs):
+        order = sampler.order(epoch)
+        batches += np.split(order, np.cumsum(sizes)[:-1])
+    rates = make_rate(config.rate, len(batches)).at(0, len(batches))
+    momentum = config.update.momentum
+    return oracle.sgd(
+        problem.X,
+        problem.y,
+        batches,
+        rates,
+        family=problem.family,
+        l2=config.problem.l2,
+        update=oracle.Update(config.update.kind, momentum),
+        weights=problem.weights if weights else None,
+        offset=problem.offset if offset else None,
+        intercept=config.problem.intercept,
+        classes=problem.classes,
+    )
+
+
+def relative_error(result, expected):
+    """Distance of the model from the oracle's, intercept included, relative to it."""
+    w, b = expected
+    got = np.asarray(result.weights, dtype=np.longdouble).reshape(w.shape)
+    error, size = np.sum((got - w) ** 2), np.sum(w**2)
+    if result.intercept is not None:
+        got = np.asarray(result.intercept, dtype=np.longdouble).reshape(b.shape)
+        error, size = error + np.sum((got - b) ** 2), size + np.sum(b**2)
+    return float(np.sqrt(error / size))
+
+
+def check_against_oracle(ranks, config, problem, tolerance, **data):
+    """Train, replay, compare."""
+    result = train_on(ranks, config, problem, **data)
+    assert result.status.value == "completed"
+    error = relative_error(result, oracle_for(config, problem, **data))
+    assert error <= tolerance, f"relative error {error:.2e} > {tolerance:.0e}"
+
+
+__all__ = [
+    "check_against_oracle",
+    "config_for",
+    "make_problem",
+    "oracle_for",
+    "relative_error",
+    "train_on",
+]

@@ -1,0 +1,120 @@
+"""What a run says on the wire is what the formulas say, to the word."""
+
+import pytest
+
+from hpcsgd.data.partition import split_range
+from hpcsgd.data.sampling import plan_groups
+from tests.harness import config_for, train_on
+from tests.problems import make_problem
+
+ROWS, COLUMNS, BATCH, STEPS, EPOCHS = 53, 7, 4, 3, 2
+
+
+def run(kind, members, family="logistic", steps=STEPS, **sections):
+    problem = make_problem(family, n=ROWS, d=COLUMNS)
+    config = config_for(
+        problem,
+        schedule={"batch": BATCH, "steps": steps, "epochs": EPOCHS},
+        products={"kind": kind},
+        **sections,
+    )
+    return train_on(members, config, problem)
+
+
+def groups(steps=STEPS):
+    return plan_groups(ROWS, BATCH, steps)
+
+
+def gram_words(sizes):
+    m = sum(sizes)
+    return (m * m - sum(b * b for b in sizes)) // 2
+
+
+@pytest.mark.parametrize("members", [2, 3, 4])
+@pytest.mark.parametrize("family, columns", [("logistic", 1), ("softmax", 4)])
+@pytest.mark.parametrize("update, states", [("sgd", 1), ("nesterov", 2)])
+def test_gram(members, family, columns, update, states):
+    """One sum of (m² − Σb²)/2 + m·K·states words per exchange."""
+    ledger = run("gram", members, family, update={"kind": update}).ledger["products"]
+    words = sum(gram_words(g) + sum(g) * columns * states for g in groups())
+    assert ledger["calls"] == len(groups()) * EPOCHS
+    assert ledger["words"] == words * EPOCHS
+    assert ledger["bytes"] == 8 * ledger["words"]
+
+
+@pytest.mark.parametrize("members", [2, 3])
+@pytest.mark.parametrize("family, columns", [("logistic", 1), ("softmax", 4)])
+@pytest.mark.parametrize("update", ["sgd", "momentum", "nesterov-classic"])
+def test_direct(members, family, columns, update):
+    """s sums of b·K words per exchange, momentum or not."""
+    ledger = run("direct", members, family, update={"kind": update}).ledger["products"]
+    assert ledger["calls"] == -(-ROWS // BATCH) * EPOCHS
+    assert ledger["words"] == ROWS * columns * EPOCHS
+
+
+@pytest.mark.parametrize("members", [2, 3])
+def test_gather(members):
+    """One all-gather per exchange; rank 0 contributes m·d_c words."""
+    ledger = run("gather", members).ledger["products"]
+    own = split_range(COLUMNS, members, 0)
+    assert ledger["calls"] == len(groups()) * EPOCHS
+    assert ledger["words"] == ROWS * (own.stop - own.start) * EPOCHS
+
+
+def test_cached():
+    """The first epoch as gram, the second m words per exchange."""
+    ledger = run("cached", 2).ledger["products"]
+    assert ledger["calls"] == len(groups()) * EPOCHS
+    assert ledger["words"] == sum(map(gram_words, groups())) + ROWS * EPOCHS
+
+
+def test_look_ahead():
+    """The same words in two messages per exchange."""
+    problem = make_problem("logistic", n=ROWS, d=COLUMNS)
+    config = config_for(
+        problem,
+        schedule={"batch": BATCH, "steps": STEPS, "epochs": EPOCHS},
+        products={"kind": "gram", "look_ahead": "on"},
+    )
+    ledger = train_on(2, config, problem).ledger["products"]
+    assert ledger["calls"] == 2 * len(groups()) * EPOCHS
+    assert ledger["words"] == (sum(map(gram_words, groups())) + ROWS) * EPOCHS
+
+
+def test_formats_that_differ_travel_apart():
+    """gram_wire unlike margin_sum: two messages, each in its own width."""
+    ledger = run(
+        "gram", 2, precision={"recipe": "fp64", "gram_wire": "fp32"}
+    ).ledger["products"]
+    g = sum(map(gram_words, groups()))
+    assert ledger["calls"] == 2 * len(groups()) * EPOCHS
+    assert ledger["bytes"] == EPOCHS * (4 * g + 8 * ROWS)
+
+
+@pytest.mark.parametrize("kind", ["direct", "gram", "gather", "cached"])
+def test_one_member_says_nothing(kind):
+    assert run(kind, 1).ledger["products"]["calls"] == 0
+
+
+def test_steps_save_messages():
+    """What the method is for: s times fewer synchronisations."""
+    plain = run("gram", 2, steps=1).ledger["products"]["calls"]
+    saved = run("gram", 2, steps=7).ledger["products"]["calls"]
+    assert plain == 14 * EPOCHS
+    assert saved == 2 * EPOCHS
+
+
+@pytest.mark.parametrize("period", [1, 2, 3])
+def test_average(period):
+    """R = 2: ceil(exchanges / τ) sums of d words, the last one at the end."""
+    problem = make_problem("logistic", n=ROWS, d=COLUMNS)
+    config = config_for(
+        problem,
+        schedule={"batch": BATCH, "steps": STEPS, "epochs": EPOCHS, "period": period},
+        products={"kind": "direct"},
+        grid={"replicas": 2, "members": 1},
+    )
+    ledger = train_on(2, config, problem).ledger["agreement"]
+    exchanges = len(plan_groups(-(-ROWS // 2), BATCH, STEPS)) * EPOCHS
+    assert ledger["calls"] == -(-exchanges // period)
+    assert ledger["words"] == ledger["calls"] * COLUMNS

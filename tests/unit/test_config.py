@@ -1,0 +1,82 @@
+"""Settings are checked where they are born, and the file says what was meant."""
+
+import pytest
+
+from hpcsgd.config import RunConfig, apply_settings, read_toml
+from hpcsgd.errors import ConfigError
+
+
+def test_toml_round_trip(tmp_path):
+    config = RunConfig.parse(
+        {
+            "schedule": {"batch": 7, "steps": 3},
+            "precision": {"recipe": "c", "gram_wire": "fp64"},
+            "data": {"path": 'a "quoted"\\name.h5'},
+            "problem": {"l2": 1e-4},
+        }
+    )
+    file = tmp_path / "run.toml"
+    file.write_text(config.toml())
+    assert RunConfig.parse(read_toml(file)) == config
+
+
+@pytest.mark.parametrize(
+    "tables, sentence",
+    [
+        ({"schedule": {"step": 4}}, r"\[schedule\] unknown: \['step'\]; known: \['batch'"),
+        ({"shedule": {}}, r"sections unknown: \['shedule'\]; known: \['agreement'"),
+        ({"schedule": {"batch": 0}}, "batch = 0 must be a whole number of at least 1"),
+        ({"schedule": {"steps": -1}}, "steps = -1 must be a whole number"),
+        ({"schedule": {"batch": 2.5}}, "must be of type int"),
+        ({"schedule": {"batch": True}}, "must be of type int"),
+        ({"problem": {"l2": -1.0}}, "l2 = -1.0 must be finite and at least 0"),
+        ({"problem": 3}, "stands outside a section"),
+        ({"products": {"look_ahead": "maybe"}}, "known: on, off, auto"),
+    ],
+)
+def test_wrong_settings_are_one_sentence(tables, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        RunConfig.parse(tables)
+
+
+def test_a_whole_number_may_stand_for_a_real_one():
+    assert RunConfig.parse({"problem": {"l2": 1}}).problem.l2 == 1.0
+
+
+def test_settings_lie_over_the_file():
+    tables = apply_settings(
+        {"schedule": {"batch": 4}},
+        ["schedule.steps=16", "problem.family=poisson", "run.reproducible=true"],
+    )
+    config = RunConfig.parse(tables)
+    assert (config.schedule.batch, config.schedule.steps) == (4, 16)
+    assert config.problem.family == "poisson"
+    assert config.run.reproducible is True
+
+
+@pytest.mark.parametrize("setting", ["steps=3", "schedule.steps", "=3", ".x=1"])
+def test_a_malformed_setting_shows_the_form(setting):
+    with pytest.raises(ConfigError, match=r"section\.key=value"):
+        apply_settings({}, [setting])
+
+
+def test_a_file_that_is_not_toml_or_not_there(tmp_path):
+    bad = tmp_path / "bad.toml"
+    bad.write_text("[schedule\nbatch = 3")
+    with pytest.raises(ConfigError, match="is not TOML"):
+        read_toml(bad)
+    with pytest.raises(ConfigError, match="cannot read the configuration"):
+        read_toml(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    "overrides, sentence",
+    [
+        ({"recipe": "z"}, r"unknown recipe: 'z'; known: \['c', 'fp32', 'fp64'\]"),
+        ({"inner": "bf16"}, "inner = 'bf16' is not offered; known there: fp64, fp32"),
+        ({"matrix": "int3"}, "matrix = 'int3' is not offered"),
+    ],
+)
+def test_precision_names_what_it_knows(overrides, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        RunConfig.parse({"precision": overrides}).precision.resolve()

@@ -1,0 +1,40 @@
+"""Packed G: its places, its words."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcsgd.backends.host import HostBackend, block_rows
+from hpcsgd.precision import RECIPES
+from hpcsgd.schedule import Blocks, uniform_blocks, words_per_exchange
+
+SIZES = st.lists(st.integers(1, 6), min_size=1, max_size=6)
+
+
+@given(SIZES)
+def test_gram_words_are_the_formula(sizes):
+    blocks = Blocks(tuple(sizes))
+    m = sum(sizes)
+    assert 2 * blocks.gram_words == m * m - sum(b * b for b in sizes)
+    assert blocks.rows == m
+
+
+def test_uniform_words():
+    """b² s (s−1) / 2 + m."""
+    assert uniform_blocks(32, 16).gram_words == 32 * 32 * 16 * 15 // 2
+    assert words_per_exchange("gram", (32,) * 16, 1, 1, 99) == 122880 + 512
+    assert words_per_exchange("direct", (32,) * 16, 1, 2, 99) == 512
+    assert words_per_exchange("cached", (32,) * 16, 3, 2, 99) == 512 * 6
+    assert words_per_exchange("gather", (32,) * 16, 1, 1, 9) == 512 * 9
+
+
+@given(SIZES)
+def test_strict_gram_is_the_lower_blocks_of_the_full_one(sizes):
+    blocks = Blocks(tuple(sizes))
+    rows = np.random.default_rng(0).normal(size=(blocks.rows, 5))
+    packed = np.full(blocks.gram_words, np.nan)
+    HostBackend(RECIPES["fp64"]).strict_gram(rows, blocks, packed)
+    full = rows @ rows.T
+    for j, panel in enumerate(block_rows(packed, blocks), start=1):
+        first, last = blocks.starts[j], blocks.starts[j + 1]
+        np.testing.assert_allclose(panel, full[first:last, :first], rtol=1e-12)

@@ -1,0 +1,132 @@
+"""The loop: who may stop it, what divergence keeps, what guards mend."""
+
+import numpy as np
+import pytest
+
+from hpcsgd.api import train
+from hpcsgd.callbacks import Callback
+from hpcsgd.callbacks.guards import MemberCheck
+from hpcsgd.comm.threads import run_ranks
+from hpcsgd.products.base import State
+from hpcsgd.result import Result, Status, load_result
+from tests.harness import config_for, make_problem, train_on
+
+
+class StopAfter(Callback):
+    """Wishes to stop, on one rank only."""
+
+    def __init__(self, exchanges):
+        self.exchanges = exchanges
+
+    def on_exchange(self, view):
+        return view.exchanges >= self.exchanges
+
+
+def test_one_rank_may_stop_all_and_they_leave_together():
+    problem = make_problem("logistic")
+    config = config_for(problem, schedule={"epochs": 50}, run={"check_every": 3})
+
+    def on_rank(world):
+        callbacks = [StopAfter(4)] if world.rank == 1 else []
+        return train(config, X=problem.X, y=problem.y, world=world, callbacks=callbacks)
+
+    results = run_ranks(3, on_rank)
+    assert {r.status for r in results} == {Status.STOPPED}
+    # 5 exchanges an epoch: looks at 3, 5 (epoch), 6, ...: the wish of 4 is heard at 5
+    assert {r.exchanges for r in results} == {5}
+    assert len({r.weights_sha256 for r in results}) == 1
+
+
+@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize("kind", ["direct", "gram"])
+def test_divergence_keeps_the_last_good_weights(members, kind):
+    problem = make_problem("gaussian", n=200)
+    config = config_for(
+        problem,
+        schedule={"epochs": 40, "batch": 2},
+        products={"kind": kind},
+        rate={"value": 80.0},
+        run={"evaluate_every": 1},
+    )
+    result = train_on(members, config, problem)
+    assert result.status is Status.DIVERGED
+    assert "lower the rate" in result.status.advice
+    assert np.isfinite(result.weights).all()
+    residual = problem.X @ result.weights - problem.y
+    assert result.loss == pytest.approx(np.mean(residual**2) / 2)
+
+
+def test_a_good_run_evaluates_at_both_ends():
+    problem = make_problem("logistic")
+    result = train_on(1, config_for(problem, schedule={"epochs": 3}), problem)
+    assert [r["epoch"] for r in result.history] == [0, 3]
+    assert result.history[-1]["loss"] == result.loss
+
+
+def test_rows_are_counted_over_replicas():
+    problem = make_problem("logistic", n=48)
+    config = config_for(
+        problem, products={"kind": "direct"}, grid={"replicas": 2, "members": 1}
+    )
+    assert train_on(2, config, problem).history[-1]["rows"] == 2 * 48
+
+
+def test_members_that_differ_are_found_and_mended():
+    def on_rank(members):
+        check = MemberCheck(members, every=2, whole=True)
+        state = State(
+            weights=np.full((3, 1), float(members.rank)),
+            intercept=np.full((1, 1), float(members.rank)),
+            residuals=np.zeros((2, 1)),
+        )
+        check.after_exchange(state, 1)
+        untouched = state.weights.copy()
+        check.after_exchange(state, 2)
+        check.after_exchange(state, 4)
+        return untouched, state, check.mended
+
+    for rank, (untouched, state, mended) in enumerate(run_ranks(3, on_rank)):
+        assert (untouched == rank).all()
+        assert (state.weights == 0).all() and (state.intercept == 0).all()
+        assert mended == 1, "the second look finds them equal"
+
+
+def test_results_survive_the_disk(tmp_path):
+    problem = make_problem("softmax")
+    config = config_for(problem, problem={"intercept": True})
+    result = train_on(1, config, problem)
+    result.save(tmp_path)
+    again = load_result(tmp_path)
+    assert isinstance(again, Result)
+    assert again.as_dict() == result.as_dict()
+    np.testing.assert_array_equal(again.weights, result.weights)
+    np.testing.assert_array_equal(again.intercept, result.intercept)
+
+
+def test_a_broken_save_leaves_the_old_result(tmp_path, monkeypatch):
+    problem = make_problem("logistic")
+    result = train_on(1, config_for(problem), problem)
+    result.save(tmp_path)
+    before = (tmp_path / "result.h5").read_bytes()
+
+    def broken(self, path):
+        path.write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Result, "_write_hdf5", broken)
+    with pytest.raises(OSError):
+        result.save(tmp_path)
+    assert (tmp_path / "result.h5").read_bytes() == before
+    assert {p.name for p in tmp_path.iterdir()} == {"result.h5", "result.json"}
+
+
+def test_the_sequence_of_rows_is_the_same_for_every_s_and_product():
+    """Runs with other s, product and C end at the same model: they saw the same rows."""
+    problem = make_problem("logistic")
+    finals = [
+        train_on(c, config_for(problem, schedule={"steps": s}, products={"kind": k}), problem)
+        for s, k, c in ((1, "direct", 1), (5, "gram", 2), (14, "gather", 3))
+    ]
+    for other in finals[1:]:
+        np.testing.assert_allclose(other.weights, finals[0].weights, rtol=1e-10)
+    assert len({f.iterations for f in finals}) == 1

@@ -1,0 +1,45 @@
+"""The protocol of a family: one GLM in its score t.
+
+Scores t and residuals are (m, K), targets y and losses (m, 1); K = 1 but for softmax.
+Everything keeps the dtype it is given.
+"""
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+class Family(Protocol):
+    """What learning needs to know of a GLM."""
+
+    name: str
+    targets: str  # real, binary, signed, counts, positive or classes
+    curvature: float  # bound on ∂r/∂t; inf where there is none
+
+    def loss(self, t: Array, y: Array) -> Array:
+        """ℓ(t, y), one for each row."""
+
+    def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
+        """∂ℓ/∂t; `out` may be t itself."""
+
+    def mean(self, t: Array) -> Array:
+        """μ(t), what the model predicts."""
+
+    def clipped(self, t: Array) -> int:
+        """How many scores lie where exp had to be clipped."""
+
+
+def no_clips(self: Any, t: Array) -> int:
+    """Families without an exponential link never clip."""
+    return 0
+
+
+def exp_bound(dtype: Any) -> float:
+    """The largest score whose exponential is used as it is: half the exponent range.
+
+    exp(t)·y, and a sum of such terms, then stay finite in the same dtype.
+    """
+    return float(np.log(np.finfo(dtype).max) / 2)

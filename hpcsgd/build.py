@@ -28,6 +28,7 @@ from hpcsgd.evaluation import Evaluation
 from hpcsgd.families import get_family
 from hpcsgd.load import Loaded, load
 from hpcsgd.objective import Objective
+from hpcsgd.penalties import Ridge
 from hpcsgd.precision import Precision
 from hpcsgd.products import get_product
 from hpcsgd.products.base import Group, Product, State, Task
@@ -278,7 +279,11 @@ def _evaluation(
     product: Product,
 ) -> Evaluation:
     objective = Objective(
-        grid, task.family, loaded.shard, config.problem.l2, loaded.read_exact
+        grid,
+        task.family,
+        loaded.shard,
+        Ridge(config.problem.l2),
+        loaded.read_exact,
     )
     own = loaded.shard.columns if product.holds_all_columns else slice(None)
     return Evaluation(objective, agreement, task.columns, own)

@@ -43,7 +43,9 @@ def load(
     reader = world.together(open_reader)
     rows, columns = world.together(lambda: _own_part(grid, reader))
     raw = world.together(lambda: _column(reader.targets(rows), rows, "y"))
-    encoded, targets = encode_targets(raw, family.targets, world.exchange_objects)
+    encoded, targets = encode_targets(
+        raw, family.targets, rows.start, world.exchange_objects
+    )
     weights = world.together(lambda: _weights(reader, rows))
     weights = _scale_to_mean_one(grid, weights, reader.rows)
     offsets = world.together(lambda: _column(reader.offset(rows), rows, "offset"))

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from hpcsgd.comm.grid import Grid
 from hpcsgd.data.shard import Shard
 from hpcsgd.families.base import Family
+from hpcsgd.penalties import Ridge
 
 Array = NDArray[Any]
 BLOCK_ROWS = 4096  # rows of scores summed over members in one message
@@ -28,7 +29,7 @@ class Objective:
     grid: Grid
     family: Family
     shard: Shard
-    l2: float
+    penalty: Ridge
     read: Callable[[slice], Array]  # local rows -> this member's columns, exact
 
     def loss(self, weights: Array, intercept: Array | None) -> float:
@@ -56,8 +57,8 @@ class Objective:
         return np.array([(c * losses).sum(), c.sum()])
 
     def _penalty(self, weights: Array) -> float:
-        if self.l2 == 0.0:
+        if self.penalty.l2 == 0.0:
             return 0.0
-        square = np.array([float((weights.astype(np.float64) ** 2).sum())])
-        self.grid.members.sum(square, "evaluate")
-        return 0.5 * self.l2 * float(square[0])
+        value = np.array([self.penalty.value(weights)])
+        self.grid.members.sum(value, "evaluate")
+        return float(value[0])

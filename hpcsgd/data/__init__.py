@@ -1,0 +1,1 @@
+"""Where rows come from, who gets which, and in what order."""

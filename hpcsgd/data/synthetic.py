@@ -1,0 +1,80 @@
+"""Data sets in the shape of known ones, drawn in blocks so that any size streams."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.data.hdf5 import Hdf5Writer
+from hpcsgd.errors import ConfigError
+
+Array = NDArray[Any]
+BLOCK = 2048  # rows drawn by one generator: the first rows of any two sizes agree
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a shape is like."""
+
+    rows: int
+    cols: int
+    task: str
+    unit_rows: bool  # ‖a_i‖ = 1, as epsilon is distributed
+    signal: float  # spread of the scores: larger = classes further apart
+
+
+SHAPES = {
+    "epsilon": Shape(400_000, 2000, "binary", True, 4.0),
+    "susy": Shape(5_000_000, 18, "binary", False, 3.0),
+    "higgs": Shape(11_000_000, 28, "binary", False, 2.0),
+    "synth": Shape(100_000, 1000, "binary", False, 5.0),
+    "poisson-synth": Shape(100_000, 500, "counts", True, 0.7),
+}
+
+
+def make_synthetic(
+    shape: str, rows: int, cols: int, seed: int
+) -> Iterator[tuple[Array, Array]]:
+    """(X float32, y float64) of consecutive blocks of rows."""
+    if shape not in SHAPES:
+        raise ConfigError(f"unknown shape {shape!r}; known: {list(SHAPES)}")
+    if rows < 1 or cols < 1:
+        raise ConfigError(f"{rows} rows x {cols} columns: both must be at least 1")
+    kind = SHAPES[shape]
+    planted = np.random.default_rng((seed, 0)).normal(size=cols)
+    planted *= kind.signal / np.linalg.norm(planted)
+    for number, start in enumerate(range(0, rows, BLOCK)):
+        rng = np.random.default_rng((seed, 1, number))
+        # The whole block is drawn and cut: its rows do not depend on where it ends.
+        X, y = _block(kind, planted, rng)
+        yield X[: rows - start], y[: rows - start]
+
+
+def _block(kind: Shape, planted: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+    X = rng.standard_normal((BLOCK, len(planted)), dtype=np.float32)
+    scores = X @ planted.astype(np.float32)
+    if kind.unit_rows:
+        X /= np.linalg.norm(X, axis=1, keepdims=True)
+    if kind.task == "counts":
+        return X, rng.poisson(np.exp(scores)).astype(np.float64)
+    probability = 1.0 / (1.0 + np.exp(-scores.astype(np.float64)))
+    return X, (rng.uniform(size=BLOCK) < probability).astype(np.float64)
+
+
+def write_synthetic(
+    path: str | Path, shape: str, rows: int, cols: int, seed: int
+) -> None:
+    """Write `rows` of a shape; the file appears whole or not at all."""
+    blocks = make_synthetic(shape, rows, cols, seed)
+    first = next(blocks)
+    attributes = {
+        "task": SHAPES[shape].task,
+        "source": f"synthetic {shape}, seed {seed}",
+    }
+    with Hdf5Writer(path, rows, cols, attributes) as writer:
+        writer.append(*first)
+        for X, y in blocks:
+            writer.append(X, y)

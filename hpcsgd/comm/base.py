@@ -1,0 +1,226 @@
+"""What ranks can say to each other.
+
+The public methods shortcut groups of one, time and book every collective; what a
+transport has to supply are the hooks behind them.
+"""
+
+import pickle
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.comm import wire
+from hpcsgd.comm.ledger import Ledger
+from hpcsgd.errors import HpcsgdError, TransportError
+
+Array = NDArray[Any]
+T = TypeVar("T")
+
+
+class Pending:
+    """A sum under way; `wait` gives the buffer back, as often as it is asked."""
+
+    def __init__(
+        self, buffer: Array, finish: Callable[[], None] | None = None
+    ) -> None:
+        self.buffer = buffer
+        self._finish = finish
+
+    def wait(self) -> Array:
+        """Block until the sum is in the buffer."""
+        finish, self._finish = self._finish, None
+        if finish is not None:
+            finish()
+        return self.buffer
+
+
+class Communicator(ABC):
+    """A group of ranks. Every collective is called by all of them, in one order."""
+
+    def __init__(
+        self, rank: int, size: int, ledger: Ledger, reproducible: bool = False
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.ledger = ledger
+        self.reproducible = reproducible
+
+    def sum(self, buffer: Array, purpose: str) -> Array:
+        """buffer ← Σ over ranks, in place.
+
+        Reproducible groups reduce to rank 0 and broadcast, so that every rank holds
+        the same bits: two collectives, booked as two.
+        """
+        if self.size == 1:
+            return buffer
+        if self.reproducible:
+            return self._sum_in_one_place(buffer, purpose)
+        _refuse_integers(buffer)
+        began = perf_counter()
+        self._sum(buffer)
+        size = buffer.nbytes
+        self.ledger.record(
+            purpose,
+            buffer.size,
+            size,
+            wire.sum_bytes(size, self.size),
+            perf_counter() - began,
+        )
+        return buffer
+
+    def start_sum(self, buffer: Array, purpose: str) -> Pending:
+        """Begin a sum; the buffer belongs to it until `wait`."""
+        if self.size == 1:
+            return Pending(buffer)
+        if self.reproducible:
+            return Pending(self._sum_in_one_place(buffer, purpose))
+        _refuse_integers(buffer)
+        began = perf_counter()
+        finish = self._start_sum(buffer)
+        size = buffer.nbytes
+        self.ledger.record(
+            purpose,
+            buffer.size,
+            size,
+            wire.sum_bytes(size, self.size),
+            perf_counter() - began,
+        )
+        return Pending(buffer, lambda: self._wait(finish, purpose))
+
+    def gather(
+        self, part: Array, counts: Sequence[int], out: Array, purpose: str
+    ) -> Array:
+        """out ← the flat parts of all ranks in rank order, counts[r] elements each."""
+        if self.size == 1:
+            out[...] = part
+            return out
+        began = perf_counter()
+        self._gather(part, counts, out)
+        self.ledger.record(
+            purpose,
+            part.size,
+            part.nbytes,
+            wire.gather_bytes(out.nbytes, self.size),
+            perf_counter() - began,
+        )
+        return out
+
+    def broadcast(self, buffer: Array, root: int = 0, purpose: str = "control") -> Array:
+        """buffer ← that of `root`."""
+        if self.size == 1:
+            return buffer
+        began = perf_counter()
+        self._broadcast(buffer, root)
+        size = buffer.nbytes
+        self.ledger.record(
+            purpose,
+            buffer.size,
+            size,
+            wire.broadcast_bytes(size, self.size),
+            perf_counter() - began,
+        )
+        return buffer
+
+    def max_flag(self, value: int, purpose: str = "control") -> int:
+        """The largest value that any rank gave."""
+        if self.size == 1:
+            return value
+        began = perf_counter()
+        largest = self._max(value)
+        self.ledger.record(
+            purpose, 1, 8, wire.sum_bytes(8, self.size), perf_counter() - began
+        )
+        return largest
+
+    def exchange_objects(self, item: Any, purpose: str = "control") -> list[Any]:
+        """The items of all ranks, in rank order, on every rank."""
+        if self.size == 1:
+            return [item]
+        began = perf_counter()
+        size = len(pickle.dumps(item))
+        items = self._objects(item)
+        self.ledger.record(
+            purpose, size, size, (self.size - 1) * size, perf_counter() - began
+        )
+        return items
+
+    def together(self, action: Callable[[], T]) -> T:
+        """Run `action`; an error of this package on any rank is raised on every rank.
+
+        Other exceptions are not waited for: they end the job where they happen.
+        """
+        result, error = None, None
+        try:
+            result = action()
+        except HpcsgdError as raised:
+            error = raised
+        found = [e for e in self.exchange_objects(error) if e is not None]
+        if found:
+            raise found[0] if error is None or error is not found[0] else error
+        return result  # type: ignore[return-value]
+
+    @abstractmethod
+    def split(self, color: int, key: int) -> "Communicator":
+        """The ranks that gave the same color, ordered by key; shares the ledger."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what the transport holds."""
+
+    @abstractmethod
+    def abort(self, code: int = 1) -> NoReturn:
+        """End all ranks now."""
+
+    @abstractmethod
+    def _sum(self, buffer: Array) -> None: ...
+
+    @abstractmethod
+    def _start_sum(self, buffer: Array) -> Callable[[], None]: ...
+
+    @abstractmethod
+    def _reduce(self, buffer: Array) -> None:
+        """Sum into the buffer of rank 0; the others' keep what they held."""
+
+    @abstractmethod
+    def _gather(self, part: Array, counts: Sequence[int], out: Array) -> None: ...
+
+    @abstractmethod
+    def _broadcast(self, buffer: Array, root: int) -> None: ...
+
+    @abstractmethod
+    def _max(self, value: int) -> int: ...
+
+    @abstractmethod
+    def _objects(self, item: Any) -> list[Any]: ...
+
+    def _sum_in_one_place(self, buffer: Array, purpose: str) -> Array:
+        _refuse_integers(buffer)
+        began = perf_counter()
+        self._reduce(buffer)
+        size = buffer.nbytes
+        self.ledger.record(
+            purpose,
+            buffer.size,
+            size,
+            wire.reduce_bytes(size, self.size),
+            perf_counter() - began,
+        )
+        return self.broadcast(buffer, 0, purpose)
+
+    def _wait(self, finish: Callable[[], None], purpose: str) -> None:
+        began = perf_counter()
+        finish()
+        self.ledger.wait(purpose, perf_counter() - began)
+
+
+def _refuse_integers(buffer: Array) -> None:
+    """16-bit floats are held as integers, and a sum of those would be nonsense."""
+    if buffer.dtype.kind != "f":
+        raise TransportError(
+            f"a buffer of {np.dtype(buffer.dtype)} cannot be summed over ranks;"
+            " sum float32 or float64"
+        )

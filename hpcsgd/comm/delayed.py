@@ -1,0 +1,175 @@
+"""A network on a desk: every collective takes as long as a slower network would.
+
+A collective over p ranks is charged α⌈log₂p⌉ plus its wire bytes over the bandwidth.
+Blocking ones sleep the charge after the inner collective; non-blocking ones start when
+posted; all of a rank queue on one link.
+"""
+
+import ctypes
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from math import ceil, log2
+from time import perf_counter
+from typing import Any, NoReturn
+
+import numpy as np
+
+from hpcsgd.comm import wire
+from hpcsgd.comm.base import Array, Communicator
+from hpcsgd.errors import ConfigError
+
+PR_SET_TIMERSLACK = 29
+
+
+@dataclass(frozen=True)
+class Network:
+    """Latency and bandwidth, and whom they are felt with."""
+
+    alpha: float  # seconds per hop of a tree
+    bandwidth: float  # bytes per second of one rank's link
+    ranks: int = 0  # emulated number of ranks; 0 = those there are
+    jitter: float = 0.0  # a charge grows by up to this share, drawn anew each time
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.alpha < float("inf") and self.bandwidth > 0):
+            raise ConfigError("a network needs alpha >= 0 and bandwidth > 0")
+        if self.ranks < 0 or self.jitter < 0 or self.seed < 0:
+            raise ConfigError("a network's ranks, jitter and seed must be at least 0")
+
+
+NETWORKS = {
+    "hpc": Network(5e-6, 25e9),
+    "lan": Network(50e-6, 1.25e9),
+    "cloud": Network(200e-6, 1.25e9),
+}
+
+
+def parse_network(text: str) -> Network:
+    """A preset's name, or alpha=5e-5,bandwidth=1.25e9[,ranks=64][,jitter=0.1]."""
+    if text in NETWORKS:
+        return NETWORKS[text]
+    known = {field.name: field.type for field in fields(Network)}
+    values: dict[str, Any] = {}
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        if not equals or name.strip() not in known:
+            raise ConfigError(
+                f"--network {text}: {part!r} is not known; name one of"
+                f" {', '.join(NETWORKS)}, or give {', '.join(known)} as"
+                " alpha=5e-5,bandwidth=1.25e9"
+            )
+        kind = int if name.strip() in ("ranks", "seed") else float
+        try:
+            values[name.strip()] = kind(value)
+        except ValueError as error:
+            raise ConfigError(f"--network {text}: {value!r} is no number") from error
+    if not {"alpha", "bandwidth"} <= set(values):
+        raise ConfigError(f"--network {text}: both alpha and bandwidth are needed")
+    return Network(**values)
+
+
+class Link:
+    """What one rank can put on the network: one transfer after the other."""
+
+    def __init__(self, network: Network, rank: int) -> None:
+        self.network = network
+        self.free_at = 0.0
+        self._rng = np.random.default_rng((network.seed, rank))
+        _sleep_sharply()
+
+    def book(self, seconds: float) -> float:
+        """Queue a transfer of `seconds`; when it will be done."""
+        if self.network.jitter:
+            seconds *= 1.0 + self.network.jitter * self._rng.uniform()
+        self.free_at = max(perf_counter(), self.free_at) + seconds
+        return self.free_at
+
+
+class Delayed(Communicator):
+    """Any communicator behind a network; what it counts is what the inner one would."""
+
+    def __init__(
+        self, inner: Communicator, network: Network, link: Link | None = None
+    ) -> None:
+        super().__init__(inner.rank, inner.size, inner.ledger, inner.reproducible)
+        self.inner = inner
+        self.network = network
+        self.link = link or Link(network, inner.rank)
+        # A tree over the emulated ranks, if there are more than there are.
+        self.felt = max(network.ranks, inner.size) if inner.size > 1 else 1
+
+    def split(self, color: int, key: int) -> "Delayed":
+        """The inner group, on the same link."""
+        return Delayed(self.inner.split(color, key), self.network, self.link)
+
+    def close(self) -> None:
+        """Close the inner one."""
+        self.inner.close()
+
+    def abort(self, code: int = 1) -> NoReturn:
+        """Abort the inner one."""
+        self.inner.abort(code)
+
+    def charge(self, wire_bytes: float) -> float:
+        """α⌈log₂p⌉ + bytes / bandwidth."""
+        hops = ceil(log2(self.felt))
+        return self.network.alpha * hops + wire_bytes / self.network.bandwidth
+
+    def _sum(self, buffer: Array) -> None:
+        self.inner._sum(buffer)
+        self._feel(wire.sum_bytes(buffer.nbytes, self.felt))
+
+    def _start_sum(self, buffer: Array) -> Callable[[], None]:
+        finish = self.inner._start_sum(buffer)
+        done_at = self.link.book(self.charge(wire.sum_bytes(buffer.nbytes, self.felt)))
+
+        def wait() -> None:
+            finish()
+            _sleep_until(done_at)
+
+        return wait
+
+    def _reduce(self, buffer: Array) -> None:
+        self.inner._reduce(buffer)
+        self._feel(wire.reduce_bytes(buffer.nbytes, self.felt))
+
+    def _gather(self, part: Array, counts: Sequence[int], out: Array) -> None:
+        self.inner._gather(part, counts, out)
+        self._feel(wire.gather_bytes(out.nbytes, self.felt))
+
+    def _broadcast(self, buffer: Array, root: int) -> None:
+        self.inner._broadcast(buffer, root)
+        self._feel(wire.broadcast_bytes(buffer.nbytes, self.felt))
+
+    def _max(self, value: int) -> int:
+        largest = self.inner._max(value)
+        self._feel(wire.sum_bytes(8, self.felt))
+        return largest
+
+    def _objects(self, item: Any) -> list[Any]:
+        items = self.inner._objects(item)
+        self._feel(0.0)
+        return items
+
+    def _feel(self, wire_bytes: float) -> None:
+        _sleep_until(self.link.book(self.charge(wire_bytes)))
+
+
+def _sleep_until(moment: float) -> None:
+    """Sleep: it frees the core, where spinning would take it from another rank."""
+    left = moment - perf_counter()
+    if left > 0:
+        time.sleep(left)
+
+
+def _sleep_sharply() -> None:
+    """Ask Linux not to add its usual 50 µs to this thread's sleeps."""
+    if sys.platform != "linux":
+        return
+    try:
+        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
+    except (OSError, AttributeError):
+        return  # a libc without prctl: sleeps are coarser, nothing else changes

@@ -1,0 +1,43 @@
+"""R replicas of C members each."""
+
+import re
+
+from hpcsgd.comm.base import Communicator
+from hpcsgd.comm.devices import place_on_grid
+from hpcsgd.errors import ConfigError
+
+
+class Grid:
+    """The world as a grid, with the two groups that a rank speaks to."""
+
+    def __init__(self, world: Communicator, replicas: int, members: int) -> None:
+        check_size(world.size, replicas, members)
+        self.world = world
+        self.replica, self.member = place_on_grid(world.rank, members)
+        self.members = world.split(self.replica, self.member)  # one replica's columns
+        self.replicas = world.split(self.member, self.replica)  # one column block
+
+
+def check_size(ranks: int, replicas: int, members: int) -> None:
+    """Refuse a grid that does not take all ranks."""
+    if replicas < 1 or members < 1:
+        raise ConfigError(
+            f"grid {replicas}x{members}: replicas and members must be at least 1"
+        )
+    needed = replicas * members
+    if needed != ranks:
+        raise ConfigError(
+            f"grid {replicas}x{members} needs {needed} ranks and this run has {ranks};"
+            f" add --ranks {needed} (or mpiexec -n {needed}), or choose another --grid"
+        )
+
+
+def parse_grid(text: str) -> tuple[int, int]:
+    """(replicas, members) of "1x2"."""
+    match = re.fullmatch(r"(\d+)[xX×](\d+)", text.strip())
+    if match is None:
+        raise ConfigError(f"--grid {text}: write RxC, for example 1x2 or 4x2")
+    replicas, members = int(match[1]), int(match[2])
+    if replicas < 1 or members < 1:
+        raise ConfigError(f"--grid {text}: replicas and members must be at least 1")
+    return replicas, members

@@ -1,0 +1,51 @@
+"""Everything that crosses ranks, counted by purpose."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+PURPOSES = ("products", "agreement", "evaluate", "control")
+
+
+@dataclass
+class Entry:
+    """What was said for one purpose, by this rank."""
+
+    calls: int = 0
+    words: int = 0  # elements of the send buffers
+    bytes: int = 0  # of the send buffers, exact
+    wire_bytes: float = 0.0  # what a ring would move, a model
+    seconds: float = 0.0  # spent in the calls
+
+
+class Ledger:
+    """One entry for each purpose; groups split from one world share it."""
+
+    def __init__(self) -> None:
+        self.entries = {purpose: Entry() for purpose in PURPOSES}
+
+    def record(
+        self, purpose: str, words: int, size: int, wire_bytes: float, seconds: float
+    ) -> None:
+        """Book one collective of `words` words in `size` bytes."""
+        entry = self.entries[purpose]
+        entry.calls += 1
+        entry.words += words
+        entry.bytes += size
+        entry.wire_bytes += wire_bytes
+        entry.seconds += seconds
+
+    def wait(self, purpose: str, seconds: float) -> None:
+        """Book time spent waiting for a collective that was recorded when posted."""
+        self.entries[purpose].seconds += seconds
+
+    def calls(self, purpose: str) -> int:
+        """Collectives so far."""
+        return self.entries[purpose].calls
+
+    def words(self, purpose: str) -> int:
+        """Words so far."""
+        return self.entries[purpose].words
+
+    def as_dict(self) -> dict[str, dict[str, Any]]:
+        """purpose -> calls, words, bytes, wire_bytes, seconds."""
+        return {purpose: asdict(entry) for purpose, entry in self.entries.items()}

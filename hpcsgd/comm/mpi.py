@@ -1,0 +1,140 @@
+"""Ranks over MPI, host buffers; the home of mpi4py."""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, NoReturn
+
+import numpy as np
+
+from hpcsgd.comm.base import Array, Communicator
+from hpcsgd.comm.ledger import Ledger
+from hpcsgd.errors import MissingPackage
+
+INSTALL = "install one with: pip install mpi4py mpich"
+
+
+def load_mpi() -> Any:
+    """mpi4py's MPI module, initialised."""
+    try:
+        from mpi4py import MPI
+    except ImportError as missing:
+        raise MissingPackage(f"MPI ranks need mpi4py; {INSTALL}") from missing
+    except RuntimeError as missing:
+        # mpi4py is there and finds no MPI library: it says so with RuntimeError.
+        raise MissingPackage(f"mpi4py finds no MPI library; {INSTALL}") from missing
+    return MPI
+
+
+class MpiCommunicator(Communicator):
+    """A group of MPI ranks; owns the mpi4py communicator it is given."""
+
+    def __init__(
+        self, comm: Any, ledger: Ledger | None = None, reproducible: bool = False
+    ) -> None:
+        super().__init__(comm.rank, comm.size, ledger or Ledger(), reproducible)
+        self._comm = comm
+        self._mpi = load_mpi()
+        # One word for flags, allocated once: they are asked for all the time.
+        self._flag = np.zeros(1, dtype=np.int64)
+
+    def split(self, color: int, key: int) -> "MpiCommunicator":
+        """MPI_Comm_split."""
+        part = self._comm.Split(color, key)
+        return MpiCommunicator(part, self.ledger, self.reproducible)
+
+    def close(self) -> None:
+        """Free the communicator, with all others."""
+        self._comm.Free()
+
+    def abort(self, code: int = 1) -> NoReturn:
+        """MPI_Abort: no rank outlives it."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._comm.Abort(code)
+        raise SystemExit(code)
+
+    def _sum(self, buffer: Array) -> None:
+        self._comm.Allreduce(self._mpi.IN_PLACE, buffer)
+
+    def _start_sum(self, buffer: Array) -> Callable[[], None]:
+        request = self._comm.Iallreduce(self._mpi.IN_PLACE, buffer)
+        return lambda: request.Wait()
+
+    def _reduce(self, buffer: Array) -> None:
+        if self.rank == 0:
+            self._comm.Reduce(self._mpi.IN_PLACE, buffer, root=0)
+        else:
+            self._comm.Reduce(buffer, None, root=0)
+
+    def _gather(self, part: Array, counts: Sequence[int], out: Array) -> None:
+        self._comm.Allgatherv(part, [out, counts])
+
+    def _broadcast(self, buffer: Array, root: int) -> None:
+        self._comm.Bcast(buffer, root=root)
+
+    def _max(self, value: int) -> int:
+        self._flag[0] = value
+        self._comm.Allreduce(self._mpi.IN_PLACE, self._flag, op=self._mpi.MAX)
+        return int(self._flag[0])
+
+    def _objects(self, item: Any) -> list[Any]:
+        items: list[Any] = self._comm.allgather(item)
+        return items
+
+
+def open_mpi_world(reproducible: bool = False) -> MpiCommunicator:
+    """All ranks, in a communicator of our own; an uncaught exception ends them all."""
+    comm = load_mpi().COMM_WORLD.Dup()
+    world = MpiCommunicator(comm, reproducible=reproducible)
+    if world.size > 1:
+        abort_on_uncaught(world)
+    return world
+
+
+def abort_on_uncaught(world: MpiCommunicator) -> None:
+    """Replace the hook of uncaught exceptions by one that ends the whole job.
+
+    Otherwise a rank that dies leaves the others waiting in a collective for ever.
+    """
+
+    def hook(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        sys.stdout.flush()
+        said = "".join(traceback.format_exception(kind, error, trace))
+        print(f"hpcsgd: rank {world.rank} of {world.size} failed:\n{said}",
+              file=sys.stderr, flush=True)  # fmt: skip
+        world.abort(1)
+
+    sys.excepthook = hook
+
+
+def mpi_facts() -> dict[str, str]:
+    """What `info` says of MPI, without initialising it."""
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        return {"library": "none", "why": f"{error}; {INSTALL}".replace("\n", " ")}
+    return {
+        "library": MPI.Get_library_version().strip("\x00 \n").splitlines()[0],
+        "standard": ".".join(map(str, MPI.Get_version())),
+        "mpi4py": mpi4py.__version__,
+        "cuda_aware": _cuda_aware(MPI),
+    }
+
+
+def _cuda_aware(mpi: Any) -> str:
+    """yes, no or unknown, from what the library and the environment say."""
+    said = mpi.Get_library_version()
+    if "Open MPI" in said:
+        value = os.environ.get("OMPI_MCA_opal_cuda_support")
+        return "yes" if value in ("1", "true") else "unknown (ask ompi_info)"
+    if os.environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1":
+        return "yes"
+    return "no (MPICH_GPU_SUPPORT_ENABLED is not 1)"

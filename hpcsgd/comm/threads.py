@@ -1,0 +1,172 @@
+"""N ranks as threads of one process: real concurrency for tests, no MPI needed."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from hpcsgd.comm.base import Array, Communicator
+from hpcsgd.comm.ledger import Ledger
+from hpcsgd.errors import TransportError
+
+LIMIT = 60.0  # seconds a rank waits for the others before it gives up
+
+
+class Board:
+    """Where the ranks of a group leave what they say, each message under its number."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.items: dict[int, dict[int, Any]] = {}
+        self.taken: dict[int, int] = {}
+        self.changed = threading.Condition()
+        self.broken = False
+
+    def put(self, number: int, rank: int, item: Any) -> None:
+        """Say `item` as message `number` of this group."""
+        with self.changed:
+            self.items.setdefault(number, {})[rank] = item
+            self.changed.notify_all()
+
+    def take(self, number: int) -> list[Any]:
+        """What all ranks said as message `number`, once all have."""
+        with self.changed:
+            complete = self.changed.wait_for(
+                lambda: self.broken or len(self.items.get(number, ())) == self.size,
+                timeout=LIMIT,
+            )
+            if self.broken:
+                raise TransportError("another rank failed")
+            if not complete:
+                raise TransportError(f"a rank did not answer within {LIMIT:.0f} s")
+            said = self.items[number]
+            self.taken[number] = self.taken.get(number, 0) + 1
+            if self.taken[number] == self.size:
+                del self.items[number], self.taken[number]
+            return [said[rank] for rank in range(self.size)]
+
+    def break_up(self) -> None:
+        """Release everyone who waits."""
+        with self.changed:
+            self.broken = True
+            self.changed.notify_all()
+
+
+class ThreadCommunicator(Communicator):
+    """A rank that is a thread. Sums are in rank order: the same bits everywhere."""
+
+    def __init__(
+        self,
+        rank: int,
+        board: Board,
+        boards: list[Board],
+        ledger: Ledger,
+        reproducible: bool = False,
+    ) -> None:
+        super().__init__(rank, board.size, ledger, reproducible)
+        self._board = board
+        self._boards = boards  # all groups of this world: one failure frees them all
+        self._number = 0
+
+    def split(self, color: int, key: int) -> "ThreadCommunicator":
+        """Ranks of one color; the first of them brings the new board."""
+        said = self._objects((color, key))
+        group = sorted((k, r) for r, (c, k) in enumerate(said) if c == color)
+        ranks = [r for _, r in group]
+        board = None
+        if ranks[0] == self.rank:
+            board = Board(len(ranks))
+            self._boards.append(board)
+        boards = self._objects(board)
+        return ThreadCommunicator(
+            ranks.index(self.rank),
+            boards[ranks[0]],
+            self._boards,
+            self.ledger,
+            self.reproducible,
+        )
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def abort(self, code: int = 1) -> NoReturn:
+        """Release all others, then fail."""
+        for board in self._boards:
+            board.break_up()
+        raise TransportError(f"aborted with code {code}")
+
+    def _sum(self, buffer: Array) -> None:
+        self._start_sum(buffer)()
+
+    def _start_sum(self, buffer: Array) -> Callable[[], None]:
+        number = self._say(buffer.copy())
+
+        def finish() -> None:
+            parts = self._board.take(number)
+            np.copyto(buffer, parts[0])
+            for part in parts[1:]:
+                buffer += part
+
+        return finish
+
+    def _reduce(self, buffer: Array) -> None:
+        parts = self._objects(buffer.copy())
+        if self.rank == 0:
+            for part in parts[1:]:
+                buffer += part
+
+    def _gather(self, part: Array, counts: Sequence[int], out: Array) -> None:
+        parts = self._objects(part.copy())
+        for got, count in zip(parts, counts, strict=True):
+            if got.size != count:
+                raise TransportError(f"a rank sent {got.size} words, not {count}")
+        np.concatenate(parts, out=out)
+
+    def _broadcast(self, buffer: Array, root: int) -> None:
+        np.copyto(buffer, self._objects(buffer.copy())[root])
+
+    def _max(self, value: int) -> int:
+        return max(self._objects(value))
+
+    def _objects(self, item: Any) -> list[Any]:
+        return self._board.take(self._say(item))
+
+    def _say(self, item: Any) -> int:
+        number = self._number
+        self._number += 1
+        self._board.put(number, self.rank, item)
+        return number
+
+
+def run_ranks(
+    n: int,
+    function: Callable[[ThreadCommunicator], Any],
+    *,
+    reproducible: bool = False,
+) -> list[Any]:
+    """function(world) on n thread ranks; their results in rank order.
+
+    The first rank that raises frees the others, and its exception is raised here.
+    """
+    boards = [Board(n)]
+    results: list[Any] = [None] * n
+    failures: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        world = ThreadCommunicator(rank, boards[0], boards, Ledger(), reproducible)
+        try:
+            results[rank] = function(world)
+        except BaseException as error:  # whatever it is, the others must not wait
+            failures.append(error)
+            for board in list(boards):
+                board.break_up()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return results

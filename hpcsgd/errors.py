@@ -5,6 +5,7 @@ class HpcsgdError(Exception):
     """Base of every error this package raises on purpose."""
 
     exit_code = 1
+    on_all_ranks = False  # True: every rank raises it, nobody is left waiting
 
 
 class ConfigError(HpcsgdError, ValueError):

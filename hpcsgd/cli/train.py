@@ -10,6 +10,7 @@ from hpcsgd.comm.delayed import NETWORKS
 from hpcsgd.comm.grid import parse_grid
 from hpcsgd.config import RunConfig, apply_settings, read_toml
 from hpcsgd.data.sampling import MODES
+from hpcsgd.errors import HpcsgdError
 from hpcsgd.families import FAMILIES
 from hpcsgd.precision import RECIPES
 from hpcsgd.products import PRODUCTS
@@ -137,7 +138,14 @@ def _train(config: RunConfig, arguments: argparse.Namespace) -> int:
 
     world = open_world(config.run.comm, reproducible=config.run.reproducible)
     callbacks = make_progress(arguments.progress) if world.rank == 0 else []
-    result = train(config, world=world, callbacks=callbacks)
+    try:
+        result = train(config, world=world, callbacks=callbacks)
+    except HpcsgdError as error:
+        if world.size > 1 and not error.on_all_ranks:
+            # Only this rank knows; the others wait in a collective.
+            print(f"hpcsgd: rank {world.rank}: error: {error}", file=sys.stderr)
+            world.abort(error.exit_code)
+        raise
     if world.rank == 0:
         print(result.json() if arguments.json else summary(result), flush=True)
         if result.status is Status.DIVERGED:

@@ -160,7 +160,8 @@ class Communicator(ABC):
             error = raised
         found = [e for e in self.exchange_objects(error) if e is not None]
         if found:
-            raise found[0] if error is None or error is not found[0] else error
+            found[0].on_all_ranks = True
+            raise found[0]
         return result  # type: ignore[return-value]
 
     @abstractmethod

@@ -106,7 +106,7 @@ class ThreadCommunicator(Communicator):
             parts = self._board.take(number)
             np.copyto(buffer, parts[0])
             for part in parts[1:]:
-                buffer += part
+                np.add(buffer, part, out=buffer)
 
         return finish
 

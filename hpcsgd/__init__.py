@@ -1,0 +1,38 @@
+"""Communication-avoiding SGD for generalized linear models, counted to the word.
+
+Names are loaded when they are first used, so that importing the package costs nothing
+and needs nothing; training in memory needs NumPy and SciPy only.
+"""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_NAMES = {
+    "train": "hpcsgd.api",
+    "RunConfig": "hpcsgd.config",
+    "Result": "hpcsgd.result",
+    "Status": "hpcsgd.result",
+    "load_result": "hpcsgd.result",
+    "Callback": "hpcsgd.callbacks.base",
+    "FAMILIES": "hpcsgd.families",
+    "PRODUCTS": "hpcsgd.products",
+    "RECIPES": "hpcsgd.precision",
+    "UPDATES": "hpcsgd.updates",
+    "ConfigError": "hpcsgd.errors",
+    "DataError": "hpcsgd.errors",
+    "HpcsgdError": "hpcsgd.errors",
+}
+
+__all__ = ["__version__", *_NAMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NAMES:
+        return getattr(import_module(_NAMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""What one device can do, behind one protocol."""

@@ -1,0 +1,208 @@
+"""Make .venv in this checkout and install the package there, once.
+
+Standard library only, and old syntax, so that an interpreter that is too old can still
+read this file and say so. Nothing is installed outside the checkout.
+"""
+
+from __future__ import print_function
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+VENV = os.path.join(ROOT, ".venv")
+KEY_FILE = os.path.join(VENV, "hpcsgd-key")
+OLDEST = (3, 11)
+CORE = ["numpy", "scipy", "h5py", "ml_dtypes", "jinja2", "rich"]
+UNREACHABLE = ("Failed to establish", "NewConnectionError", "ConnectionError",
+               "Name or service not known", "Temporary failure in name resolution",
+               "ConnectTimeout", "ReadTimeout", "No route to host", "ProxyError",
+               "Network is unreachable", "Connection refused")
+
+
+class Refused(Exception):
+    """What a person has to know, in one sentence."""
+
+
+def main():
+    """Set up when needed; 0, or 2 after a sentence."""
+    try:
+        check_python(sys.version_info)
+        if is_current(key()):
+            return 0
+        build()
+    except Refused as refused:
+        print("set-up: %s" % refused, file=sys.stderr)
+        return 2
+    return 0
+
+
+def check_python(version):
+    """Refuse interpreters that cannot run the package."""
+    if tuple(version[:2]) < OLDEST:
+        raise Refused(
+            "Python %d.%d is too old, hpcsgd needs 3.11 or newer; install one and run"
+            " make PYTHON=python3.11 ..." % tuple(version[:2])
+        )
+
+
+def key():
+    """A hash of everything the environment depends on."""
+    parts = hashlib.sha256()
+    for name in ("setup.cfg", "pyproject.toml", ".ci/environment.py"):
+        parts.update(read(os.path.join(ROOT, name)))
+    kernels = os.path.join(ROOT, "kernels", "cpu")
+    for name in sorted(os.listdir(kernels)):
+        parts.update(read(os.path.join(kernels, name)))
+    # The checkout's own place too: a moved one has scripts with the old path in them.
+    for text in (os.path.realpath(sys.executable), sys.version, ROOT):
+        parts.update(text.encode())
+    return parts.hexdigest()
+
+
+def read(path):
+    """The bytes of a file."""
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def is_current(wanted):
+    """True where .venv is whole and was made from what is here now."""
+    return os.path.exists(KEY_FILE) and read(KEY_FILE).decode() == wanted
+
+
+def build():
+    """Make the environment anew; its key is written last, so a half-made one shows."""
+    print("set-up: making .venv (once; it is kept until setup.cfg changes)", flush=True)
+    if os.path.exists(VENV):
+        shutil.rmtree(VENV)
+    create()
+    notes = install()
+    for note in notes:
+        print("set-up: %s" % note)
+    with open(KEY_FILE, "w") as file:
+        file.write(key())
+
+
+def create():
+    """An empty environment by the first tool that is there."""
+    for tool in (by_venv, by_virtualenv, by_uv):
+        if tool():
+            return
+    raise Refused(
+        "this Python can make no virtual environment (no ensurepip, no virtualenv, no"
+        " uv); on Debian: apt install python3-venv"
+    )
+
+
+def by_venv():
+    """The standard library's, where ensurepip is there too (Debian parts them)."""
+    done = run([sys.executable, "-c", "import ensurepip, venv"])
+    if done.returncode:
+        return False
+    return attempt([sys.executable, "-m", "venv", VENV])
+
+
+def by_virtualenv():
+    """A virtualenv on the path, or as a module."""
+    for command in (["virtualenv"], [sys.executable, "-m", "virtualenv"]):
+        if command[0] == "virtualenv" and shutil.which("virtualenv") is None:
+            continue
+        if attempt(command + ["-q", "-p", sys.executable, VENV]):
+            return True
+    return False
+
+
+def by_uv():
+    """uv, with pip inside so that the rest is the same."""
+    if shutil.which("uv") is None:
+        return False
+    return attempt(["uv", "venv", "-q", "--seed", "--python", sys.executable, VENV])
+
+
+def attempt(command):
+    """Run a maker; what it left half-made is removed."""
+    try:
+        if run(command).returncode == 0:
+            return True
+    except OSError:
+        pass  # the tool is named on the path and cannot be run: the next one may
+    shutil.rmtree(VENV, ignore_errors=True)
+    return False
+
+
+def install():
+    """The package, editable, with an MPI where there is one; what was found missing."""
+    tries = [
+        (["-e", ".[mpich,test,plot]"], []),
+        (["-e", ".[test,plot]"], [without_mpich()]),
+    ]
+    for arguments, notes in tries:
+        done = pip(arguments)
+        if done.returncode == 0:
+            return notes + compiler_note()
+        refuse_unreachable(done.stdout)
+    return install_serial(done.stdout)
+
+
+def install_serial(last):
+    """Without mpi4py: its wheel is missing and nothing here can compile it."""
+    steps = (CORE + ["matplotlib", "pytest", "pytest-mpi", "hypothesis"],
+             ["--no-deps", "-e", "."])
+    for arguments in steps:
+        done = pip(arguments)
+        if done.returncode:
+            shown = [line for line in (done.stdout or last).splitlines() if line.strip()]
+            raise Refused("pip could not install the package: %s" % shown[-1].strip())
+    return ["no mpi4py for this platform: runs are serial"] + compiler_note()
+
+
+def without_mpich():
+    """What happens on a platform without an MPI wheel."""
+    if shutil.which("mpiexec"):
+        return "no MPI wheel for this platform: the system's MPI is used"
+    return "no MPI wheel for this platform and no system MPI: runs are serial"
+
+
+def compiler_note():
+    """The kernels are optional, and their absence is said."""
+    code = "from hpcsgd.backends import native; print(native.why())"
+    done = run([python(), "-c", code])
+    return [] if "compiled: " in done.stdout else ["kernels " + done.stdout.strip()]
+
+
+def refuse_unreachable(output):
+    """Say that the registry is out of reach, where that is what pip complains of."""
+    if any(sign in output for sign in UNREACHABLE):
+        raise Refused(
+            "the package registry cannot be reached; check the network, or name a"
+            " mirror with PIP_INDEX_URL"
+        )
+
+
+def pip(arguments):
+    """Run pip inside, quietly; without a HOME there is nowhere for its cache."""
+    command = [python(), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    if not os.environ.get("HOME"):
+        command.append("--no-cache-dir")
+    return run(command + arguments)
+
+
+def python():
+    """The interpreter inside."""
+    folder = "Scripts" if os.name == "nt" else "bin"
+    return os.path.join(VENV, folder, "python")
+
+
+def run(command):
+    """A finished process with all it printed."""
+    return subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          universal_newlines=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

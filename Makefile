@@ -1,0 +1,52 @@
+# Everything runs in .venv, which the first target that needs it makes.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+
+# The first interpreter that is new enough; else python3, which will say that it is not.
+PYTHON ?= $(shell for p in python3 python3.15 python3.14 python3.13 python3.12 \
+  python3.11; do if $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+  >/dev/null 2>&1; then echo $$p; exit; fi; done; echo python3)
+
+# One BLAS thread a process: ranks and tests share the cores.
+ENV = OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+RUN = $(ENV) .venv/bin/python
+
+.PHONY: help environment demo test test-all bench check clean
+
+help:  ## this list
+	@sed -n 's/^\([a-zA-Z0-9_%-]*\):.*## /\1\t/p' Makefile | expand -t 14
+
+environment:
+	@command -v $(PYTHON) >/dev/null 2>&1 || { echo "set-up: no $(PYTHON) found;\
+	 hpcsgd needs Python 3.11 or newer (on Debian: apt install python3 python3-venv)" \
+	 >&2; exit 2; }
+	@$(PYTHON) .ci/environment.py
+
+demo: environment  ## two MPI ranks: plain FP32 SGD beside CA-SGD, one table
+	@$(RUN) examples/demo.py
+
+test: environment  ## the whole suite, real MPI ranks included
+	@$(RUN) -m pytest -q
+
+test-%: environment  ## the tests of real ranks under mpiexec with that many, as test-4
+	@HYDRA_LAUNCHER=fork $(ENV) .venv/bin/mpiexec -n $* .venv/bin/python -m pytest -q \
+	  --with-mpi -p no:cacheprovider tests/ranks
+
+test-all: environment  ## the full matrices; its summary goes to benchmarks/results/
+	@mkdir -p benchmarks/results
+	@$(RUN) -m pytest -q -m "full or not full" > .test-all.log 2>&1; code=$$?; \
+	  tail -n 40 .test-all.log; \
+	  sed -n '/time by folder/,$$p' .test-all.log > benchmarks/results/test-all.txt; \
+	  rm -f .test-all.log; exit $$code
+
+bench: environment  ## ratios and overheads, into benchmarks/results/
+	@$(RUN) -m benchmarks.run
+
+check: environment  ## ruff and mypy
+	@.venv/bin/python -c 'import ruff, mypy' 2>/dev/null \
+	  || .venv/bin/python -m pip install -q ruff mypy
+	@.venv/bin/python -m ruff check .
+	@.venv/bin/python -m mypy hpcsgd
+
+clean:  ## remove .venv and what was built or run
+	rm -rf .venv build dist runs *.egg-info hpcsgd/backends/*.so

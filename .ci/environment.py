@@ -52,7 +52,7 @@ def check_python(version):
 def key():
     """A hash of everything the environment depends on."""
     parts = hashlib.sha256()
-    for name in ("setup.cfg", "pyproject.toml", ".ci/environment.py"):
+    for name in ("setup.cfg", "setup.py", "pyproject.toml", ".ci/environment.py"):
         parts.update(read(os.path.join(ROOT, name)))
     kernels = os.path.join(ROOT, "kernels", "cpu")
     for name in sorted(os.listdir(kernels)):
@@ -155,8 +155,8 @@ def install_serial(last):
     for arguments in steps:
         done = pip(arguments)
         if done.returncode:
-            shown = [line for line in (done.stdout or last).splitlines() if line.strip()]
-            raise Refused("pip could not install the package: %s" % shown[-1].strip())
+            print(done.stdout or last, file=sys.stderr)
+            raise Refused("pip could not install the package; its words stand above")
     return ["no mpi4py for this platform: runs are serial"] + compiler_note()
 
 

@@ -1,0 +1,132 @@
+"""What every communicator must do, whoever carries it; each check takes a world."""
+
+import numpy as np
+import pytest
+
+from hpcsgd.comm.grid import Grid
+from hpcsgd.errors import ConfigError, DataError, TransportError
+
+
+def sums_in_place(world):
+    buffer = np.arange(5, dtype=np.float64) + world.rank
+    got = world.sum(buffer, "products")
+    assert got is buffer
+    p = world.size
+    np.testing.assert_array_equal(buffer, p * np.arange(5) + p * (p - 1) / 2)
+
+
+def starts_sums(world):
+    """Two under way at once, waited for in the other order, and twice."""
+    first = np.full(3, 1.0 + world.rank, dtype=np.float32)
+    second = np.full((2, 2), 10.0, dtype=np.float32)
+    one, two = (world.start_sum(b, "products") for b in (first, second))
+    assert two.wait() is second
+    one.wait()
+    one.wait()
+    p = world.size
+    assert (first == p * (p + 1) / 2).all() and (second == 10 * p).all()
+
+
+def gathers_unequal_parts(world):
+    counts = [r + 1 for r in range(world.size)]
+    expected = np.concatenate([np.full(c, r) for r, c in enumerate(counts)])
+    for dtype in (np.float32, np.float64, np.uint16):
+        part = np.full(world.rank + 1, world.rank, dtype=dtype)
+        out = np.empty(sum(counts), dtype=dtype)
+        world.gather(part, counts, out, "products")
+        np.testing.assert_array_equal(out, expected)
+
+
+def takes_the_largest_flag(world):
+    assert world.max_flag(world.rank) == world.size - 1
+    assert world.max_flag(-3 - world.rank) == -3
+
+
+def broadcasts(world):
+    for root in range(world.size):
+        buffer = np.full(4, float(world.rank))
+        assert (world.broadcast(buffer, root) == root).all()
+
+
+def exchanges_objects(world):
+    items = world.exchange_objects({"rank": world.rank})
+    assert [item["rank"] for item in items] == list(range(world.size))
+
+
+def refuses_to_sum_integers(world):
+    """16-bit floats travel as integers; their sum would be nonsense."""
+    if world.size > 1:
+        with pytest.raises(TransportError, match="cannot be summed"):
+            world.sum(np.ones(2, dtype=np.uint16), "products")
+
+
+def splits_into_grids(world):
+    for replicas in range(1, world.size + 1):
+        if world.size % replicas:
+            continue
+        grid = Grid(world, replicas, world.size // replicas)
+        assert (grid.members.rank, grid.replicas.rank) == (grid.member, grid.replica)
+        buffer = np.array([float(world.rank)])
+        own = [r for r in range(world.size) if r // grid.members.size == grid.replica]
+        assert grid.members.sum(buffer, "products")[0] == sum(own)
+        buffer = np.array([float(world.rank)])
+        own = [r for r in range(world.size) if r % grid.members.size == grid.member]
+        assert grid.replicas.sum(buffer, "agreement")[0] == sum(own)
+    with pytest.raises(ConfigError, match=f"this run has {world.size}"):
+        Grid(world, 1, world.size + 1)
+
+
+def raises_together(world):
+    """An error of ours on one rank is raised on all, and only the first one."""
+
+    def fail():
+        if world.rank >= world.size - 2:
+            raise DataError(f"rank {world.rank} saw it")
+        return 7
+
+    with pytest.raises(DataError, match=f"rank {max(world.size - 2, 0)} saw it") as info:
+        world.together(fail)
+    assert info.value.on_all_ranks
+    assert world.together(lambda: world.rank) == world.rank
+
+
+def holds_the_same_bits_when_reproducible(world):
+    rng = np.random.default_rng(world.rank)
+    buffer = rng.normal(size=1001).astype(np.float32)
+    world.sum(buffer, "products")
+    assert len({item for item in world.exchange_objects(buffer.tobytes())}) == 1
+    assert world.ledger.calls("products") == (2 if world.size > 1 else 0)
+
+
+def counts_what_is_said(world):
+    """Calls, words and bytes, to the word; nothing where a group is one rank."""
+    p, ledger = world.size, world.ledger
+    before = ledger.as_dict()["products"]
+    world.sum(np.ones(10, dtype=np.float32), "products")
+    world.start_sum(np.ones(6), "products").wait()
+    out = np.empty(3 * p, dtype=np.uint16)
+    world.gather(np.ones(3, dtype=np.uint16), [3] * p, out, "products")
+    after = ledger.as_dict()["products"]
+    grown = {k: after[k] - before[k] for k in ("calls", "words", "bytes", "wire_bytes")}
+    if p == 1:
+        assert set(grown.values()) == {0}
+        return
+    assert grown["calls"] == 3
+    assert grown["words"] == 19
+    assert grown["bytes"] == 40 + 48 + 6
+    wire = 2 * (p - 1) / p * 88 + (p - 1) * 6
+    assert grown["wire_bytes"] == pytest.approx(wire)
+
+
+CHECKS = [
+    sums_in_place,
+    starts_sums,
+    gathers_unequal_parts,
+    takes_the_largest_flag,
+    broadcasts,
+    exchanges_objects,
+    refuses_to_sum_integers,
+    splits_into_grids,
+    raises_together,
+    counts_what_is_said,
+]

@@ -1,0 +1,80 @@
+"""The contract of communicators without MPI: serial, threads, and both delayed."""
+
+import pytest
+
+from hpcsgd.comm.delayed import Delayed, Network
+from hpcsgd.comm.serial import SerialCommunicator
+from hpcsgd.comm.threads import run_ranks
+from hpcsgd.errors import ConfigError, TransportError
+from tests.contracts.communicator import (
+    CHECKS,
+    holds_the_same_bits_when_reproducible,
+    splits_into_grids,
+)
+
+FAST = Network(1e-5, 1e9)
+WRAPPERS = {"plain": lambda world: world, "delayed": lambda w: Delayed(w, FAST)}
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_threads(check, wrap, ranks):
+    run_ranks(ranks, lambda world: check(wrap(world)))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda f: f.__name__)
+def test_serial(check):
+    check(SerialCommunicator())
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+def test_reproducible(wrap):
+    run_ranks(
+        3,
+        lambda w: holds_the_same_bits_when_reproducible(wrap(w)),
+        reproducible=True,
+    )
+
+
+@pytest.mark.parametrize("ranks", [5, 6, 7, 8])
+def test_more_ranks_split_as_well(ranks):
+    run_ranks(ranks, splits_into_grids)
+
+
+def test_a_rank_that_raises_frees_the_others():
+    """The original exception comes out, whoever was waiting where."""
+
+    def on_rank(world):
+        if world.rank == 1:
+            raise ZeroDivisionError("boom")
+        world.split(0, 0).max_flag(1)
+
+    with pytest.raises(ZeroDivisionError, match="boom"):
+        run_ranks(3, on_rank)
+
+
+def test_abort_frees_the_others():
+    def on_rank(world):
+        group = world.split(0, 0)
+        if world.rank == 0:
+            world.abort(3)
+        group.max_flag(1)
+
+    with pytest.raises(TransportError):
+        run_ranks(2, on_rank)
+
+
+def test_unknown_communicators_and_wrong_sizes():
+    from hpcsgd.comm import check_expected, is_launched, open_world
+
+    with pytest.raises(ConfigError, match="known: auto, serial, mpi"):
+        open_world("pigeon")
+    with pytest.raises(TransportError, match="4 ranks were asked for and MPI gives 1"):
+        check_expected(1, "4")
+    check_expected(4, "4")
+    check_expected(1, None)
+    assert is_launched({"PMI_RANK": "0"})
+    assert is_launched({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"})
+    assert not is_launched({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"})
+    assert not is_launched({})

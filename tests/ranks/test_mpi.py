@@ -1,0 +1,115 @@
+"""The contract of communicators, and training, on real MPI ranks."""
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from hpcsgd.api import train
+from hpcsgd.comm.delayed import Delayed, Network
+from hpcsgd.comm.mpi import MpiCommunicator
+from tests.contracts.communicator import CHECKS, holds_the_same_bits_when_reproducible
+from tests.harness import config_for, make_problem, oracle_for, relative_error
+from tests.ranks.counting import CountingComm
+
+
+@pytest.mark.ranks(1, 2, 3, 4)
+def test_the_contract(comm):
+    """All checks in one launch: they are cheap, a launch is not."""
+    for check in CHECKS:
+        check(MpiCommunicator(comm.Dup()))
+
+
+@pytest.mark.ranks(2, 3)
+def test_the_contract_behind_a_network(comm):
+    for check in CHECKS:
+        check(Delayed(MpiCommunicator(comm.Dup()), Network(1e-4, 1e9)))
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_reproducible_sums_are_the_same_bits(comm):
+    holds_the_same_bits_when_reproducible(
+        MpiCommunicator(comm.Dup(), reproducible=True)
+    )
+
+
+@pytest.mark.ranks(1, 2, 3, 4)
+def test_every_product_equals_the_oracle(comm):
+    """Every grid of these ranks, every product, against step-by-step SGD."""
+    problem = make_problem("softmax", n=53, d=7)
+    for kind in ("direct", "gram", "gather", "cached", "look-ahead"):
+        config = config_for(
+            problem,
+            problem={"l2": 0.05, "intercept": True},
+            update={"kind": "nesterov", "momentum": 0.5},
+            products={
+                "kind": "gram" if kind == "look-ahead" else kind,
+                "look_ahead": "on" if kind == "look-ahead" else "off",
+            },
+        )
+        result = train(
+            config, X=problem.X, y=problem.y, world=MpiCommunicator(comm.Dup())
+        )
+        assert relative_error(result, oracle_for(config, problem)) <= 1e-11, kind
+
+
+@pytest.mark.ranks(2, 4)
+def test_replicas_end_with_one_model(comm):
+    problem = make_problem("logistic", n=50, d=7)
+    for members in {1, comm.size // 2}:
+        config = config_for(
+            problem,
+            problem={"intercept": True},
+            schedule={"period": 2},
+            grid={"replicas": comm.size // members, "members": members},
+        )
+        world = MpiCommunicator(comm.Dup())
+        result = train(config, X=problem.X, y=problem.y, world=world)
+        assert len(set(comm.allgather(result.weights_sha256))) == 1
+
+
+@pytest.mark.ranks(2, 3)
+def test_the_ledger_agrees_with_what_mpi_was_asked(comm):
+    """A proxy under the communicator counts by itself; products and all the rest."""
+    problem = make_problem("logistic", n=53, d=7)
+    for kind, reproducible in (
+        ("direct", False),
+        ("gram", False),
+        ("gather", False),
+        ("cached", False),
+        ("gram", True),
+    ):
+        proxy = CountingComm(comm.Dup())
+        world = MpiCommunicator(proxy, reproducible=reproducible)
+        config = config_for(
+            problem, problem={"l2": 0.1, "intercept": True}, products={"kind": kind}
+        )
+        result = train(config, X=problem.X, y=problem.y, world=world)
+        # Pickled objects are booked by their bytes and do not pass the proxy.
+        objects = world.ledger_objects if hasattr(world, "ledger_objects") else None
+        assert objects is None
+        ledger = result.ledger
+        for purpose in ("products", "evaluate"):
+            assert ledger[purpose]["calls"] > 0
+        sent = proxy.counts
+        buffers = [ledger[p] for p in ("products", "agreement", "evaluate")]
+        said = sum(entry["words"] for entry in buffers)
+        assert sent["words"] >= said
+        assert sent["words"] - said <= _control_words(problem, comm.size, result)
+
+
+def _control_words(problem, size, result):
+    """Flags (one word each) and the final gather of weights are booked as control."""
+    return result.ledger["control"]["calls"] + problem.X.shape[1]
+
+
+@pytest.mark.ranks(2)
+def test_the_same_run_gives_the_same_bits(comm):
+    problem = make_problem("logistic", n=200, d=24)
+    config = config_for(problem, precision={"recipe": "c"})
+    prints = set()
+    for _ in range(2):
+        world = MpiCommunicator(comm.Dup())
+        result = train(config, X=problem.X, y=problem.y, world=world)
+        prints.add(hashlib.sha256(np.ascontiguousarray(result.weights)).hexdigest())
+    assert len(prints) == 1

@@ -20,7 +20,9 @@ FAMILIES = {
 def get_family(name: str) -> Family:
     """The family called `name`."""
     if name not in FAMILIES:
-        raise ConfigError(f"[problem] unknown family: {name!r}; known: {list(FAMILIES)}")
+        raise ConfigError(
+            f"[problem] unknown family: {name!r}; known: {list(FAMILIES)}"
+        )
     module, attribute = FAMILIES[name].split(":")
     family: Family = getattr(import_module(module), attribute)()
     return family

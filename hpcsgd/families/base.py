@@ -4,6 +4,7 @@ Scores t and residuals are (m, K), targets y and losses (m, 1); K = 1 but for so
 Everything keeps the dtype it is given.
 """
 
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,9 +38,12 @@ def no_clips(self: Any, t: Array) -> int:
     return 0
 
 
+@lru_cache(maxsize=8)
 def exp_bound(dtype: Any) -> float:
     """The largest score whose exponential is used as it is: half the exponent range.
 
-    exp(t)·y, and a sum of such terms, then stay finite in the same dtype.
+    About 44.4 in float32 and 354.9 in float64. exp(t)·y, and a sum of such terms,
+    then stay finite in the same dtype. Beyond it the residual stays at its value
+    there, which is no longer the derivative of the loss.
     """
     return float(np.log(np.finfo(dtype).max) / 2)

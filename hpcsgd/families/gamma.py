@@ -6,7 +6,7 @@ from hpcsgd.families.base import Array, exp_bound
 
 
 class Gamma:
-    """Positive targets; scores beyond `exp_bound` are clipped inside the exponential."""
+    """Positive targets; scores below −`exp_bound` are clipped in the exponential."""
 
     name = "gamma"
     targets = "positive"

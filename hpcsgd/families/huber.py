@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from hpcsgd.errors import ConfigError
 from hpcsgd.families.base import Array, no_clips
 
 
@@ -14,19 +15,27 @@ class Huber:
     clipped = no_clips
 
     def __init__(self, delta: float = 1.0) -> None:
+        if not 0.0 < delta < float("inf"):
+            raise ConfigError(f"huber: delta = {delta!r} must be positive and finite")
         self.delta = delta
 
     def loss(self, t: Array, y: Array) -> Array:
         """The Huber loss, written through the clipped error."""
         error = t - y
-        bent = np.clip(error, -self.delta, self.delta)
-        return bent * (error - bent / 2)
+        bent = self._bend(error, None)
+        error -= bent / 2
+        return np.multiply(bent, error, out=bent)
 
     def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
         """t − y, clipped to ±δ."""
         error = np.subtract(t, y, out=out)
-        return np.clip(error, -self.delta, self.delta, out=error)
+        return self._bend(error, error)
 
     def mean(self, t: Array) -> Array:
         """t."""
         return t
+
+    def _bend(self, error: Array, out: Array | None) -> Array:
+        # np.clip says the same at four times the overhead on a small batch.
+        bent = np.minimum(error, self.delta, out=out)
+        return np.maximum(bent, -self.delta, out=bent)

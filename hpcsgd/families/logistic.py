@@ -16,7 +16,8 @@ class Logistic:
 
     def loss(self, t: Array, y: Array) -> Array:
         """log(1 + eᵗ) − y t, with the larger of 0 and t taken out of the logarithm."""
-        return np.maximum(t, 0) + np.log1p(np.exp(-np.abs(t))) - y * t
+        softplus: Array = np.maximum(t, 0) + np.log1p(np.exp(-np.abs(t)))
+        return softplus - y * t
 
     def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
         """sigmoid(t) − y."""

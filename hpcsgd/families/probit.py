@@ -1,12 +1,12 @@
 """Probit regression: ℓ = −log Φ(±t), y in {0, 1}."""
 
 import numpy as np
-from scipy.special import erfcx, log_ndtr
+from scipy.special import erfcx, log_ndtr, ndtr
 
 from hpcsgd.families.base import Array, no_clips
 
-ROOT_2 = float(np.sqrt(2.0))
-ROOT_2_OVER_PI = float(np.sqrt(2.0 / np.pi))
+HALF_ROOT_2 = float(np.sqrt(0.5))
+TWO_OVER_ROOT_PI = float(2.0 / np.sqrt(np.pi))
 
 
 class Probit:
@@ -19,24 +19,22 @@ class Probit:
 
     def loss(self, t: Array, y: Array) -> Array:
         """−log Φ(t) for y = 1, −log Φ(−t) for y = 0."""
-        losses: Array = -log_ndtr(_towards(t, y))
+        losses: Array = -log_ndtr(t * (2 * y - 1))
         return losses
 
     def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
         """−φ(t)/Φ(t) for y = 1, φ(t)/Φ(−t) for y = 0."""
-        sign = 2 * y - 1
-        # φ(a)/Φ(a) = √(2/π) / erfcx(−a/√2), without a quotient of tiny numbers;
-        # erfcx overflows to inf where the hazard is 0, which is what is meant.
+        # With c = (1 − 2y)/√2 both are (2/√π) c / erfcx(c t): no quotient of tiny
+        # numbers. erfcx overflows to inf where the residual is 0, as it should be.
+        c = np.multiply(y, -2 * HALF_ROOT_2)
+        c += HALF_ROOT_2
+        step = np.multiply(t, c, out=out)
         with np.errstate(over="ignore"):
-            hazard = ROOT_2_OVER_PI / erfcx(_towards(t, y) / -ROOT_2)
-        return np.multiply(hazard, -sign, out=out)
+            erfcx(step, out=step)
+        np.divide(c, step, out=step)
+        return np.multiply(step, TWO_OVER_ROOT_PI, out=step)
 
     def mean(self, t: Array) -> Array:
         """Φ(t)."""
-        probability: Array = np.exp(log_ndtr(t))
+        probability: Array = ndtr(t)
         return probability
-
-
-def _towards(t: Array, y: Array) -> Array:
-    """The score, with the sign that makes larger mean better."""
-    return t * (2 * y - 1)

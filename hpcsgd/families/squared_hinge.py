@@ -15,15 +15,15 @@ class SquaredHinge:
 
     def loss(self, t: Array, y: Array) -> Array:
         """max(0, 1 − y t)² / 2."""
-        return np.maximum(1 - y * t, 0) ** 2 / 2
+        missing: Array = np.maximum(1 - y * t, 0)
+        return missing**2 / 2
 
     def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
-        """−y max(0, 1 − y t)."""
-        margin = np.multiply(t, y, out=out)
-        np.subtract(1, margin, out=margin)
-        np.maximum(margin, 0, out=margin)
-        np.multiply(margin, y, out=margin)
-        return np.negative(margin, out=margin)
+        """y min(0, y t − 1)."""
+        excess = np.multiply(t, y, out=out)
+        np.subtract(excess, 1, out=excess)
+        np.minimum(excess, 0, out=excess)
+        return np.multiply(excess, y, out=excess)
 
     def mean(self, t: Array) -> Array:
         """The sign of the score."""

@@ -8,6 +8,7 @@ import pytest
 from hpcsgd.api import train
 from hpcsgd.comm.delayed import Delayed, Network
 from hpcsgd.comm.mpi import MpiCommunicator
+from hpcsgd.data.partition import split_range
 from tests.contracts.communicator import CHECKS, holds_the_same_bits_when_reproducible
 from tests.harness import config_for, make_problem, oracle_for, relative_error
 from tests.ranks.counting import CountingComm
@@ -85,22 +86,19 @@ def test_the_ledger_agrees_with_what_mpi_was_asked(comm):
             problem, problem={"l2": 0.1, "intercept": True}, products={"kind": kind}
         )
         result = train(config, X=problem.X, y=problem.y, world=world)
-        # Pickled objects are booked by their bytes and do not pass the proxy.
-        objects = world.ledger_objects if hasattr(world, "ledger_objects") else None
-        assert objects is None
-        ledger = result.ledger
-        for purpose in ("products", "evaluate"):
-            assert ledger[purpose]["calls"] > 0
         sent = proxy.counts
-        buffers = [ledger[p] for p in ("products", "agreement", "evaluate")]
-        said = sum(entry["words"] for entry in buffers)
-        assert sent["words"] >= said
-        assert sent["words"] - said <= _control_words(problem, comm.size, result)
-
-
-def _control_words(problem, size, result):
-    """Flags (one word each) and the final gather of weights are booked as control."""
-    return result.ledger["control"]["calls"] + problem.X.shape[1]
+        ledger = result.ledger
+        said = [ledger[p]["words"] for p in ("products", "agreement", "evaluate")]
+        # What passes the proxy besides: one word for each flag, and the slice of the
+        # weights that is gathered at the end; both are booked as control.
+        flags = proxy.flags["words"]
+        own = split_range(problem.X.shape[1], comm.size, comm.rank)
+        assert sent["words"] == sum(said) + flags + (
+            0 if kind == "gather" else own.stop - own.start
+        )
+        calls = sum(ledger[p]["calls"] for p in ("products", "agreement", "evaluate"))
+        assert sent["calls"] == calls + flags + (kind != "gather")
+        assert ledger["products"]["calls"] > 0 and ledger["evaluate"]["calls"] > 0
 
 
 @pytest.mark.ranks(2)

@@ -1,0 +1,126 @@
+"""No rank ever hangs because another died; the launcher plugin sees every ending."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import plugin_ranks
+
+ROOT = Path(__file__).parents[2]
+
+UNCAUGHT = """
+import numpy as np
+from hpcsgd.comm import open_world
+world = open_world()
+if world.rank == 1:
+    raise ValueError("boom on rank one")
+world.sum(np.ones(3), "products")
+"""
+INSIDE_A_RUN = """
+import numpy as np, hpcsgd
+class Boom(hpcsgd.Callback):
+    def on_exchange(self, view):
+        if view.exchanges == 3 and hpcsgd.comm.is_launched and RANK == 1:
+            raise RuntimeError("callback failed")
+import hpcsgd.comm
+from hpcsgd.comm import open_world
+world = open_world()
+RANK = world.rank
+X = np.random.default_rng(0).normal(size=(400, 6))
+config = {"products": {"kind": "gram"}, "schedule": {"batch": 4, "epochs": 50}}
+hpcsgd.train(config, X=X, y=X[:, 0] > 0, world=world, callbacks=[Boom()])
+"""
+
+
+def run(code, ranks, limit=30):
+    """A program on real ranks, in a process group of its own."""
+    command = [*plugin_ranks.mpiexec(), "-n", str(ranks), sys.executable, "-c", code]
+    environment = plugin_ranks.environment(ranks)
+    environment["PYTHONPATH"] = str(ROOT)
+    return plugin_ranks.run_group(command, limit, environment, ROOT)
+
+
+@pytest.mark.parametrize("code, said", [
+    (UNCAUGHT, "boom on rank one"),
+    (INSIDE_A_RUN, "callback failed"),
+], ids=["in-a-sum", "in-a-run"])  # fmt: skip
+def test_an_uncaught_exception_ends_the_job(code, said):
+    began = time.monotonic()
+    status, output = run(code, 3)
+    assert status not in (0, None), output
+    assert "rank 1 of 3 failed" in output and said in output
+    assert "Traceback" in output
+    assert time.monotonic() - began < 20
+
+
+def test_a_mismatched_launcher_is_an_error(tmp_path):
+    """Ranks were asked for and there are none: never n silent singletons."""
+    environment = plugin_ranks.environment(4)
+    environment.update(HPCSGD_EXPECT_RANKS="4", PYTHONPATH=str(ROOT))
+    code = "import sys; from hpcsgd.cli import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "train", "--data", "none.h5"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+        timeout=30,
+    )
+    assert done.returncode == 1
+    assert "4 ranks were asked for and MPI gives 1" in done.stderr
+
+
+ENDINGS = {
+    "an assertion": "assert comm.rank != 1",
+    "an exit with 3": "import os\n    os._exit(3) if comm.rank == 1 else comm.Barrier()",
+    "an exit with 0": "import os\n    os._exit(0) if comm.rank == 1 else comm.Barrier()",
+    "a signal": "import os\n    os.kill(os.getpid(), 11) if comm.rank == 1 else None",
+    "a skip on one rank": "import pytest\n    pytest.skip('x') if comm.rank == 1 else 0",
+    "a deadlock": "comm.Barrier() if comm.rank == 1 else comm.recv(source=1)",
+}
+
+
+@pytest.mark.parametrize("body", ENDINGS.values(), ids=ENDINGS)
+def test_the_plugin_fails_what_did_not_pass_everywhere(tmp_path, body):
+    """A pytest of its own on a file with one bad test; it must fail, and soon."""
+    _write(tmp_path, f"@pytest.mark.ranks(2, timeout=6)\ndef test_it(comm):\n    {body}\n")
+    done = _pytest(tmp_path)
+    assert done.returncode == 1, done.stdout
+    assert "1 failed" in done.stdout
+
+
+def test_the_plugin_passes_and_skips(tmp_path):
+    _write(
+        tmp_path,
+        "@pytest.mark.ranks(1, 2)\ndef test_good(comm):\n"
+        "    assert comm.allreduce(1) == comm.size\n"
+        "@pytest.mark.ranks(2)\ndef test_skip(comm):\n    pytest.skip('all of them')\n",
+    )
+    done = _pytest(tmp_path)
+    assert "2 passed, 1 skipped" in done.stdout, done.stdout
+
+
+def _write(folder, body):
+    (folder / "test_child.py").write_text("import pytest\n\n" + body)
+    (folder / "pytest.ini").write_text(
+        "[pytest]\nmarkers =\n    ranks(*counts, timeout=60): on real ranks\n"
+    )
+
+
+def _pytest(folder):
+    environment = {
+        k: v for k, v in os.environ.items() if not k.startswith("HPCSGD_")
+    } | {"PYTHONPATH": str(ROOT), "PYTEST_PLUGINS": "tests.plugin_ranks"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    return subprocess.run(
+        [*command, "test_child.py"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )

@@ -24,7 +24,8 @@ class Huber:
         error = t - y
         bent = self._bend(error, None)
         error -= bent / 2
-        return np.multiply(bent, error, out=bent)
+        losses: Array = bent * error
+        return losses
 
     def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
         """t − y, clipped to ±δ."""

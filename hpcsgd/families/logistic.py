@@ -16,8 +16,9 @@ class Logistic:
 
     def loss(self, t: Array, y: Array) -> Array:
         """log(1 + eᵗ) − y t, with the larger of 0 and t taken out of the logarithm."""
-        softplus: Array = np.maximum(t, 0) + np.log1p(np.exp(-np.abs(t)))
-        return softplus - y * t
+        small = np.log1p(np.exp(-np.abs(t)))
+        losses: Array = np.maximum(t, 0) + small - y * t
+        return losses
 
     def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
         """sigmoid(t) − y."""

@@ -14,7 +14,8 @@ class Poisson:
 
     def loss(self, t: Array, y: Array) -> Array:
         """eᵗ − y t."""
-        return self.mean(t) - y * t
+        losses: Array = self.mean(t) - y * t
+        return losses
 
     def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
         """eᵗ − y."""

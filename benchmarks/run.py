@@ -1,6 +1,6 @@
 """Run the benchmarks and keep what they measured, with the machine they ran on.
 
-    python benchmarks/run.py [NAME ...]      # all of benchmarks/bench_*.py by default
+python benchmarks/run.py [NAME ...]      # all of benchmarks/bench_*.py by default
 """
 
 import argparse

@@ -140,14 +140,20 @@ def verdict(results: dict) -> str:
     """Who wins here, and why, from the figures themselves."""
     plain, saving = results.values()
     a, b = plain["seconds_total"], saving["seconds_total"]
-    waited = [1e6 * r["ledger"]["products"]["seconds"] / r["iterations"] for r in (plain, saving)]
-    spent = [1e6 * r["seconds_total"] / r["iterations"] - w for r, w in zip((plain, saving), waited)]
+    (waits, works), (also_waits, also_works) = parts(plain), parts(saving)
     winner, factor = ("CA-SGD", a / b) if b < a else ("Plain SGD", b / a)
     return (
-        f"{winner} wins by {factor:.2f}x: a step of plain SGD waits {waited[0]:.0f} µs"
-        f" in its sum and works {spent[0]:.0f} µs, one of CA-SGD waits {waited[1]:.0f} µs"
-        f" and works {spent[1]:.0f} µs (the Gram is the price of the saved messages)."
+        f"{winner} wins by {factor:.2f}x: a step of plain SGD waits {waits:.0f} µs in"
+        f" its sum and works {works:.0f} µs, one of CA-SGD waits {also_waits:.0f} µs"
+        f" and works {also_works:.0f} µs (the Gram is the price of fewer messages)."
     )
+
+
+def parts(run: dict) -> tuple[float, float]:
+    """µs of a step spent waiting for sums, and working."""
+    step = 1e6 * run["seconds_total"] / run["iterations"]
+    waits = 1e6 * run["ledger"]["products"]["seconds"] / run["iterations"]
+    return waits, step - waits
 
 
 def draw(runs: dict, path: Path, say: Console) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hpcsgd.build import Live, build
+from hpcsgd.build import build
 from hpcsgd.callbacks import Callback, History
 from hpcsgd.comm import open_world
 from hpcsgd.comm.base import Communicator
@@ -17,7 +17,7 @@ from hpcsgd.config import RunConfig
 from hpcsgd.data.readers import RowReader, open_reader
 from hpcsgd.errors import ConfigError
 from hpcsgd.report import report
-from hpcsgd.result import Result, Status
+from hpcsgd.result import Result
 from hpcsgd.run_folder import RunFolder
 
 

@@ -219,7 +219,7 @@ def _assemble(
 
 def _rows_of(loaded: Loaded, grid: Grid, replica: int) -> int:
     part = split_range(loaded.shard.total_rows, grid.replicas.size, replica)
-    return part.stop - part.start
+    return int(part.stop - part.start)
 
 
 def _choose(
@@ -303,9 +303,7 @@ def _groups(
     """
     schedule: Schedule = config.schedule
     height = loaded.shard.height
-    sampler = Sampler(
-        config.sampling.mode, config.sampling.seed, height, grid.replica
-    )
+    sampler = Sampler(config.sampling.mode, config.sampling.seed, height, grid.replica)
     plans = plan_groups(height, schedule.batch, schedule.steps)
     steps_per_epoch = sum(len(sizes) for sizes in plans)
     rate = make_rate(config.rate, schedule.epochs * steps_per_epoch)

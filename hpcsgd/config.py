@@ -7,12 +7,12 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
+from hpcsgd.data.sampling import SamplingConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.precision import Precision, make_precision
 from hpcsgd.products.choose import ProductsConfig
 from hpcsgd.rates import RateConfig
 from hpcsgd.schedule import Schedule
-from hpcsgd.data.sampling import SamplingConfig
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,9 @@ class ProblemConfig:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.l2 < float("inf"):
-            raise ConfigError(f"[problem] l2 = {self.l2!r} must be finite and at least 0")
+            raise ConfigError(
+                f"[problem] l2 = {self.l2!r} must be finite and at least 0"
+            )
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,8 @@ def _scale_to_mean_one(grid: Grid, weights: Array | None, rows: int) -> Array | 
         return None
     if total <= 0.0:
         raise DataError("sample_weight sums to zero; at least one row must count")
-    return weights * (rows / total)
+    scaled: Array = weights * (rows / total)
+    return scaled
 
 
 def _exact(

@@ -1,6 +1,7 @@
 """Every figure; the home of matplotlib."""
 
 from collections.abc import Mapping
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ def loss_curves(
     """
     figure, axes = _figure(len(panels))
     for (title, curves), (left, right) in zip(panels.items(), axes, strict=True):
-        for style, (name, records) in zip(("-o", "--s", ":^"), curves.items()):
+        styles = cycle(("-o", "--s", ":^"))
+        for style, (name, records) in zip(styles, curves.items(), strict=False):
             losses = [record["loss"] for record in records]
             left.plot([r["epoch"] for r in records], losses, style, label=name)
             right.plot([r["seconds"] for r in records], losses, style, label=name)

@@ -94,7 +94,9 @@ RECIPES = {
 }
 
 
-def make_precision(recipe: str, overrides: Mapping[str, str] | None = None) -> Precision:
+def make_precision(
+    recipe: str, overrides: Mapping[str, str] | None = None
+) -> Precision:
     """The recipe called `recipe` with single fields changed."""
     if recipe not in RECIPES:
         raise ConfigError(

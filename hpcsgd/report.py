@@ -100,7 +100,7 @@ def _peak_rss(live: Live) -> int:
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # Linux counts KiB, macOS bytes.
     own *= 1 if sys.platform == "darwin" else 1024
-    return max(live.grid.world.exchange_objects(own))
+    return int(max(live.grid.world.exchange_objects(own)))
 
 
 def _versions() -> dict[str, str]:

@@ -12,7 +12,9 @@ class Schedule:
     """Batch b of one replica, steps s of one exchange, exchanges τ of one agreement."""
 
     batch: int = 32  # larger = fewer steps in an epoch, less noise in each
-    steps: int = 8  # larger = fewer messages, more flops (m = s·b of 512..1024 is usual)
+    steps: int = (
+        8  # larger = fewer messages, more flops (m = s·b of 512..1024 is usual)
+    )
     period: int = 1  # larger = replicas drift further apart between agreements
     epochs: int = 1  # passes over the rows of every replica
 
@@ -21,7 +23,8 @@ class Schedule:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(
-                    f"[schedule] {name} = {value!r} must be a whole number of at least 1"
+                    f"[schedule] {name} = {value!r} must be a whole number"
+                    " of at least 1"
                 )
 
 

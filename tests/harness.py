@@ -12,7 +12,7 @@ from tests.problems import make_problem
 
 
 def config_for(drawn, /, **sections):
-    """A float64 configuration for the problem `drawn`; sections lie over the defaults."""
+    """A float64 configuration for the problem `drawn`, with `sections` over it."""
     tables = {
         "problem": {"family": drawn.family},
         "schedule": {"batch": 4, "steps": 3, "epochs": 2},

@@ -77,13 +77,14 @@ def sgd(
     *,
     family,
     l2=0.0,
-    update=Update(),
+    update=None,
     weights=None,
     offset=None,
     intercept=False,
     classes=1,
 ):
-    """Run SGD over `batches` (lists of row numbers); returns w (d, K), intercept (K,)."""
+    """SGD over `batches` (lists of row numbers): w (d, K) and intercept (K,)."""
+    update = update or Update()
     X, y = np.asarray(X, dtype=L), np.asarray(y, dtype=L).reshape(-1, 1)
     w = np.zeros((X.shape[1], classes), dtype=L)
     v, b, bv = np.zeros_like(w), np.zeros(classes, dtype=L), np.zeros(classes, dtype=L)

@@ -58,7 +58,9 @@ class HostBackend:
             np.repeat(couple, sizes[:j]).astype(self.inner)[:, None]
             for j, couple in enumerate(unrolled.couple)
         ]
-        gain = [np.repeat(g, sizes).astype(self.inner)[:, None] for g in unrolled.gain.T]
+        gain = [
+            np.repeat(g, sizes).astype(self.inner)[:, None] for g in unrolled.gain.T
+        ]
         return HostPlan(
             blocks=blocks,
             states=len(unrolled.probe),
@@ -110,7 +112,7 @@ class HostBackend:
         batch: Batch,
         intercept: Array | None,
     ) -> Array:
-        """t_j = Σ_k lead z + Σ_{i<j} couple_ji G_ji r_i + intercept + offset, then r_j."""
+        """t_j = Σ_k lead z + Σ_{i<j} couple_ji G_ji r_i + β + offset, then r_j."""
         columns = margins.shape[1] // len(plan.lead[0])
         margins = margins.astype(self.inner, copy=False)
         panels = block_rows(gram.astype(self.inner, copy=False), plan.blocks)
@@ -182,9 +184,7 @@ def _product(left: Array, right: Array, out: Array) -> Array:
     return out
 
 
-def _combine(
-    margins: Array, lead: tuple[float, ...], columns: int, out: Array
-) -> None:
+def _combine(margins: Array, lead: tuple[float, ...], columns: int, out: Array) -> None:
     """out ← Σ_k lead_k z_k, z_k the K columns that belong to state k."""
     np.multiply(margins[:, :columns], lead[0], out=out)
     for state in range(1, len(lead)):

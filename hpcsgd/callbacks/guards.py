@@ -3,8 +3,6 @@
 import logging
 import zlib
 
-import numpy as np
-
 from hpcsgd.comm.base import Communicator
 from hpcsgd.products.base import State
 
@@ -35,11 +33,15 @@ class MemberCheck:
             self._mend(state, exchanges)
 
     def _fingerprint(self, state: State) -> int:
-        parts = [state.residuals, state.intercept, state.weights if self.whole else None]
+        parts = [
+            state.residuals,
+            state.intercept,
+            state.weights if self.whole else None,
+        ]
         value = 0
         for part in parts:
             if part is not None:
-                value = zlib.crc32(np.ascontiguousarray(part).view(np.uint8), value)
+                value = zlib.crc32(part.tobytes(), value)
         return value
 
     def _mend(self, state: State, exchanges: int) -> None:

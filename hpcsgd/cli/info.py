@@ -88,7 +88,9 @@ def gpus() -> list[str] | str:
     """The cards that nvidia-smi sees."""
     if shutil.which("nvidia-smi") is None:
         return "none (no nvidia-smi)"
-    shown = _output(["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"])
+    shown = _output(
+        ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    )
     return shown.splitlines() if shown else "none"
 
 
@@ -115,6 +117,8 @@ def _line(content: Any) -> str:
         return ", ".join(f"{key} {_line(value)}" for key, value in content.items())
     if isinstance(content, list):
         return " ".join(str(item) for item in content) or "none"
-    return {True: "yes", False: "no"}.get(content, str(content)) if isinstance(
-        content, bool
-    ) else str(content)
+    return (
+        {True: "yes", False: "no"}.get(content, str(content))
+        if isinstance(content, bool)
+        else str(content)
+    )

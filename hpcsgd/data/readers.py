@@ -1,6 +1,7 @@
 """Where rows come from, and how a rank's block is read and checked."""
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,6 +12,14 @@ from hpcsgd.errors import DataError
 
 Array = NDArray[Any]
 CHUNK_BYTES = 64 * 2**20  # read at once: bounds the memory beside the shard
+# What narrow storages hold before they round to inf: bf16, just below float32.
+NARROW_MAX = 3.38e38
+
+# ending -> reader; other names are tried as the first row, whose own check speaks
+READERS = {
+    ".h5": "hpcsgd.data.hdf5:Hdf5Reader",
+    ".hdf5": "hpcsgd.data.hdf5:Hdf5Reader",
+}
 
 
 class RowReader(Protocol):
@@ -39,24 +48,35 @@ class RowReader(Protocol):
 
 
 def open_reader(path: Path) -> RowReader:
-    """The reader that suits a file."""
-    from hpcsgd.data.hdf5 import Hdf5Reader
-
-    return Hdf5Reader(path)
+    """The reader that suits a file's ending."""
+    row = READERS.get(path.suffix.lower(), READERS[".h5"])
+    module, attribute = row.split(":")
+    reader: RowReader = getattr(import_module(module), attribute)(path)
+    return reader
 
 
 def load_block(
-    reader: RowReader, rows: slice, cols: slice, store: Callable[[Array], Array]
+    reader: RowReader,
+    rows: slice,
+    cols: slice,
+    store: Callable[[Array], Array],
+    budget: int = CHUNK_BYTES,
 ) -> Array:
-    """The block as `store` wants it, read in pieces, refused where not finite."""
+    """The block as `store` wants it, read in pieces, refused where not finite.
+
+    At most about `budget` bytes of float64 are held beside the block itself.
+    """
     width = cols.stop - cols.start
-    step = max(CHUNK_BYTES // (8 * max(width, 1)), 1)
+    step = max(budget // (8 * max(width, 1)), 1)
     whole: Array | None = None
     for start in range(rows.start, rows.stop, step):
         stop = min(start + step, rows.stop)
         piece = reader.read(slice(start, stop), cols)
         _refuse_non_finite(piece, start, cols.start)
-        stored = store(piece)
+        with np.errstate(over="ignore"):  # said below, with the place
+            stored = store(piece)
+        if stored.dtype.itemsize < piece.dtype.itemsize:
+            _refuse_too_large(piece, start, cols.start)
         if whole is None:
             whole = np.empty((rows.stop - rows.start, width), dtype=stored.dtype)
         whole[start - rows.start : stop - rows.start] = stored
@@ -71,10 +91,33 @@ def _refuse_non_finite(piece: Array, first_row: int, first_col: int) -> None:
         total = piece.sum(dtype=np.float64)
     if np.isfinite(total):
         return
-    bad = np.argwhere(~np.isfinite(piece))
-    if len(bad):
-        row, col = bad[0]
+    place = _first(~np.isfinite(piece), first_row, first_col)
+    if place:
+        row, col = place
         raise DataError(
-            f"X has {piece[row, col]} at row {first_row + row},"
-            f" column {first_col + col}; clean the file or drop that row"
+            f"X has {piece[row - first_row, col - first_col]} at row {row},"
+            f" column {col}; clean the file or drop that row"
         )
+
+
+def _refuse_too_large(piece: Array, first_row: int, first_col: int) -> None:
+    """Finite as it is, infinite as it would be stored."""
+    # Extremes first: no mask as large as the piece in the good case.
+    if max(float(piece.max()), -float(piece.min())) <= NARROW_MAX:
+        return
+    place = _first(np.abs(piece) > NARROW_MAX, first_row, first_col)
+    if place:
+        row, col = place
+        raise DataError(
+            f"X has {piece[row - first_row, col - first_col]:g} at row {row},"
+            f" column {col}, too large for less than float64; clean the file, rescale"
+            " the column or use --precision fp64"
+        )
+
+
+def _first(bad: Array, first_row: int, first_col: int) -> tuple[int, int] | None:
+    """Global row and column of the first true entry."""
+    if not bad.any():
+        return None
+    row, col = np.argwhere(bad)[0]
+    return first_row + int(row), first_col + int(col)

@@ -30,7 +30,12 @@ class SamplingConfig:
 
 @dataclass(frozen=True)
 class Sampler:
-    """The row order of one replica; members of it agree without a message."""
+    """The row order of one replica; members of it agree without a message.
+
+    The generator is `default_rng((seed, replica, key))` with key 0 for shuffle-once and
+    epoch + 1 otherwise. Batch, steps, product and members have no part in it, so that
+    runs which differ in them take the same rows in the same order.
+    """
 
     mode: str
     seed: int

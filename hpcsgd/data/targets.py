@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 from hpcsgd.errors import DataError
 
 Array = NDArray[Any]
+LABELLED = ("binary", "signed", "classes")
 MOST_CLASSES = 1000  # more distinct labels than this are no classes but numbers
+MOST_FRACTIONS = 20  # the same where a label is not whole: 0.5 and 1.5 may be classes
 
 
 @dataclass(frozen=True)
@@ -29,54 +31,68 @@ def encode_targets(
     `exchange` gives every rank the objects of all: labels are those of the whole data,
     and every rank finds the same fault. It is called exactly once on every rank.
     """
-    if kind in ("binary", "signed", "classes"):
-        return _encode_labels(y, kind, exchange)
-    fault = _fault(y, kind, first_row)
-    for found in exchange(fault):
-        if found:
-            raise DataError(found)
-    return y.reshape(-1, 1), Targets(kind)
-
-
-def _fault(y: Array, kind: str, first_row: int) -> str | None:
-    """The first value that does not suit, as a sentence."""
-    bad = {"counts": y < 0, "positive": y <= 0}.get(kind, np.zeros(len(y), dtype=bool))
-    if not bad.any():
-        return None
-    row = int(np.argmax(bad))
-    wants = {"counts": "counts of at least 0", "positive": "values above 0"}[kind]
-    return (
-        f"y is {y[row]:g} at row {first_row + row} and this family needs {wants};"
-        " clean the data or choose --family gaussian"
-    )
-
-
-def _encode_labels(
-    y: Array, kind: str, exchange: Callable[[Any], list[Any]]
-) -> tuple[Array, Targets]:
-    own = np.unique(y)[: MOST_CLASSES + 1]
-    labels = np.unique(np.concatenate(exchange(own)))
-    _check_labels(labels, kind)
+    labelled = kind in LABELLED
+    own = np.unique(y)[: MOST_CLASSES + 1] if labelled else y[:0]
+    parts = exchange((_fault(y, kind, first_row), own))
+    for fault, _ in parts:
+        if fault:
+            raise _on_all_ranks(fault)
+    if not labelled:
+        return y.reshape(-1, 1), Targets(kind)
+    labels = np.unique(np.concatenate([own for _, own in parts]))
+    fault = _label_fault(labels, kind)
+    if fault:
+        raise _on_all_ranks(fault)
     encoded = np.searchsorted(labels, y).astype(np.float64).reshape(-1, 1)
     if kind == "signed":
         encoded = 2 * encoded - 1
     return encoded, Targets(kind, tuple(labels.tolist()))
 
 
-def _check_labels(labels: Array, kind: str) -> None:
+def _on_all_ranks(sentence: str) -> DataError:
+    """The error every rank raises: it is said once, and nobody is left waiting."""
+    error = DataError(sentence)
+    error.on_all_ranks = True
+    return error
+
+
+def _fault(y: Array, kind: str, first_row: int) -> str | None:
+    """The first value that does not suit, as a sentence."""
+    bad = ~np.isfinite(y)
+    if bad.any():
+        row = int(np.argmax(bad))
+        return (
+            f"y has {y[row]} at row {first_row + row}; clean the file or drop that row"
+        )
+    wants = {"counts": "counts of at least 0", "positive": "values above 0"}.get(kind)
+    if wants is None:
+        return None
+    bad = y < 0 if kind == "counts" else y <= 0
+    if not bad.any():
+        return None
+    row = int(np.argmax(bad))
+    return (
+        f"y is {y[row]:g} at row {first_row + row} and this family needs {wants};"
+        " clean the data or choose --family gaussian"
+    )
+
+
+def _label_fault(labels: Array, kind: str) -> str | None:
+    """What is wrong with the labels of the whole data, as a sentence."""
+    count = str(len(labels)) if len(labels) <= MOST_CLASSES else "too many"
     shown = ", ".join(f"{label:g}" for label in labels[:5])
     shown += ", ..." if len(labels) > 5 else ""
     if len(labels) < 2:
-        raise DataError(
-            f"y has one label only ({shown}); a classifier needs rows of two"
-        )
+        return f"y has one label only ({shown}); a classifier needs rows of two"
     if kind == "classes":
-        if len(labels) > MOST_CLASSES or not (labels == np.round(labels)).all():
-            raise DataError(
+        whole = bool((labels == np.round(labels)).all())
+        if len(labels) > (MOST_CLASSES if whole else MOST_FRACTIONS):
+            return (
                 f"y looks like numbers, not classes ({shown}); choose --family gaussian"
             )
     elif len(labels) > 2:
-        raise DataError(
-            f"y has {len(labels)} labels ({shown}) and this family takes two;"
+        return (
+            f"y has {count} labels ({shown}) and this family takes two;"
             " choose --family softmax"
         )
+    return None

@@ -30,7 +30,8 @@ class LinearUpdate:
 
     def probe(self) -> Array:
         """q, the combination of states at which scores are read."""
-        return np.eye(self.states)[0]
+        first: Array = np.eye(self.states)[0]
+        return first
 
 
 @dataclass(frozen=True)

@@ -53,8 +53,6 @@ def unroll(
         carry=carry,
         gain=reach.T.copy(),
         free=np.array([update.transition(rate, 0.0) for rate in rates]),
-        push=np.array(
-            [update.gain(r, c) for r, c in zip(rates, counts, strict=True)]
-        ),
+        push=np.array([update.gain(r, c) for r, c in zip(rates, counts, strict=True)]),
         probe=probe,
     )

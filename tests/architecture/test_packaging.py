@@ -13,7 +13,12 @@ from hpcsgd import assets
 from hpcsgd.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
-ASSETS = ("kernels/cpu/rows.c", "kernels/README.md", "slurm/README.md", "data/catalog.toml")
+ASSETS = (
+    "kernels/cpu/rows.c",
+    "kernels/README.md",
+    "slurm/README.md",
+    "data/catalog.toml",
+)
 CODE = (
     "import sys; sys.path[:] = [p for p in sys.path if p not in ('', {root!r})];"
     "{extra}"

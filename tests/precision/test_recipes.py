@@ -37,7 +37,7 @@ def test_recipe_c_is_not_full_precision(kind):
 
 
 def test_c_equals_sgd_on_the_rounded_matrix():
-    """The same rounded matrix serves G and the scores: only the margins' bf16 is left."""
+    """One rounded matrix serves G and the scores; only fp32 sums are left."""
     from hpcsgd.precision import decode, encode
 
     result, config, problem = trained("c", precision={"recipe": "c", "margin": "fp32"})

@@ -117,7 +117,9 @@ def test_an_interrupted_one_has_no_key(environment, monkeypatch):
     "tools, wanted",
     [(("virtualenv", "uv"), "virtualenv -q"), (("uv",), "uv venv -q --seed")],
 )
-def test_without_ensurepip_the_next_tool_is_tried(environment, monkeypatch, tools, wanted):
+def test_without_ensurepip_the_next_tool_is_tried(
+    environment, monkeypatch, tools, wanted
+):
     rules = [(["import ensurepip"], 1, ""), (["-m virtualenv"], 1, "")]
     fake = use(environment, monkeypatch, *rules, tools=tools)
     assert environment.main() == 0

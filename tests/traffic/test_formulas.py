@@ -83,9 +83,9 @@ def test_look_ahead():
 
 def test_formats_that_differ_travel_apart():
     """gram_wire unlike margin_sum: two messages, each in its own width."""
-    ledger = run(
-        "gram", 2, precision={"recipe": "fp64", "gram_wire": "fp32"}
-    ).ledger["products"]
+    ledger = run("gram", 2, precision={"recipe": "fp64", "gram_wire": "fp32"}).ledger[
+        "products"
+    ]
     g = sum(map(gram_words, groups()))
     assert ledger["calls"] == 2 * len(groups()) * EPOCHS
     assert ledger["bytes"] == EPOCHS * (4 * g + 8 * ROWS)

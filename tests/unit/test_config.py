@@ -23,7 +23,10 @@ def test_toml_round_trip(tmp_path):
 @pytest.mark.parametrize(
     "tables, sentence",
     [
-        ({"schedule": {"step": 4}}, r"\[schedule\] unknown: \['step'\]; known: \['batch'"),
+        (
+            {"schedule": {"step": 4}},
+            r"\[schedule\] unknown: \['step'\]; known: \['batch'",
+        ),
         ({"shedule": {}}, r"sections unknown: \['shedule'\]; known: \['agreement'"),
         ({"schedule": {"batch": 0}}, "batch = 0 must be a whole number of at least 1"),
         ({"schedule": {"steps": -1}}, "steps = -1 must be a whole number"),

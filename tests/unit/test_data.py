@@ -1,4 +1,4 @@
-"""Files, arrays and targets: what is read, what is refused, what is never half-written."""
+"""Files, arrays and targets: what is read, refused, and never half-written."""
 
 import h5py
 import numpy as np

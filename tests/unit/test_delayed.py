@@ -61,8 +61,11 @@ def one_of(ranks, network):
         def _reduce(self, buffer): ...
         def _broadcast(self, buffer, root): ...
         def _gather(self, part, counts, out): ...
-        def _max(self, value): return value  # noqa: E704
-        def _start_sum(self, buffer): return lambda: None  # noqa: E704
+        def _max(self, value):
+            return value  # noqa: E704
+
+        def _start_sum(self, buffer):
+            return lambda: None  # noqa: E704
 
     inner = Instant()
     inner.size = ranks

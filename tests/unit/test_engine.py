@@ -121,10 +121,12 @@ def test_a_broken_save_leaves_the_old_result(tmp_path, monkeypatch):
 
 
 def test_the_sequence_of_rows_is_the_same_for_every_s_and_product():
-    """Runs with other s, product and C end at the same model: they saw the same rows."""
+    """Runs with other s, product and C end at one model: they saw the same rows."""
     problem = make_problem("logistic")
     finals = [
-        train_on(c, config_for(problem, schedule={"steps": s}, products={"kind": k}), problem)
+        train_on(
+            c, config_for(problem, schedule={"steps": s}, products={"kind": k}), problem
+        )
         for s, k, c in ((1, "direct", 1), (5, "gram", 2), (14, "gather", 3))
     ]
     for other in finals[1:]:

@@ -1,4 +1,4 @@
-"""Compiled kernels equal their NumPy twins, bit for bit, or say why they are missing."""
+"""Compiled kernels equal their NumPy twins bit for bit, or say why they miss."""
 
 import subprocess
 import sys

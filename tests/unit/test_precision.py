@@ -27,7 +27,7 @@ def test_widening_is_exact_for_every_bf16():
 
 def test_rounding_is_to_nearest_even():
     """Midpoints of neighbours go to the even one, an ulp either side to the nearer."""
-    low = EVERY_BF16[: 0x7F7F]  # finite and positive, the largest left out
+    low = EVERY_BF16[:0x7F7F]  # finite and positive, the largest left out
     here, after = widen_bf16(low, np.float64), widen_bf16(low + 1, np.float64)
     middle = ((here + after) / 2).astype(np.float32)
     even = np.where(low % 2 == 0, low, low + 1)

@@ -33,7 +33,13 @@ def test_formulas():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"kind": "steep"}, {"value": 0.0}, {"value": float("nan")}, {"decay": -1.0}, {"warmup": -1}],
+    [
+        {"kind": "steep"},
+        {"value": 0.0},
+        {"value": float("nan")},
+        {"decay": -1.0},
+        {"warmup": -1},
+    ],
 )
 def test_wrong_rates(wrong):
     with pytest.raises(ConfigError, match=r"\[rate\]"):

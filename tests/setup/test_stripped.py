@@ -1,0 +1,99 @@
+"""Set-up and a run on a machine that has next to nothing.
+
+No gcc, no mpiexec, no HOME, a space in the path, and another user than root. It
+downloads packages, so it belongs to `make test-all`.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TOOLS = ("sh", "env", "make", "sed", "expand", "tail", "mkdir", "rm", "ls", "uname", "git")
+PASSED_ON = ("PIP_", "SSL_", "REQUESTS_", "CURL_", "http_proxy", "https_proxy", "no_proxy")
+NOBODY = 65534
+
+pytestmark = pytest.mark.full
+
+
+@pytest.fixture
+def stripped(tmp_path_factory):
+    """(folder with a space, its environment, what to run commands as)."""
+    base = tmp_path_factory.mktemp("stripped", numbered=True)
+    checkout, tools = base / "a check out", base / "bin"
+    names = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\n")
+    for name in filter(None, names):
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, checkout / name)
+    tools.mkdir()
+    for tool in TOOLS:
+        found = shutil.which(tool)
+        if found:
+            (tools / tool).symlink_to(found)
+    (tools / "python3").symlink_to(_real_python())
+    kept = {k: v for k, v in os.environ.items() if k.startswith(PASSED_ON)}
+    return checkout, {"PATH": str(tools), "LC_ALL": "C.UTF-8", **kept}, _as_nobody(base)
+
+
+def _real_python():
+    """The interpreter behind this environment, which is not to be seen itself."""
+    code = "import sys; print(sys.base_prefix)"
+    prefix = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    return Path(prefix) / "bin" / f"python3.{sys.version_info.minor}"
+
+
+def _as_nobody(base):
+    """Commands that a user who owns only this folder would give."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        return []
+    if not _readable_by_all(Path(sys.base_prefix)):
+        return []
+    for path in [base, *base.rglob("*")]:
+        if not path.is_symlink():
+            os.chown(path, NOBODY, NOBODY)
+    for parent in base.parents:
+        if parent.stat().st_uid == os.geteuid() and str(parent).startswith("/tmp"):
+            parent.chmod(parent.stat().st_mode | 0o055)
+    user = [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    return [shutil.which("setpriv"), *user]
+
+
+def _readable_by_all(path):
+    return all(p.stat().st_mode & 0o005 == 0o005 for p in [path, *path.parents])
+
+
+def test_set_up_and_train(stripped):
+    checkout, environment, user = stripped
+
+    def run(*command, limit=600):
+        done = subprocess.run(
+            [*user, *command],
+            cwd=checkout,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=limit,
+        )
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        return done.stdout
+
+    make = shutil.which("make")
+    said = run(make, "environment")
+    assert "kernels not compiled" in said and "NumPy path" in said
+    assert run(make, "environment") == "", "nothing is done a second time"
+    assert {p.name for p in checkout.parent.iterdir()} == {"a check out", "bin"}
+    hpcsgd = [".venv/bin/python", "-m", "hpcsgd"]
+    info = run(*hpcsgd, "info")
+    assert "compiled no" in info and "MPICH" in info
+    run(*hpcsgd, "data", "synth", "--shape", "susy", "--rows", "500", "--out", "s.h5")
+    said = run(*hpcsgd, "train", "--data", "s.h5", "--ranks", "2", "--precision", "c")
+    assert "2 as 1 x 2" in said and "completed" in said

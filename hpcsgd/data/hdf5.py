@@ -1,6 +1,7 @@
 """HDF5 files: /X (rows × columns), /y, optionally /sample_weight and /offset."""
 
 import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -144,6 +145,7 @@ class Hdf5Writer:
         self.rows, self.cols, self.done = rows, cols, 0
         if self.path.is_dir():
             raise ConfigError(f"cannot write {self.path}: it is a folder; name a file")
+        _check_room(self.path, rows, cols)
         try:
             self.file = _h5py().File(self.temporary, "w")
         except OSError as error:
@@ -185,7 +187,7 @@ class Hdf5Writer:
             with open(self.temporary, "rb") as written:
                 os.fsync(written.fileno())
             os.replace(self.temporary, self.path)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # h5py's close raises either
             self.abandon()
             raise self._unwritten(error) from error
 
@@ -226,6 +228,18 @@ class Hdf5Writer:
         return DataError(
             f"{self.path} cannot be written ({_reason(error)}); make room or choose"
             " another folder, nothing was kept"
+        )
+
+
+def _check_room(path: Path, rows: int, cols: int) -> None:
+    # HDF5 takes the interpreter down with it when a disk fills under an open file.
+    if not path.parent.is_dir():
+        return
+    need, free = rows * (4 * cols + 8), shutil.disk_usage(path.parent).free
+    if need > free:
+        raise ConfigError(
+            f"cannot write {path}: it needs {need / 2**30:.1f} GiB and its folder has"
+            f" {free / 2**30:.1f} GiB free; use fewer rows or another folder"
         )
 
 

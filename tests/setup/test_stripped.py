@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TOOLS = ("sh", "env", "make", "sed", "expand", "tail", "mkdir", "rm", "ls", "uname", "git")
-PASSED_ON = ("PIP_", "SSL_", "REQUESTS_", "CURL_", "http_proxy", "https_proxy", "no_proxy")
+TOOLS = ("sh", "env", "make", "sed", "expand", "tail", "mkdir", "rm", "uname")
+PASSED_ON = ("PIP_", "SSL_", "REQUESTS_", "CURL_", "http_proxy", "https_proxy")
 NOBODY = 65534
+SYSTEM_PYTHON = "/usr/bin/python3"
 
 pytestmark = pytest.mark.full
 
@@ -36,25 +37,31 @@ def stripped(tmp_path_factory):
         found = shutil.which(tool)
         if found:
             (tools / tool).symlink_to(found)
-    (tools / "python3").symlink_to(_real_python())
+    _python_into(tools)
     kept = {k: v for k, v in os.environ.items() if k.startswith(PASSED_ON)}
     return checkout, {"PATH": str(tools), "LC_ALL": "C.UTF-8", **kept}, _as_nobody(base)
 
 
-def _real_python():
-    """The interpreter behind this environment, which is not to be seen itself."""
-    code = "import sys; print(sys.base_prefix)"
-    prefix = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    return Path(prefix) / "bin" / f"python3.{sys.version_info.minor}"
+def _python_into(tools):
+    """An interpreter every user may run, with virtualenv where it lacks ensurepip."""
+    own = Path(sys.base_prefix) / "bin" / f"python3.{sys.version_info.minor}"
+    if os.geteuid() != 0 or _readable_by_all(own.parent):
+        (tools / "python3").symlink_to(own)
+        return
+    (tools / "python3").symlink_to(SYSTEM_PYTHON)
+    folder = tools.parent / "virtualenv"
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--target", str(folder)]
+    subprocess.run([*pip, "virtualenv"], check=True, timeout=120)
+    script = tools / "virtualenv"
+    script.write_text(
+        f'#!/bin/sh\nPYTHONPATH="{folder}" exec {SYSTEM_PYTHON} -m virtualenv "$@"\n'
+    )
+    script.chmod(0o755)
 
 
 def _as_nobody(base):
-    """Commands that a user who owns only this folder would give."""
+    """The command in front of others that makes them another user's."""
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
-        return []
-    if not _readable_by_all(Path(sys.base_prefix)):
         return []
     for path in [base, *base.rglob("*")]:
         if not path.is_symlink():
@@ -90,7 +97,10 @@ def test_set_up_and_train(stripped):
     said = run(make, "environment")
     assert "kernels not compiled" in said and "NumPy path" in said
     assert run(make, "environment") == "", "nothing is done a second time"
-    assert {p.name for p in checkout.parent.iterdir()} == {"a check out", "bin"}
+    beside = {p.name for p in checkout.parent.iterdir()}
+    assert beside <= {"a check out", "bin", "virtualenv"}, "nothing is put outside"
+    if os.geteuid() == 0 and user:
+        assert (checkout / ".venv").stat().st_uid == NOBODY
     hpcsgd = [".venv/bin/python", "-m", "hpcsgd"]
     info = run(*hpcsgd, "info")
     assert "compiled no" in info and "MPICH" in info

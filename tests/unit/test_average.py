@@ -23,7 +23,10 @@ def local_sgd(problem, config, replicas):
             states[r] = _walk(problem, config, states[r], group)
         if (number + 1) % schedule.period == 0 or number + 1 == exchanges:
             share = [(p.stop - p.start) / n for p in parts]
-            mean = [sum(c * s[k] for c, s in zip(share, states, strict=True)) for k in (0, 1)]
+            mean = [
+                sum(c * s[k] for c, s in zip(share, states, strict=True))
+                for k in (0, 1)
+            ]
             states = [tuple(mean)] * replicas
     return states[0]
 

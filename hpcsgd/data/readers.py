@@ -60,14 +60,14 @@ def load_block(
     rows: slice,
     cols: slice,
     store: Callable[[Array], Array],
-    budget: int = CHUNK_BYTES,
+    budget: int | None = None,
 ) -> Array:
     """The block as `store` wants it, read in pieces, refused where not finite.
 
-    At most about `budget` bytes of float64 are held beside the block itself.
+    About `budget` bytes of float64 (CHUNK_BYTES if None) are held beside the block.
     """
     width = cols.stop - cols.start
-    step = max(budget // (8 * max(width, 1)), 1)
+    step = max((budget or CHUNK_BYTES) // (8 * max(width, 1)), 1)
     whole: Array | None = None
     for start in range(rows.start, rows.stop, step):
         stop = min(start + step, rows.stop)

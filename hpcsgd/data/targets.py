@@ -12,7 +12,6 @@ from hpcsgd.errors import DataError
 Array = NDArray[Any]
 LABELLED = ("binary", "signed", "classes")
 MOST_CLASSES = 1000  # more distinct labels than this are no classes but numbers
-MOST_FRACTIONS = 20  # the same where a label is not whole: 0.5 and 1.5 may be classes
 
 
 @dataclass(frozen=True)
@@ -31,15 +30,14 @@ def encode_targets(
     `exchange` gives every rank the objects of all: labels are those of the whole data,
     and every rank finds the same fault. It is called exactly once on every rank.
     """
-    labelled = kind in LABELLED
-    own = np.unique(y)[: MOST_CLASSES + 1] if labelled else y[:0]
-    parts = exchange((_fault(y, kind, first_row), own))
-    for fault, _ in parts:
-        if fault:
-            raise _on_all_ranks(fault)
-    if not labelled:
+    own = np.unique(y)[: MOST_CLASSES + 1] if kind in LABELLED else None
+    said = exchange(_fault(y, kind, first_row) or own)  # a sentence takes precedence
+    for found in said:
+        if isinstance(found, str):
+            raise _on_all_ranks(found)
+    if kind not in LABELLED:
         return y.reshape(-1, 1), Targets(kind)
-    labels = np.unique(np.concatenate([own for _, own in parts]))
+    labels = np.unique(np.concatenate(said))
     fault = _label_fault(labels, kind)
     if fault:
         raise _on_all_ranks(fault)
@@ -85,8 +83,7 @@ def _label_fault(labels: Array, kind: str) -> str | None:
     if len(labels) < 2:
         return f"y has one label only ({shown}); a classifier needs rows of two"
     if kind == "classes":
-        whole = bool((labels == np.round(labels)).all())
-        if len(labels) > (MOST_CLASSES if whole else MOST_FRACTIONS):
+        if len(labels) > MOST_CLASSES or not (labels == np.round(labels)).all():
             return (
                 f"y looks like numbers, not classes ({shown}); choose --family gaussian"
             )

@@ -1,5 +1,6 @@
 """Full losses along the way, and the last weights that had a good one."""
 
+import logging
 import math
 
 import numpy as np
@@ -9,6 +10,7 @@ from hpcsgd.callbacks.base import View
 from hpcsgd.objective import Objective
 from hpcsgd.products.base import Array, State
 
+log = logging.getLogger(__name__)
 BLOW_UP = 1e3  # times the scale of the first loss: no useful step goes that far up
 
 
@@ -25,6 +27,7 @@ class Evaluation:
         self.first_loss: float | None = None
         self.good: tuple[Array, Array | None, float] | None = None
         self.measured_at = -1
+        self.clipped = 0  # scores beyond the range of exp at the last look
 
     def measure(self, state: State, view: View) -> bool:
         """Put the loss into the view; False when it says that the run diverged."""
@@ -32,7 +35,13 @@ class Evaluation:
         intercept = None if seen.intercept is None else seen.intercept[0]
         own = seen.weights[self.own, : self.columns]
         with np.errstate(all="ignore"):
-            view.loss = self.objective.loss(own, intercept)
+            view.loss, self.clipped = self.objective.loss(own, intercept)
+        if self.clipped and view.exchanges:
+            log.warning(
+                "%d scores lie beyond the range of exp and were clipped;"
+                " lower the rate or scale the columns",
+                self.clipped,
+            )
         self.measured_at = view.exchanges
         if self.first_loss is None:
             self.first_loss = view.loss

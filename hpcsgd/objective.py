@@ -32,14 +32,18 @@ class Objective:
     penalty: Ridge
     read: Callable[[slice], Array]  # local rows -> this member's columns, exact
 
-    def loss(self, weights: Array, intercept: Array | None) -> float:
-        """F at this member's slice of w (d_c, K) and the intercept (K,)."""
-        sums = np.zeros(2)
+    def loss(self, weights: Array, intercept: Array | None) -> tuple[float, int]:
+        """F at this member's slice of w (d_c, K) and the intercept (K,); clips.
+
+        The clips are the scores whose exponential had to be cut off: with any of
+        them the loss is a lower bound.
+        """
+        sums = np.zeros(3)
         for start in range(0, self.shard.height, BLOCK_ROWS):
             rows = slice(start, min(start + BLOCK_ROWS, self.shard.height))
             sums += self._block(rows, weights.astype(np.float64), intercept)
         self.grid.replicas.sum(sums, "evaluate")
-        return float(sums[0] / sums[1]) + self._penalty(weights)
+        return float(sums[0] / sums[1]) + self._penalty(weights), int(sums[2])
 
     def _block(self, rows: slice, weights: Array, intercept: Array | None) -> Array:
         shard = self.shard
@@ -50,11 +54,11 @@ class Objective:
         if shard.offsets is not None:
             scores += shard.offsets[rows]
         targets = shard.targets[rows].astype(np.float64)
-        losses = self.family.loss(scores, targets)
+        losses, clips = self.family.loss(scores, targets), self.family.clipped(scores)
         if shard.weights is None:
-            return np.array([losses.sum(), float(len(losses))])
+            return np.array([losses.sum(), len(losses), clips])
         c = shard.weights[rows].astype(np.float64)
-        return np.array([(c * losses).sum(), c.sum()])
+        return np.array([(c * losses).sum(), c.sum(), clips])
 
     def _penalty(self, weights: Array) -> float:
         if self.penalty.l2 == 0.0:

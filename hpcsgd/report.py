@@ -78,6 +78,7 @@ def _facts(live: Live, columns: int, began: float, setup: float) -> dict[str, An
         "classes": columns,
         "labels": list(live.loaded.targets.labels),
         "precision": _precision(live),
+        "clipped_scores": live.engine.evaluation.clipped,
         "mended_members": live.engine.guard.mended,
         "seconds_total": view.seconds,
         "seconds_setup": setup,

@@ -14,8 +14,15 @@ for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 pytest_plugins = ["tests.plugin_ranks"]
 
 HERE = Path(__file__).parent
-BUDGET_MINUTES = {"unit": 2, "equivalence": 3, "ranks": 4}  # on two cores
+BUDGET_MINUTES = {  # on two cores
+    **{"unit": 2, "equivalence": 3, "ranks": 4, "kernels": 3, "slurm": 2},
+    **{"faults": 2, "estimators": 2, "examples": 1},
+}
 _used: dict[str, float] = defaultdict(float)
+
+
+def pytest_configure(config):
+    config.lengths_key = pytest.StashKey()
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -26,7 +33,7 @@ def pytest_runtest_protocol(item):
     _used[folder] += time.perf_counter() - began
 
 
-def pytest_terminal_summary(terminalreporter):
+def pytest_terminal_summary(terminalreporter, config):
     """Seconds used beside seconds allowed; passing a budget is reported, not failed."""
     if not _used or os.environ.get("HPCSGD_QUIET_BUDGET"):
         return
@@ -36,3 +43,5 @@ def pytest_terminal_summary(terminalreporter):
         over = " OVER" if allowed and used > 60 * allowed else ""
         limit = f" of {60 * allowed:4d}" if allowed else ""
         terminalreporter.write_line(f"{folder:14s} {used:7.1f} s{limit}{over}")
+    for line in config.stash.get(config.lengths_key, []):
+        terminalreporter.write_line(line)

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from hpcsgd.cli import THREAD_SETTINGS
+from hpcsgd.comm import EXPECTED, is_launched
 from hpcsgd.errors import ConfigError
 
-EXPECTED = "HPCSGD_EXPECT_RANKS"
 RANK_NAMES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 
@@ -39,9 +39,17 @@ def relaunch(ranks: int, argv: list[str]) -> int:
         return process.wait()
 
 
-def is_relaunched() -> bool:
-    """True in a process that `relaunch` started."""
-    return EXPECTED in os.environ
+def must_relaunch(ranks: int | None) -> bool:
+    """True where `ranks` were asked for and no launcher has started this process.
+
+    Under a launcher the number becomes what the world must have.
+    """
+    if ranks is None or EXPECTED in os.environ:
+        return False
+    if is_launched(os.environ):
+        os.environ[EXPECTED] = str(ranks)
+        return False
+    return True
 
 
 def mpiexec() -> list[str]:

@@ -110,7 +110,7 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Check the configuration, then train here or under mpiexec."""
     config = configuration(arguments)
-    if arguments.ranks is not None and not launch.is_relaunched():
+    if launch.must_relaunch(arguments.ranks):
         return launch.relaunch(arguments.ranks, argv)
     return _train(config, arguments)
 

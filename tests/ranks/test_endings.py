@@ -1,5 +1,6 @@
 """No rank ever hangs because another died; the launcher plugin sees every ending."""
 
+import json
 import os
 import subprocess
 import sys
@@ -127,3 +128,50 @@ def _pytest(folder):
         text=True,
         timeout=60,
     )
+
+
+TRAIN = ["-m", "hpcsgd", "train", "--family", "gaussian", "--batch", "4", "--json"]
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A small file."""
+    from hpcsgd.data.synthetic import write_synthetic
+
+    write_synthetic(tmp_path / "d.h5", "susy", 200, 5, 0)
+    return tmp_path / "d.h5"
+
+
+def mpiexec_hpcsgd(ranks, *flags):
+    """`mpiexec -n ranks python -m hpcsgd train ...`, output and errors apart."""
+    command = [*plugin_ranks.mpiexec(), "-n", str(ranks), sys.executable, *TRAIN]
+    kept = plugin_ranks.environment(ranks)
+    return subprocess.run(
+        [*command, *map(str, flags)],
+        capture_output=True,
+        text=True,
+        env={**kept, "PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        timeout=60,
+    )
+
+
+def test_the_command_under_mpiexec_prints_once(data):
+    """One document on standard output, whatever the number of ranks."""
+    done = mpiexec_hpcsgd(3, "--data", data, "--check-members", 2)
+    said = json.loads(done.stdout)
+    assert said["ranks"] == 3 and said["mended_members"] == 0
+    assert mpiexec_hpcsgd(3, "--data", data, "--ranks", 3).returncode == 0
+
+
+def test_wrong_input_under_mpiexec_is_said_once(data):
+    for flags, code in (
+        (("--data", "none.h5"), 2),
+        (("--data", data, "--grid", "1x2"), 2),
+        (("--data", data, "--steps", "0"), 2),
+        (("--data", data, "--ranks", "2"), 1),
+    ):
+        done = mpiexec_hpcsgd(3, *flags)
+        lines = [line for line in done.stderr.splitlines() if "error" in line]
+        assert done.returncode == code and len(lines) == 1, done.stderr
+        assert "Traceback" not in done.stderr and not done.stdout

@@ -192,9 +192,7 @@ def test_softmax_of_two_is_logistic(a, b):
     t, y = np.array([[a, b]]), np.array([[1.0]])
     two, one = get_family("softmax"), get_family("logistic")
     gap = np.array([[b - a]])
-    np.testing.assert_allclose(
-        two.loss(t, y), one.loss(gap, y), rtol=1e-12, atol=1e-12
-    )
+    np.testing.assert_allclose(two.loss(t, y), one.loss(gap, y), rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(
         two.residual(t, y)[:, 1:], one.residual(gap, y), atol=1e-14
     )

@@ -2,8 +2,11 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hpcsgd.errors import ConfigError
+from hpcsgd.penalties import PENALTIES, Ridge
 from hpcsgd.rates import RATES, RateConfig, make_rate
 
 
@@ -44,3 +47,61 @@ def test_formulas():
 def test_wrong_rates(wrong):
     with pytest.raises(ConfigError, match=r"\[rate\]"):
         RateConfig(**wrong)
+
+
+@given(
+    st.sampled_from(sorted(RATES)),
+    st.floats(1e-6, 10),
+    st.floats(0, 1),
+    st.integers(0, 30),
+    st.integers(1, 100),
+    st.lists(st.integers(0, 20), min_size=1, max_size=8),
+)
+def test_any_cut_gives_the_rates_of_the_whole(kind, value, decay, warmup, n, cuts):
+    """A group of s steps asks once; s must not change a single rate."""
+    rate = make_rate(RateConfig(kind, value, decay, warmup), n)
+    starts = np.cumsum([0, *cuts])
+    pieces = [rate.at(int(k), c) for k, c in zip(starts, cuts, strict=False)]
+    whole = rate.at(0, sum(cuts))
+    assert whole.dtype == np.float64 and whole.shape == (sum(cuts),)
+    np.testing.assert_array_equal(whole, np.concatenate(pieces))
+    assert (whole >= 0).all() and (whole <= value).all()
+
+
+@pytest.mark.parametrize("kind", sorted(RATES))
+def test_rates_fall_once_warm_up_is_over(kind):
+    rate = make_rate(RateConfig(kind, 0.5, decay=0.2, warmup=6), 40)
+    rates = rate.at(0, 40)
+    assert (np.diff(rates[5:]) <= 0).all()
+    plain = make_rate(RateConfig(kind, 0.5, decay=0.2), 40).at(0, 40)
+    np.testing.assert_allclose(rates[:6], plain[:6] * np.arange(1, 7) / 6)
+    np.testing.assert_array_equal(rates[6:], plain[6:])
+
+
+def test_cosine_ends_at_zero_and_stays_there():
+    rate = make_rate(RateConfig("cosine", 1.0), 10)
+    assert rate.at(10, 1)[0] == pytest.approx(0, abs=1e-15)
+    assert rate.at(25, 1)[0] == pytest.approx(0, abs=1e-15), "no second wave"
+    assert make_rate(RateConfig("cosine", 1.0), 0).at(0, 1)[0] == 1.0
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"value": float("inf")}, {"decay": float("inf")}, {"decay": float("nan")}]
+)
+def test_rates_that_are_not_finite(wrong):
+    with pytest.raises(ConfigError, match=r"\[rate\]"):
+        RateConfig(**wrong)
+
+
+@given(st.floats(0, 10), st.lists(st.floats(-5, 5), min_size=1, max_size=9))
+def test_penalties(l2, weights):
+    w = np.array(weights, dtype=np.float32).reshape(-1, 1)
+    expected = l2 / 2 * float(np.sum(w.astype(float) ** 2))
+    assert PENALTIES["ridge"](l2).value(w) == pytest.approx(expected, rel=1e-12)
+    assert PENALTIES["none"](l2).value(w) == 0.0
+    assert Ridge().value(w) == 0.0
+
+
+def test_a_penalty_is_summed_in_float64():
+    w = np.full((1000, 1), 1e30, dtype=np.float32)
+    assert Ridge(2.0).value(w) == pytest.approx(1e63, rel=1e-6)

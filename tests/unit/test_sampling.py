@@ -56,3 +56,56 @@ def test_wrong_sampling():
         SamplingConfig("sorted")
     with pytest.raises(ConfigError, match="at least 0"):
         SamplingConfig(seed=-1)
+
+
+@given(
+    st.sampled_from(MODES), st.integers(1, 90), st.integers(1, 12), st.integers(1, 7)
+)
+def test_every_s_sees_the_same_batches(mode, rows, batch, steps):
+    def batches(steps):
+        found = []
+        for epoch in range(3):
+            order, first = Sampler(mode, 1, rows, 0).order(epoch), 0
+            for group in plan_groups(rows, batch, steps):
+                for size in group:
+                    found.append(order[first : first + size].tolist())
+                    first += size
+            assert first == rows, "no group straddles an epoch"
+        return found
+
+    assert batches(steps) == batches(1)
+
+
+@given(
+    st.sampled_from(MODES),
+    st.integers(0, 2**40),
+    st.integers(1, 300),
+    st.integers(0, 9),
+)
+def test_orders_are_local_row_numbers(mode, seed, rows, replica):
+    order = Sampler(mode, seed, rows, replica).order(2)
+    assert order.dtype == np.int64 and order.shape == (rows,)
+    assert order.min() >= 0 and order.max() < rows
+    if mode != "replacement":
+        assert np.unique(order).size == rows
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_two_orders_agree_by_accident(mode):
+    """Swapping seed, replica and epoch gives another order: they are never added."""
+    epochs = 1 if mode == "shuffle-once" else 4
+    orders = {
+        tuple(Sampler(mode, seed, 60, replica).order(epoch))
+        for seed in range(4)
+        for replica in range(4)
+        for epoch in range(epochs)
+    }
+    assert len(orders) == 16 * epochs
+
+
+def test_an_order_asked_for_later_or_twice_is_the_same():
+    sampler = Sampler("reshuffle", 0, 40, 0)
+    last = sampler.order(7)
+    for epoch in range(7):
+        sampler.order(epoch)
+    np.testing.assert_array_equal(sampler.order(7), last)

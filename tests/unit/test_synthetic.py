@@ -1,0 +1,116 @@
+"""Synthetic data can be learnt, streams, and does not depend on how much is asked."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+
+from hpcsgd.data.hdf5 import Hdf5Reader
+from hpcsgd.data.synthetic import BLOCK, SHAPES, make_synthetic, write_synthetic
+from hpcsgd.errors import ConfigError
+from hpcsgd.families import get_family
+
+BINARY = [name for name, shape in SHAPES.items() if shape.task == "binary"]
+
+
+def whole(shape, rows, cols, seed=0):
+    blocks = list(make_synthetic(shape, rows, cols, seed))
+    return tuple(np.concatenate(part) for part in zip(*blocks, strict=True))
+
+
+def fit(family, X, y):
+    """The unpenalised optimum by another method than ours, and its mean loss."""
+    learnt = get_family(family)
+
+    def objective(w):
+        t = X @ w[:, None]
+        return (
+            learnt.loss(t, y).mean(),
+            (X.T @ learnt.residual(t, y))[:, 0] / len(X),
+        )
+
+    return minimize(objective, np.zeros(X.shape[1]), jac=True, method="L-BFGS-B")
+
+
+@pytest.mark.parametrize("shape", BINARY)
+def test_a_linear_model_learns_it_and_its_optimum_is_finite(shape):
+    X, y = whole(shape, 4000, 20)
+    X, y = X.astype(np.float64), y.reshape(-1, 1)
+    found = fit("logistic", X, y)
+    assert found.success
+    accuracy = ((X @ found.x > 0) == (y[:, 0] == 1)).mean()
+    assert 0.75 < accuracy < 0.95, "neither noise nor separable"
+    assert found.fun > 0.1, "separable rows would drive the loss to 0"
+
+
+def test_counts_are_learnt_with_moderate_rates():
+    X, y = whole("poisson-synth", 4000, 20)
+    X, y = X.astype(np.float64), y.reshape(-1, 1)
+    found = fit("poisson", X, y)
+    assert found.success
+    log_rate = X @ found.x
+    assert np.abs(log_rate).max() < 5, "far from any clip"
+    assert np.corrcoef(np.exp(log_rate), y[:, 0])[0, 1] > 0.4
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.sampled_from(sorted(SHAPES)), st.integers(1, 2 * BLOCK), st.integers(1, 9))
+def test_the_first_rows_of_a_larger_set_are_the_smaller(shape, rows, cols):
+    X, y = whole(shape, rows, cols)
+    more_X, more_y = whole(shape, 2 * BLOCK + 7, cols)
+    assert X.shape == (rows, cols) and y.shape == (rows,)
+    assert (more_X[:rows] == X).all() and (y == more_y[:rows]).all()
+
+
+def test_blocks_differ_from_one_another_and_between_seeds():
+    X, _ = whole("synth", 2 * BLOCK, 5)
+    assert (X[:BLOCK] != X[BLOCK:]).any(axis=1).all()
+    other, _ = whole("synth", 2 * BLOCK, 5, seed=1)
+    assert (other != X).any(axis=1).all()
+
+
+def test_what_is_left_out_is_that_of_the_shape():
+    X, y = next(make_synthetic("higgs"))
+    assert X.shape == (BLOCK, 28) and y.shape == (BLOCK,)
+    assert (SHAPES["epsilon"].rows, SHAPES["epsilon"].cols) == (400_000, 2000)
+
+
+def test_the_file_holds_the_blocks_and_progress_hears_of_each(tmp_path):
+    heard = []
+    path = tmp_path / "s.h5"
+    write_synthetic(path, "susy", BLOCK + 9, 4, 3, lambda *at: heard.append(at))
+    assert heard == [(BLOCK, BLOCK + 9), (BLOCK + 9, BLOCK + 9)]
+    reader = Hdf5Reader(path)
+    X, y = whole("susy", BLOCK + 9, 4, seed=3)
+    every = slice(0, reader.rows)
+    assert (reader.read(every, slice(0, 4)) == X).all()
+    assert (reader.targets(every) == y).all()
+    said = reader.describe()
+    assert said["source"] == "synthetic susy, seed 3" and said["finished"] is True
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        ({"shape": "moon"}, "known: .*epsilon"),
+        ({"shape": "susy", "cols": 0}, "at least 1"),
+        ({"shape": "susy", "seed": -1}, "seed = -1"),
+    ],
+)
+def test_wrong_requests_are_refused_before_a_file_is_begun(tmp_path, wrong, said):
+    with pytest.raises(ConfigError, match=said):
+        make_synthetic(**wrong)
+    with pytest.raises(ConfigError, match=said):
+        write_synthetic(tmp_path / "x.h5", **wrong)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failing_progress_leaves_nothing(tmp_path):
+    def stop(done, rows):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_synthetic(tmp_path / "x.h5", "susy", 50, 3, progress=stop)
+    assert list(tmp_path.iterdir()) == []

@@ -88,7 +88,7 @@ def _train(
     world.max_flag(0)
     setup = time.perf_counter() - began
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        state, status = live.engine.run(live.state, live.groups)
+        state, status = live.engine.run(live.state, live.feed.groups())
     result = report(live, state, status, history.records, began, setup)
     world.together(lambda: folder.finish(result))
     return result

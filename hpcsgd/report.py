@@ -30,11 +30,11 @@ def report(
     scalar = live.task.family.targets != "classes"
     return Result(
         status=status,
-        loss=float(live.view.loss),
+        loss=float(live.engine.view.loss),
         weights=weights[:, 0] if scalar else weights,
         intercept=intercept[0] if scalar and intercept is not None else intercept,
-        iterations=live.view.steps,
-        exchanges=live.view.exchanges,
+        iterations=live.engine.view.steps,
+        exchanges=live.engine.view.exchanges,
         history=history,
         ledger=live.grid.world.ledger.as_dict(),
         config=live.config.tables(),
@@ -57,7 +57,7 @@ def _whole_weights(live: Live, state: State) -> Array:
 
 
 def _facts(live: Live, columns: int, began: float, setup: float) -> dict[str, Any]:
-    config, view, clock = live.config, live.view, live.clock
+    config, view, clock = live.config, live.engine.view, live.task.clock
     grid, batch = live.grid, live.config.schedule.batch
     evaluate = clock.seconds.get("evaluate", 0.0)
     phases = {k: v for k, v in clock.seconds.items() if k != "evaluate"}

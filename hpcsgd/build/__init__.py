@@ -1,0 +1,32 @@
+"""RunConfig to live objects: the only place that names concrete classes.
+
+Everything that can be wrong is found here, on all ranks together, before the
+first exchange.
+"""
+
+from collections.abc import Callable
+
+from hpcsgd.build.assemble import Live, assemble
+from hpcsgd.build.vocabulary import resolve
+from hpcsgd.callbacks.base import Callback
+from hpcsgd.comm.base import Communicator
+from hpcsgd.comm.grid import Grid
+from hpcsgd.config import RunConfig
+from hpcsgd.data.readers import RowReader
+from hpcsgd.load import load
+
+
+def build(
+    config: RunConfig,
+    world: Communicator,
+    reader: Callable[[], RowReader],
+    callbacks: list[Callback],
+) -> Live:
+    """Everything a run needs; errors are raised on all ranks alike."""
+    words = world.together(lambda: resolve(config, world))
+    grid = Grid(words.world, config.grid.replicas, words.members)
+    loaded = load(grid, reader, words.family, words.backend, words.precision)
+    return world.together(lambda: assemble(config, words, grid, loaded, callbacks))
+
+
+__all__ = ["Live", "build"]

@@ -1,0 +1,69 @@
+"""What a configuration names, before any data is seen."""
+
+from dataclasses import dataclass
+
+from hpcsgd.agreement import AGREEMENTS
+from hpcsgd.backends.base import Backend
+from hpcsgd.backends.host import HostBackend
+from hpcsgd.comm.base import Communicator
+from hpcsgd.comm.delayed import Delayed, parse_network
+from hpcsgd.comm.grid import check_size
+from hpcsgd.config import RunConfig
+from hpcsgd.errors import ConfigError
+from hpcsgd.families import get_family
+from hpcsgd.families.base import Family
+from hpcsgd.precision import Precision
+from hpcsgd.products import get_product
+from hpcsgd.updates import LinearUpdate, make_update
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The concrete things behind the names."""
+
+    world: Communicator  # behind the network that was asked for
+    members: int
+    family: Family
+    precision: Precision
+    backend: Backend
+    update: LinearUpdate
+    agreement: str
+    latency: float  # seconds a message takes at least, as far as is known
+
+
+def resolve(config: RunConfig, world: Communicator) -> Vocabulary:
+    """Look every name up; what is unknown or does not fit is refused here."""
+    replicas = config.grid.replicas
+    members = config.grid.members or max(world.size // max(replicas, 1), 1)
+    check_size(world.size, replicas, members)
+    if config.products.kind != "auto":
+        get_product(config.products.kind)
+    precision, update = config.precision.resolve(), config.update
+    network = parse_network(config.run.network) if config.run.network else None
+    return Vocabulary(
+        world=Delayed(world, network) if network else world,
+        members=members,
+        family=get_family(config.problem.family),
+        precision=precision,
+        backend=HostBackend(precision),
+        update=make_update(
+            update.kind, 0.0 if update.kind == "sgd" else update.momentum
+        ),
+        agreement=_agreement(config),
+        latency=network.alpha if network else 0.0,
+    )
+
+
+def _agreement(config: RunConfig) -> str:
+    kind, replicas = config.agreement.kind, config.grid.replicas
+    if kind == "auto":
+        return "average" if replicas > 1 else "none"
+    if kind not in AGREEMENTS:
+        known = sorted([*AGREEMENTS, "auto"])
+        raise ConfigError(f"[agreement] unknown kind: {kind!r}; known: {known}")
+    if kind == "none" and replicas > 1:
+        raise ConfigError(
+            f"[agreement] kind = 'none' with {replicas} replicas trains as many"
+            " unrelated models; use kind = 'average', or --grid 1xN"
+        )
+    return kind

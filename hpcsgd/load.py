@@ -46,8 +46,11 @@ def load(
     encoded, targets = encode_targets(
         raw, family.targets, rows.start, world.exchange_objects
     )
-    weights = world.together(lambda: _weights(reader, rows))
-    weights = _scale_to_mean_one(grid, weights, reader.rows)
+    raw_weights = world.together(lambda: _weights(reader, rows))
+    total = _sum_over_replicas(grid, raw_weights)
+    weights = world.together(
+        lambda: _scale_to_mean_one(raw_weights, reader.rows, total)
+    )
     offsets = world.together(lambda: _column(reader.offset(rows), rows, "offset"))
     matrix = world.together(lambda: load_block(reader, rows, columns, backend.store))
     inner = get_format(precision.inner).dtype
@@ -111,18 +114,19 @@ def _weights(reader: RowReader, rows: slice) -> Any:
     return values
 
 
-def _scale_to_mean_one(grid: Grid, weights: Array | None, rows: int) -> Array | None:
+def _sum_over_replicas(grid: Grid, weights: Array | None) -> float:
+    """Σc over all rows: each replica's count once, however many members hold them."""
+    own = 0.0 if weights is None or grid.member else float(weights.sum())
+    return float(sum(grid.world.exchange_objects(own)))
+
+
+def _scale_to_mean_one(weights: Array | None, rows: int, total: float) -> Any:
     """c_i with mean 1 over all rows: else F and the steps have other minimisers."""
-    own = 0.0 if weights is None else float(weights.sum())
-    # Each replica's rows count once, however many members hold its weights.
-    part = own if grid.member == 0 else 0.0
-    total = sum(grid.world.exchange_objects(part))
     if weights is None:
         return None
     if total <= 0.0:
         raise DataError("sample_weight sums to zero; at least one row must count")
-    scaled: Array = weights * (rows / total)
-    return scaled
+    return weights * (rows / total)
 
 
 def _exact(

@@ -61,3 +61,26 @@ def test_a_low_matrix_moves_fewer_bytes_where_rows_travel(kind):
     full, _, _ = trained("fp32", kind)
     share = low.ledger["products"]["bytes"] / full.ledger["products"]["bytes"]
     assert share == (0.5 if kind == "gather" else 1.0)
+
+
+def test_margins_are_stored_low_after_they_are_summed():
+    """Sum in fp32, store in bf16: the bits of z, and none where z stays fp32."""
+    from types import SimpleNamespace
+
+    from hpcsgd.precision import RECIPES, make_precision
+    from hpcsgd.products.base import store_margins
+
+    z = np.array([[1 + 2**-10], [3 + 2**-12], [-0.1]], dtype=np.float32)
+    low = store_margins(SimpleNamespace(precision=RECIPES["c"]), z.copy())
+    assert low.dtype == np.float32 and (low[:2, 0] == [1, 3]).all()
+    assert abs(low[2, 0] + 0.1) <= 0.1 * 2**-8 and low[2, 0] != z[2, 0]
+    full = make_precision("c", {"margin": "fp32"})
+    kept = store_margins(SimpleNamespace(precision=full), z.copy())
+    np.testing.assert_array_equal(kept, z)
+
+
+@pytest.mark.parametrize("kind", PRODUCTS)
+def test_a_low_margin_changes_the_iterates(kind):
+    low, _, _ = trained("c", kind)
+    kept, _, _ = trained("c", kind, precision={"recipe": "c", "margin": "fp32"})
+    assert (low.weights != kept.weights).any()

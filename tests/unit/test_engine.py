@@ -6,6 +6,7 @@ import pytest
 from hpcsgd.api import train
 from hpcsgd.callbacks import Callback
 from hpcsgd.callbacks.guards import MemberCheck
+from hpcsgd.comm.delayed import Delayed, Network
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.products.base import State
 from hpcsgd.result import Result, Status, load_result
@@ -89,6 +90,31 @@ def test_members_that_differ_are_found_and_mended():
         assert (untouched == rank).all()
         assert (state.weights == 0).all() and (state.intercept == 0).all()
         assert mended == 1, "the second look finds them equal"
+
+
+class Crooked(Delayed):
+    """A transport that gives rank 1 other last bits than the rest."""
+
+    def __init__(self, inner, network=None, link=None):
+        super().__init__(inner, Network(0.0, 1e30), link)
+
+    def split(self, color, key):
+        return Crooked(self.inner.split(color, key))
+
+    def _sum(self, buffer):
+        super()._sum(buffer)
+        if self.rank == 1:
+            buffer *= 1 + 1e-9
+
+
+@pytest.mark.parametrize("every, mended", [(0, 0), (2, 5), (5, 2)])
+def test_a_transport_with_other_bits_on_one_rank_is_seen_by_the_run(every, mended):
+    """10 exchanges, compared when asked; each comparison finds and mends it."""
+    problem = make_problem("logistic")
+    config = config_for(problem, run={"check_members": every})
+    result = train_on(2, config, problem, world_hook=Crooked)
+    assert result.exchanges == 10
+    assert result.report["mended_members"] == mended
 
 
 def test_results_survive_the_disk(tmp_path):

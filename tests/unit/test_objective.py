@@ -1,0 +1,44 @@
+"""The loss that a run reports is F, term by term, on every grid."""
+
+import numpy as np
+import pytest
+
+from hpcsgd.families import get_family
+from tests.harness import config_for, make_problem, train_on
+from tests.problems import FAMILIES
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("grid", [(1, 1), (1, 3), (2, 2), (3, 1)])
+def test_loss_is_the_objective(family, grid):
+    """(1/Σc) Σ c_i ℓ(a_i·w + β + o_i, y_i) + (λ/2)‖w‖², β free of the penalty."""
+    problem, l2 = make_problem(family, n=53, d=7), 0.3
+    config = config_for(
+        problem,
+        problem={"l2": l2, "intercept": True},
+        products={"kind": "direct"},
+        rate={"value": 0.05},
+        grid={"replicas": grid[0], "members": grid[1]},
+    )
+    result = train_on(grid[0] * grid[1], config, problem, weights=True, offset=True)
+    w = result.weights.reshape(7, -1)
+    scores = problem.X @ w + result.intercept + problem.offset[:, None]
+    losses = get_family(family).loss(scores, problem.y.reshape(-1, 1))[:, 0]
+    mean = np.sum(problem.weights * losses) / problem.weights.sum()
+    assert result.loss == pytest.approx(mean + l2 / 2 * np.sum(w**2), rel=1e-12)
+    assert np.abs(result.intercept).max() > 1e-3, "an intercept was learnt"
+
+
+def test_clipped_scores_are_counted_and_said(caplog):
+    """A rate far too high for Poisson: the user is told how many scores were cut."""
+    problem = make_problem("poisson", n=53, d=7)
+    config = config_for(
+        problem,
+        schedule={"epochs": 4},
+        products={"kind": "direct"},
+        rate={"value": 3000.0},
+        run={"evaluate_every": 1},
+    )
+    result = train_on(2, config, problem)
+    assert result.report["clipped_scores"] > 0
+    assert "were clipped; lower the rate" in caplog.text

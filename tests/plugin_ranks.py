@@ -1,189 +1,247 @@
-"""Tests on real MPI ranks, from one plain pytest call or under mpiexec.
+"""Tests on real MPI ranks, from one plain `pytest`.
 
-    @pytest.mark.ranks(1, 2, 3, 4, timeout=60)
-    def test_x(comm): ...
+    @pytest.mark.ranks(1, 2, 3, 4, timeout=30)
+    def test_something(comm): ...
 
-Plain pytest: every (test, n) launches `mpiexec -n n python -m pytest` for that test in
-a process group of its own, with a time limit; only that group is ever killed. Under
-`mpiexec -n 4 python -m pytest --with-mpi tests/ranks` the tests run in place on the
-communicator that is there. Either way a rank that fails calls Abort, because the others
-may be waiting for it in a collective.
+Parent (plain pytest): every (test, n) is an item. Those of one file and one n share
+a launch of `mpiexec -n n python -m pytest --with-mpi`, in which every rank writes down
+what became of every test. A test that some rank did not finish is launched once
+more, alone, and those after it once more, together: a crash or a deadlock is reported
+for the test it belongs to and hides no other.
+
+Child (`--with-mpi`, under our launch or anybody's mpiexec): the tests run in place on
+the ranks there are. A rank that fails prints its traceback and aborts the job.
 """
 
+import json
 import os
-import shlex
-import signal
-import subprocess
 import sys
+from collections import defaultdict
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
-CHILD = "HPCSGD_TEST_RANKS"  # set in launched processes: how many ranks there must be
-LAUNCHER = "HPCSGD_TEST_MPIEXEC"  # overrides the mpiexec that is found
-SHOWN = 4000  # characters of a failed launch that are worth reading
-LAUNCH_VARIABLES = ("PMI_", "PMIX_", "OMPI_", "MPI_LOCAL", "HYDI_", "HPCSGD_EXPECT")
+from tests.launcher import REPORTS, SIZE, Launch, Verdict, mpiexec
+
+TIMEOUT = 60.0  # seconds without news from any rank, unless the mark says otherwise
+
+
+def pytest_addoption(parser):
+    # pytest-mpi has the option already, where it is installed.
+    with suppress(ValueError):
+        parser.addoption(
+            "--with-mpi", action="store_true", help="run rank tests in place"
+        )
 
 
 def pytest_configure(config):
+    config.addinivalue_line(
+        "markers", "ranks(*n, timeout=60): run on n real MPI ranks, for each n"
+    )
     config.addinivalue_line("markers", "mpi(min_size=None): pytest-mpi's mark")
-
-
-def is_in_place(config):
-    """True where this process is one of the ranks."""
-    return CHILD in os.environ or config.getoption("--with-mpi", default=False)
-
-
-def world():
-    """MPI_COMM_WORLD."""
-    from mpi4py import MPI
-
-    return MPI.COMM_WORLD
-
-
-def pytest_generate_tests(metafunc):
-    mark = metafunc.definition.get_closest_marker("ranks")
-    if mark is None:
-        return
-    counts = [world().size] if is_in_place(metafunc.config) else mark.args
-    metafunc.fixturenames.append("_ranks")
-    metafunc.parametrize("_ranks", counts, ids=[f"np{n}" for n in counts])
-
-
-def pytest_collection_modifyitems(config, items):
-    if not is_in_place(config):
-        return
-    expected = os.environ.get(CHILD)
-    if expected and world().size != int(expected):
-        raise pytest.UsageError(
-            f"{expected} ranks were launched and MPI gives {world().size}:"
-            " mpiexec and the MPI library do not belong together"
-        )
-    for item in items:
-        mark = item.get_closest_marker("ranks")
-        if mark is None:
-            if world().size > 1:
-                reason = "not a test of ranks; it may start some of its own"
-                item.add_marker(pytest.mark.skip(reason=reason))
-        elif world().size in mark.args:
-            item.add_marker(pytest.mark.mpi(min_size=min(mark.args)))
-        else:
-            item.add_marker(pytest.mark.skip(reason=f"runs on {mark.args} ranks"))
+    in_place = config.getoption("with_mpi") or config.getoption("only_mpi", False)
+    config.pluginmanager.register(Child() if in_place else Parent(), "ranks")
 
 
 @pytest.fixture
 def comm():
-    """The mpi4py communicator of all ranks."""
-    return world()
+    """All ranks, as an mpi4py communicator of this test's own."""
+    from mpi4py import MPI
+
+    own = MPI.COMM_WORLD.Dup()
+    yield own
+    own.Free()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem):
-    mark = pyfuncitem.get_closest_marker("ranks")
-    if mark is None or is_in_place(pyfuncitem.config):
-        return None
-    count = pyfuncitem.callspec.params["_ranks"]
-    launch(pyfuncitem, count, mark.kwargs.get("timeout", 60))
-    return True
+def parametrize(metafunc, sizes, marks=()):
+    """One item a size, `[np2]`; the test itself need not ask for the number."""
+    if "_ranks" not in metafunc.fixturenames:
+        metafunc.fixturenames.append("_ranks")
+    params = [pytest.param(n, id=f"np{n}", marks=marks) for n in sizes]
+    metafunc.parametrize("_ranks", params)
 
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item, call):
-    report = (yield).get_result()
-    if not is_in_place(item.config):
-        return
-    if CHILD in os.environ and (report.when == "call" or report.skipped):
-        # One write, so that the ranks' words cannot interleave within it.
-        os.write(1, f"\n<<{report.outcome}>>\n".encode())
-    if not report.failed:
-        return
-    if item.get_closest_marker("ranks") is None or world().size == 1:
-        return
-    said = f"--- rank {world().rank} of {world().size} failed in {report.when}"
-    print(f"{said}\n{report.longreprtext}", file=sys.stderr, flush=True)
-    world().Abort(1)
+class RanksFailed(Exception):
+    """The ranks' own account; a traceback of the parent would add nothing."""
 
 
-def launch(item, count, limit):
-    """Run one test on `count` real ranks; fail, skip or return."""
-    command = [*mpiexec(), "-n", str(count), sys.executable, "-m", "pytest", "-q", "-s"]
-    command += ["--tb=short", "-p", "no:cacheprovider", "--with-mpi", "-m", ""]
-    command += ["--rootdir", str(item.config.rootpath), _node(item)]
-    code, output = run_group(command, limit, environment(count), item.config.rootpath)
-    if code is None:
-        pytest.fail(f"np={count}: no end within {limit} s; killed\n{output[-SHOWN:]}",
-                    pytrace=False)  # fmt: skip
-    judge(count, code, output)
+class RanksItem(pytest.Item):
+    """One test on n ranks; a plain item, so that no fixture is set up in the parent."""
+
+    def __init__(self, *, function, plugin, **kwargs):
+        super().__init__(**kwargs)
+        self.plugin = plugin
+        self.size = function.callspec.params["_ranks"]
+        mark = function.get_closest_marker("ranks")
+        self.timeout = float(mark.kwargs.get("timeout", TIMEOUT))
+        self.line = function.reportinfo()[1]
+        self.own_markers = list(function.own_markers)
+        self.keywords.update(function.keywords)
+
+    def runtest(self):
+        verdict = self.plugin.verdict(self)
+        if verdict.outcome == "skipped":
+            pytest.skip(verdict.text)
+        if verdict.outcome == "failed":
+            raise RanksFailed(verdict.text)
+
+    def repr_failure(self, excinfo):
+        if isinstance(excinfo.value, RanksFailed):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo)
+
+    def reportinfo(self):
+        return self.path, self.line, self.name
 
 
-def judge(count, code, output):
-    """A pass is n passes; n skips are a skip; everything else is a failure."""
-    passed, skipped = output.count("<<passed>>"), output.count("<<skipped>>")
-    if code == 0 and skipped == count and not passed:
-        pytest.skip("skipped on every rank")
-    if code or passed != count:
-        pytest.fail(
-            f"np={count}: mpiexec ended with {code}, {passed} of {count} ranks passed,"
-            f" {skipped} skipped\n{output[-SHOWN:]}",
-            pytrace=False,
+class Parent:
+    """Stands for the ranks in the process that the user started."""
+
+    def __init__(self):
+        self.verdicts = {}
+        self.groups = defaultdict(list)
+
+    def pytest_generate_tests(self, metafunc):
+        mark = metafunc.definition.get_closest_marker("ranks")
+        if mark:
+            parametrize(metafunc, mark.args)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items):
+        items[:] = [self._stand_in(item) for item in items]
+
+    def _stand_in(self, item):
+        if item.get_closest_marker("ranks") is None:
+            return item
+        return RanksItem.from_parent(
+            item.parent, name=item.name, function=item, plugin=self
         )
 
+    def pytest_collection_finish(self, session):
+        for item in session.items:
+            if isinstance(item, RanksItem):
+                self.groups[item.path, item.size].append(item)
 
-def _node(item):
-    return f"{item.path}::{item.nodeid.split('::', 1)[1]}"
+    def verdict(self, item):
+        """The verdict on `item`; the first of a group to ask has all of it launched."""
+        if mpiexec() is None:
+            pytest.skip("no mpiexec; install one with: pip install mpi4py mpich")
+        if item.nodeid not in self.verdicts:
+            self.settle(self.groups[item.path, item.size])
+        return self.verdicts[item.nodeid]
+
+    def settle(self, items):
+        """Launch until every item has a verdict; each launch settles at least one."""
+        while items:
+            launch = Launch(items)
+            found = {item: launch.verdict(item.nodeid) for item in items}
+            self.verdicts |= {item.nodeid: v for item, v in found.items() if v}
+            items = self._left_over(launch, found)
+
+    def _left_over(self, launch, found):
+        """What has to be launched again, once whoever broke this launch is settled."""
+        items = list(found)
+        left = [item for item in items if found[item] is None]
+        if not launch.started:  # nothing began, so no single test is to blame
+            self._blame(launch, items)
+            return []
+        if any(verdict and verdict.outcome == "failed" for verdict in found.values()):
+            return left  # what an abort took down with it
+        if left:
+            self._settle_alone(launch, left[:1])
+        elif launch.code:  # all passed, and yet it broke: some test did it silently
+            self._settle_alone(launch, items)
+        return left[1:]
+
+    def _settle_alone(self, launch, suspects):
+        """One launch for each; whoever came first in this one has had a fair chance."""
+        if suspects == launch.items[: len(suspects)] and len(suspects) == 1:
+            self._blame(launch, suspects)
+            return
+        for item in suspects:
+            self.settle([item])
+
+    def _blame(self, launch, items):
+        for item in items:
+            story = launch.story(item.nodeid)
+            self.verdicts[item.nodeid] = Verdict("failed", story)
 
 
-def environment(count):
-    """Ours, without the traces of a launcher around us."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCH_VARIABLES)}
-    return {
-        **kept,
-        CHILD: str(count),
-        "HPCSGD_QUIET_BUDGET": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    }
+class Child:
+    """One rank of a run under mpiexec."""
 
-
-def mpiexec():
-    """The launcher that belongs to this Python's MPI, or a skip."""
-    from hpcsgd.cli.launch import mpiexec as find
-    from hpcsgd.errors import ConfigError
-
-    if LAUNCHER in os.environ:
-        return shlex.split(os.environ[LAUNCHER])
-    try:
-        return find()
-    except ConfigError as missing:
-        pytest.skip(str(missing))
-
-
-def run_group(command, limit, env, cwd):
-    """(exit code or None when killed, output) of a command in its own process group."""
-    process = subprocess.Popen(
-        command,
-        cwd=cwd,
-        env=env,
-        start_new_session=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    try:
-        output, _ = process.communicate(timeout=limit)
-        return process.returncode, output
-    except subprocess.TimeoutExpired:
-        return None, _end(process)
-
-
-def _end(process):
-    """Ask the group to stop, then make it."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    def __init__(self):
         try:
-            os.killpg(process.pid, number)
-            return process.communicate(timeout=3)[0]
-        except ProcessLookupError:
-            return process.communicate()[0]
-        except subprocess.TimeoutExpired:
-            continue
-    return process.communicate()[0]
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            message = "--with-mpi needs an MPI: pip install mpi4py mpich"
+            raise pytest.UsageError(message) from error
+        self.comm, self.outcomes, self.code = MPI.COMM_WORLD, {}, 0
+        expected = int(os.environ.get(SIZE, self.comm.size))
+        if self.comm.size != expected:
+            raise pytest.UsageError(
+                f"{expected} ranks were launched and MPI sees {self.comm.size}:"
+                " this mpiexec does not belong to the MPI that mpi4py loads"
+            )
+        folder = os.environ.get(REPORTS)
+        self.account = Path(folder) / f"{self.comm.rank}.jsonl" if folder else None
+
+    def pytest_generate_tests(self, metafunc):
+        mark = metafunc.definition.get_closest_marker("ranks")
+        if mark:
+            skip = pytest.mark.skip(reason=f"runs on {mark.args} ranks")
+            suits = self.comm.size in mark.args
+            parametrize(metafunc, [self.comm.size], () if suits else skip)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items):
+        for item in items:
+            mark = item.get_closest_marker("ranks")
+            if mark:
+                item.add_marker(pytest.mark.mpi(min_size=min(mark.args)))
+            elif self.comm.size > 1 and item.get_closest_marker("mpi") is None:
+                reason = "not a test of ranks; it may start some of its own"
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+    def pytest_runtest_logstart(self, nodeid):
+        self._say(nodeid, "started")
+
+    def pytest_runtest_logreport(self, report):
+        node = report.nodeid
+        if report.failed:
+            text = self._describe(report)
+            self.outcomes[node] = ("failed", text)
+            if self.comm.size > 1:
+                self._say(node, "failed", text)
+                self._abort(text)
+        elif report.skipped:
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
+            self.outcomes.setdefault(node, ("skipped", reason))
+        if report.when == "teardown":
+            self._say(node, *self.outcomes.get(node, ("passed", "")))
+
+    def pytest_sessionfinish(self, exitstatus):
+        self.code = int(exitstatus)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self):
+        # This rank could not even run its tests: the others would wait for ever.
+        fine = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+        if self.code not in fine and self.comm.size > 1:
+            self._abort(f"rank {self.comm.rank}: pytest ended with {self.code}")
+
+    def _describe(self, report):
+        title = f"rank {self.comm.rank} of {self.comm.size} failed in {report.when}"
+        parts = [f"{name}\n{text}" for name, text in report.sections]
+        return "\n".join([f"--- {title}", report.longreprtext, *parts])
+
+    def _say(self, node, outcome, text=""):
+        if self.account:
+            with open(self.account, "a") as file:
+                file.write(json.dumps([node, outcome, text]) + "\n")
+
+    def _abort(self, text):
+        sys.stdout.flush()
+        print(f"\n{text}", file=sys.stderr, flush=True)
+        self.comm.Abort(1)

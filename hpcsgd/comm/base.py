@@ -24,9 +24,7 @@ T = TypeVar("T")
 class Pending:
     """A sum under way; `wait` gives the buffer back, as often as it is asked."""
 
-    def __init__(
-        self, buffer: Array, finish: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, buffer: Array, finish: Callable[[], None] | None = None) -> None:
         self.buffer = buffer
         self._finish = finish
 
@@ -59,7 +57,7 @@ class Communicator(ABC):
             return buffer
         if self.reproducible:
             return self._sum_in_one_place(buffer, purpose)
-        _refuse_integers(buffer)
+        _check_summable(buffer)
         began = perf_counter()
         self._sum(buffer)
         size = buffer.nbytes
@@ -78,7 +76,7 @@ class Communicator(ABC):
             return Pending(buffer)
         if self.reproducible:
             return Pending(self._sum_in_one_place(buffer, purpose))
-        _refuse_integers(buffer)
+        _check_summable(buffer)
         began = perf_counter()
         finish = self._start_sum(buffer)
         size = buffer.nbytes
@@ -98,6 +96,11 @@ class Communicator(ABC):
         if self.size == 1:
             out[...] = part
             return out
+        if part.size != counts[self.rank] or out.size != sum(counts):
+            raise TransportError(
+                f"rank {self.rank} gathers {part.size} words into {out.size} and the"
+                f" counts are {list(counts)}; partition once, and pass the same counts"
+            )
         began = perf_counter()
         self._gather(part, counts, out)
         self.ledger.record(
@@ -109,7 +112,9 @@ class Communicator(ABC):
         )
         return out
 
-    def broadcast(self, buffer: Array, root: int = 0, purpose: str = "control") -> Array:
+    def broadcast(
+        self, buffer: Array, root: int = 0, purpose: str = "control"
+    ) -> Array:
         """buffer ← that of `root`."""
         if self.size == 1:
             return buffer
@@ -199,7 +204,7 @@ class Communicator(ABC):
     def _objects(self, item: Any) -> list[Any]: ...
 
     def _sum_in_one_place(self, buffer: Array, purpose: str) -> Array:
-        _refuse_integers(buffer)
+        _check_summable(buffer)
         began = perf_counter()
         self._reduce(buffer)
         size = buffer.nbytes
@@ -218,9 +223,9 @@ class Communicator(ABC):
         self.ledger.wait(purpose, perf_counter() - began)
 
 
-def _refuse_integers(buffer: Array) -> None:
-    """16-bit floats are held as integers, and a sum of those would be nonsense."""
-    if buffer.dtype.kind != "f":
+def _check_summable(buffer: Array) -> None:
+    """MPI has no 16-bit float, and a sum of integers that hold some is nonsense."""
+    if buffer.dtype.char not in "fdg":
         raise TransportError(
             f"a buffer of {np.dtype(buffer.dtype)} cannot be summed over ranks;"
             " sum float32 or float64"

@@ -6,6 +6,7 @@ posted; all of a rank queue on one link.
 """
 
 import ctypes
+import pickle
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -151,7 +152,7 @@ class Delayed(Communicator):
 
     def _objects(self, item: Any) -> list[Any]:
         items = self.inner._objects(item)
-        self._feel(0.0)
+        self._feel((self.felt - 1) * len(pickle.dumps(item)))
         return items
 
     def _feel(self, wire_bytes: float) -> None:

@@ -1,5 +1,6 @@
 """Ranks over MPI, host buffers; the home of mpi4py."""
 
+import atexit
 import os
 import sys
 import traceback
@@ -25,6 +26,10 @@ def load_mpi() -> Any:
     except RuntimeError as missing:
         # mpi4py is there and finds no MPI library: it says so with RuntimeError.
         raise MissingPackage(f"mpi4py finds no MPI library; {INSTALL}") from missing
+    if not MPI.Is_initialized():
+        # `mpi_facts` was here first and imported it without starting it.
+        MPI.Init_thread()
+        atexit.register(MPI.Finalize)
     return MPI
 
 
@@ -50,10 +55,12 @@ class MpiCommunicator(Communicator):
         self._comm.Free()
 
     def abort(self, code: int = 1) -> NoReturn:
-        """MPI_Abort: no rank outlives it."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self._comm.Abort(code)
+        """MPI_Abort of the whole job, also from a part of it or after `close`."""
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:  # a closed pipe must not keep the others waiting
+            self._mpi.COMM_WORLD.Abort(code)
         raise SystemExit(code)
 
     def _sum(self, buffer: Array) -> None:
@@ -70,10 +77,10 @@ class MpiCommunicator(Communicator):
             self._comm.Reduce(buffer, None, root=0)
 
     def _gather(self, part: Array, counts: Sequence[int], out: Array) -> None:
-        self._comm.Allgatherv(part, [out, counts])
+        self._comm.Allgatherv(_sendable(part), [_sendable(out), counts])
 
     def _broadcast(self, buffer: Array, root: int) -> None:
-        self._comm.Bcast(buffer, root=root)
+        self._comm.Bcast(_sendable(buffer), root=root)
 
     def _max(self, value: int) -> int:
         self._flag[0] = value
@@ -85,10 +92,20 @@ class MpiCommunicator(Communicator):
         return items
 
 
-def open_mpi_world(reproducible: bool = False) -> MpiCommunicator:
-    """All ranks, in a communicator of our own; an uncaught exception ends them all."""
-    comm = load_mpi().COMM_WORLD.Dup()
-    world = MpiCommunicator(comm, reproducible=reproducible)
+def _sendable(array: Array) -> Array:
+    """16-bit floats as the bits they are: MPI moves them, it only cannot add them."""
+    if array.dtype.char == "e" or array.dtype.kind == "V":
+        return array.view(f"u{array.dtype.itemsize}")
+    return array
+
+
+def open_mpi_world(reproducible: bool = False, comm: Any = None) -> MpiCommunicator:
+    """All ranks of `comm` (all there are), in a communicator of our own.
+
+    An uncaught exception on any of them ends them all.
+    """
+    source = load_mpi().COMM_WORLD if comm is None else comm
+    world = MpiCommunicator(source.Dup(), reproducible=reproducible)
     if world.size > 1:
         abort_on_uncaught(world)
     return world
@@ -103,11 +120,12 @@ def abort_on_uncaught(world: MpiCommunicator) -> None:
     def hook(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        sys.stdout.flush()
         said = "".join(traceback.format_exception(kind, error, trace))
-        print(f"hpcsgd: rank {world.rank} of {world.size} failed:\n{said}",
-              file=sys.stderr, flush=True)  # fmt: skip
-        world.abort(1)
+        title = f"hpcsgd: rank {world.rank} of {world.size} failed:"
+        try:
+            print(f"{title}\n{said}", file=sys.stderr, flush=True)
+        finally:
+            world.abort(1)
 
     sys.excepthook = hook
 
@@ -133,7 +151,7 @@ def _cuda_aware(mpi: Any) -> str:
     """yes, no or unknown, from what the library and the environment say."""
     said = mpi.Get_library_version()
     if "Open MPI" in said:
-        value = os.environ.get("OMPI_MCA_opal_cuda_support")
+        value = os.environ.get("OMPI_MCA_opal_cuda_support")  # noqa: SIM112
         return "yes" if value in ("1", "true") else "unknown (ask ompi_info)"
     if os.environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1":
         return "yes"

@@ -12,7 +12,9 @@ from hpcsgd.errors import TransportError
 class SerialCommunicator(Communicator):
     """The world of a program that was not launched on several ranks."""
 
-    def __init__(self, ledger: Ledger | None = None, reproducible: bool = False) -> None:
+    def __init__(
+        self, ledger: Ledger | None = None, reproducible: bool = False
+    ) -> None:
         super().__init__(0, 1, ledger or Ledger(), reproducible)
 
     def split(self, color: int, key: int) -> "SerialCommunicator":

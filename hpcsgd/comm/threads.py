@@ -127,7 +127,7 @@ class ThreadCommunicator(Communicator):
         np.copyto(buffer, self._objects(buffer.copy())[root])
 
     def _max(self, value: int) -> int:
-        return max(self._objects(value))
+        return int(max(self._objects(value)))
 
     def _objects(self, item: Any) -> list[Any]:
         return self._board.take(self._say(item))

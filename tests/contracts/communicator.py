@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 
 from hpcsgd.comm.grid import Grid
 from hpcsgd.errors import ConfigError, DataError, TransportError
@@ -30,11 +31,20 @@ def starts_sums(world):
 def gathers_unequal_parts(world):
     counts = [r + 1 for r in range(world.size)]
     expected = np.concatenate([np.full(c, r) for r, c in enumerate(counts)])
-    for dtype in (np.float32, np.float64, np.uint16):
+    for dtype in (np.float32, np.float64, np.uint16, np.float16, bfloat16):
         part = np.full(world.rank + 1, world.rank, dtype=dtype)
         out = np.empty(sum(counts), dtype=dtype)
         world.gather(part, counts, out, "products")
-        np.testing.assert_array_equal(out, expected)
+        np.testing.assert_array_equal(out.astype(float), expected)
+
+
+def refuses_counts_that_do_not_fit(world):
+    """Before anything is sent, on every rank alike."""
+    if world.size > 1:
+        wrong = [2] * world.size
+        out = np.empty(2 * world.size)
+        with pytest.raises(TransportError, match="pass the same counts"):
+            world.gather(np.ones(3), wrong, out, "products")
 
 
 def takes_the_largest_flag(world):
@@ -56,8 +66,9 @@ def exchanges_objects(world):
 def refuses_to_sum_integers(world):
     """16-bit floats travel as integers; their sum would be nonsense."""
     if world.size > 1:
-        with pytest.raises(TransportError, match="cannot be summed"):
-            world.sum(np.ones(2, dtype=np.uint16), "products")
+        for dtype in (np.uint16, np.float16, np.int64):
+            with pytest.raises(TransportError, match="cannot be summed"):
+                world.sum(np.ones(2, dtype=dtype), "products")
 
 
 def splits_into_grids(world):
@@ -84,7 +95,9 @@ def raises_together(world):
             raise DataError(f"rank {world.rank} saw it")
         return 7
 
-    with pytest.raises(DataError, match=f"rank {max(world.size - 2, 0)} saw it") as info:
+    with pytest.raises(
+        DataError, match=f"rank {max(world.size - 2, 0)} saw it"
+    ) as info:
         world.together(fail)
     assert info.value.on_all_ranks
     assert world.together(lambda: world.rank) == world.rank
@@ -94,7 +107,7 @@ def holds_the_same_bits_when_reproducible(world):
     rng = np.random.default_rng(world.rank)
     buffer = rng.normal(size=1001).astype(np.float32)
     world.sum(buffer, "products")
-    assert len({item for item in world.exchange_objects(buffer.tobytes())}) == 1
+    assert len(set(world.exchange_objects(buffer.tobytes()))) == 1
     assert world.ledger.calls("products") == (2 if world.size > 1 else 0)
 
 
@@ -122,6 +135,7 @@ CHECKS = [
     sums_in_place,
     starts_sums,
     gathers_unequal_parts,
+    refuses_counts_that_do_not_fit,
     takes_the_largest_flag,
     broadcasts,
     exchanges_objects,

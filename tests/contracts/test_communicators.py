@@ -1,7 +1,17 @@
 """The contract of communicators without MPI: serial, threads, and both delayed."""
 
+from importlib import import_module
+from time import perf_counter
+
 import pytest
 
+from hpcsgd.comm import (
+    COMMUNICATORS,
+    check_expected,
+    is_launched,
+    launched_size,
+    open_world,
+)
 from hpcsgd.comm.delayed import Delayed, Network
 from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.comm.threads import run_ranks
@@ -54,6 +64,19 @@ def test_a_rank_that_raises_frees_the_others():
         run_ranks(3, on_rank)
 
 
+def test_those_who_wait_in_a_part_are_freed_as_well():
+    def on_rank(world):
+        part = world.split(0, 0)
+        if world.rank == 1:
+            raise ZeroDivisionError("boom")
+        part.max_flag(1)
+
+    began = perf_counter()
+    with pytest.raises(ZeroDivisionError, match="boom"):
+        run_ranks(3, on_rank)
+    assert perf_counter() - began < 10
+
+
 def test_abort_frees_the_others():
     def on_rank(world):
         group = world.split(0, 0)
@@ -66,15 +89,37 @@ def test_abort_frees_the_others():
 
 
 def test_unknown_communicators_and_wrong_sizes():
-    from hpcsgd.comm import check_expected, is_launched, open_world
-
     with pytest.raises(ConfigError, match="known: auto, serial, mpi"):
         open_world("pigeon")
     with pytest.raises(TransportError, match="4 ranks were asked for and MPI gives 1"):
-        check_expected(1, "4")
-    check_expected(4, "4")
+        check_expected(1, 4)
+    check_expected(4, 4)
     check_expected(1, None)
     assert is_launched({"PMI_RANK": "0"})
     assert is_launched({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"})
     assert not is_launched({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"})
     assert not is_launched({})
+
+
+def test_the_launcher_says_how_many():
+    """Silent singletons are found under any launcher that says its size."""
+    assert launched_size({"HPCSGD_EXPECT_RANKS": "3", "PMI_SIZE": "4"}) == 3
+    assert launched_size({"PMI_SIZE": "4", "SLURM_STEP_NUM_TASKS": "2"}) == 4
+    assert launched_size({"SLURM_STEP_NUM_TASKS": "2"}) == 2
+    assert launched_size({}) is None
+
+
+def test_serial_is_no_answer_to_several_ranks(monkeypatch):
+    monkeypatch.setenv("HPCSGD_EXPECT_RANKS", "2")
+    with pytest.raises(ConfigError, match="--ranks 1"):
+        open_world("serial")
+    monkeypatch.delenv("HPCSGD_EXPECT_RANKS")
+    monkeypatch.setenv("PMI_SIZE", "4")  # four runs of one rank each, on purpose
+    assert open_world("serial").size == 1
+
+
+# A bare "mpi" as an id would be taken for pytest-mpi's mark.
+@pytest.mark.parametrize("row", COMMUNICATORS, ids=lambda row: f"row-{row}")
+def test_every_row_names_an_opener(row):
+    module, opener = COMMUNICATORS[row].split(":")
+    assert callable(getattr(import_module(module), opener))

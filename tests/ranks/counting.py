@@ -4,7 +4,7 @@ import numpy as np
 
 
 class CountingComm:
-    """Counts calls and words of buffer collectives, flags (int64) apart; passes all on."""
+    """Counts calls and words of buffer collectives, flags apart; passes all on."""
 
     COUNTED = ("Allreduce", "Iallreduce", "Reduce", "Allgatherv", "Bcast")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import plugin_ranks
+from tests import launcher
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,16 +39,40 @@ hpcsgd.train(config, X=X, y=X[:, 0] > 0, world=world, callbacks=[Boom()])
 
 def run(code, ranks, limit=30):
     """A program on real ranks, in a process group of its own."""
-    command = [*plugin_ranks.mpiexec(), "-n", str(ranks), sys.executable, "-c", code]
-    environment = plugin_ranks.environment(ranks)
-    environment["PYTHONPATH"] = str(ROOT)
-    return plugin_ranks.run_group(command, limit, environment, ROOT)
+    if launcher.mpiexec() is None:
+        pytest.skip("no mpiexec")
+    command = [*launcher.mpiexec(), "-n", str(ranks), sys.executable, "-c", code]
+    environment = {**launcher.launch_environment(), "PYTHONPATH": str(ROOT)}
+    return launcher.run(command, limit, ROOT, environment)
+
+
+AFTER_CLOSE = """
+from hpcsgd.comm import open_world
+world = open_world()
+world.close()
+other = open_world()
+other.close()
+if other.rank == 1:
+    raise ValueError("boom after close")
+from mpi4py import MPI
+MPI.COMM_WORLD.Barrier()
+"""
+AFTER_FACTS = """
+import numpy as np
+from hpcsgd.comm import open_world
+from hpcsgd.comm.mpi import mpi_facts
+assert mpi_facts()["library"] != "none"
+world = open_world()
+assert world.sum(np.ones(1), "products")[0] == 3
+world.close()
+"""
 
 
 @pytest.mark.parametrize("code, said", [
     (UNCAUGHT, "boom on rank one"),
     (INSIDE_A_RUN, "callback failed"),
-], ids=["in-a-sum", "in-a-run"])  # fmt: skip
+    (AFTER_CLOSE, "boom after close"),
+], ids=["in-a-sum", "in-a-run", "after-close"])  # fmt: skip
 def test_an_uncaught_exception_ends_the_job(code, said):
     began = time.monotonic()
     status, output = run(code, 3)
@@ -58,9 +82,14 @@ def test_an_uncaught_exception_ends_the_job(code, said):
     assert time.monotonic() - began < 20
 
 
+def test_facts_of_mpi_do_not_keep_it_from_starting():
+    status, output = run(AFTER_FACTS, 3)
+    assert status == 0, output
+
+
 def test_a_mismatched_launcher_is_an_error(tmp_path):
     """Ranks were asked for and there are none: never n silent singletons."""
-    environment = plugin_ranks.environment(4)
+    environment = launcher.launch_environment()
     environment.update(HPCSGD_EXPECT_RANKS="4", PYTHONPATH=str(ROOT))
     code = "import sys; from hpcsgd.cli import main; sys.exit(main(sys.argv[1:]))"
     done = subprocess.run(
@@ -77,21 +106,40 @@ def test_a_mismatched_launcher_is_an_error(tmp_path):
 
 ENDINGS = {
     "an assertion": "assert comm.rank != 1",
-    "an exit with 3": "import os\n    os._exit(3) if comm.rank == 1 else comm.Barrier()",
-    "an exit with 0": "import os\n    os._exit(0) if comm.rank == 1 else comm.Barrier()",
+    "an exit with 3": "import os\n    comm.rank and os._exit(3)\n    comm.Barrier()",
+    "an exit with 0": "import os\n    comm.rank and os._exit(0)\n    comm.Barrier()",
     "a signal": "import os\n    os.kill(os.getpid(), 11) if comm.rank == 1 else None",
-    "a skip on one rank": "import pytest\n    pytest.skip('x') if comm.rank == 1 else 0",
+    "a skip on one rank": "comm.rank != 1 or pytest.skip('x')",
     "a deadlock": "comm.Barrier() if comm.rank == 1 else comm.recv(source=1)",
 }
 
 
 @pytest.mark.parametrize("body", ENDINGS.values(), ids=ENDINGS)
-def test_the_plugin_fails_what_did_not_pass_everywhere(tmp_path, body):
-    """A pytest of its own on a file with one bad test; it must fail, and soon."""
-    _write(tmp_path, f"@pytest.mark.ranks(2, timeout=6)\ndef test_it(comm):\n    {body}\n")
+def test_one_bad_test_hides_no_other(tmp_path, body):
+    """Tests of one file share a launch; the bad one is named, the others pass."""
+    good = "@pytest.mark.ranks(2, timeout=4)\ndef test_{}(comm):\n    comm.Barrier()\n"
+    bad = f"@pytest.mark.ranks(2, timeout=4)\ndef test_bad(comm):\n    {body}\n"
+    _write(tmp_path, good.format("before") + bad + good.format("after"))
     done = _pytest(tmp_path)
-    assert done.returncode == 1, done.stdout
-    assert "1 failed" in done.stdout
+    assert "1 failed, 2 passed" in done.stdout, done.stdout
+    assert "FAILED test_child.py::test_bad[np2]" in done.stdout
+
+
+def test_a_hung_rank_says_where_and_leaves_no_process(tmp_path):
+    """Even a rank that will not listen to a polite signal."""
+    body = (
+        "    import os, pathlib, signal\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "    pathlib.Path(f'pid{comm.rank}').write_text(str(os.getpid()))\n"
+        "    comm.recv(source=1 - comm.rank)\n"
+    )
+    _write(tmp_path, f"@pytest.mark.ranks(2, timeout=3)\ndef test_it(comm):\n{body}")
+    done = _pytest(tmp_path)
+    assert "no news within 3 s" in done.stdout, done.stdout
+    assert 'test_child.py", line 8 in test_it' in done.stdout
+    for path in tmp_path.glob("pid*"):
+        state = launcher.stat_fields(path.read_text())
+        assert not state or state[0] == "Z"
 
 
 def test_the_plugin_passes_and_skips(tmp_path):
@@ -108,7 +156,7 @@ def test_the_plugin_passes_and_skips(tmp_path):
 def _write(folder, body):
     (folder / "test_child.py").write_text("import pytest\n\n" + body)
     (folder / "pytest.ini").write_text(
-        "[pytest]\nmarkers =\n    ranks(*counts, timeout=60): on real ranks\n"
+        "[pytest]\nmarkers =\n    ranks(*counts, timeout=40): on real ranks\n"
     )
 
 
@@ -126,7 +174,7 @@ def _pytest(folder):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=40,
     )
 
 
@@ -144,8 +192,8 @@ def data(tmp_path):
 
 def mpiexec_hpcsgd(ranks, *flags):
     """`mpiexec -n ranks python -m hpcsgd train ...`, output and errors apart."""
-    command = [*plugin_ranks.mpiexec(), "-n", str(ranks), sys.executable, *TRAIN]
-    kept = plugin_ranks.environment(ranks)
+    command = [*launcher.mpiexec(), "-n", str(ranks), sys.executable, *TRAIN]
+    kept = launcher.launch_environment()
     return subprocess.run(
         [*command, *map(str, flags)],
         capture_output=True,

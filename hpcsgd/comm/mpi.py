@@ -3,6 +3,7 @@
 import atexit
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -14,6 +15,7 @@ from hpcsgd.comm.base import Array, Communicator
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.errors import MissingPackage
 
+FORWARDING = 0.2  # seconds for a launcher to pass a traceback on
 INSTALL = "install one with: pip install mpi4py mpich"
 
 
@@ -124,6 +126,8 @@ def abort_on_uncaught(world: MpiCommunicator) -> None:
         title = f"hpcsgd: rank {world.rank} of {world.size} failed:"
         try:
             print(f"{title}\n{said}", file=sys.stderr, flush=True)
+            # An abort may overtake what the launcher has yet to forward.
+            time.sleep(FORWARDING)
         finally:
             world.abort(1)
 

@@ -1,6 +1,7 @@
 """The NumPy backend: the reference every other backend is held against."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,12 @@ Array = NDArray[Any]
 class HostPlan:
     """Coefficients spread over the rows they multiply.
 
-    Scalars are Python floats: a NumPy float64 scalar would widen float32 arrays.
+    Whatever does not depend on an earlier residual is then one call for all s steps.
     """
 
     blocks: Blocks
     states: int
-    lead: tuple[tuple[float, ...], ...]  # [step][state]
+    lead: tuple[Array | None, ...]  # [state]: (m, 1); None where it is all ones
     couple: tuple[Array, ...]  # [step]: (start_j, 1)
     gain: tuple[Array, ...]  # [state]: (m, 1)
     carry: Array  # (states, states)
@@ -54,22 +55,23 @@ class HostBackend:
     def prepare(self, unrolled: Unrolled, blocks: Blocks) -> HostPlan:
         """Spread the coefficients of `unrolled` over the rows of `blocks`."""
         sizes = blocks.sizes
-        spread = [
-            np.repeat(couple, sizes[:j]).astype(self.inner)[:, None]
-            for j, couple in enumerate(unrolled.couple)
-        ]
-        gain = [
-            np.repeat(g, sizes).astype(self.inner)[:, None] for g in unrolled.gain.T
-        ]
+        couple = [self._spread(c, sizes[:j]) for j, c in enumerate(unrolled.couple)]
         return HostPlan(
             blocks=blocks,
             states=len(unrolled.probe),
-            lead=tuple(tuple(row) for row in unrolled.lead.tolist()),
-            couple=tuple(spread),
-            gain=tuple(gain),
+            lead=tuple(
+                None if (lead == 1.0).all() else self._spread(lead, sizes)
+                for lead in unrolled.lead.T
+            ),
+            couple=tuple(couple),
+            gain=tuple(self._spread(gain, sizes) for gain in unrolled.gain.T),
             carry=unrolled.carry,
             unrolled=unrolled,
         )
+
+    def _spread(self, values: Array, sizes: tuple[int, ...]) -> Array:
+        """One value for each batch, as a column over its rows."""
+        return np.repeat(values, sizes).astype(self.inner)[:, None]
 
     def pick(self, matrix: Array, rows: Array) -> Array:
         """The sampled rows as they are stored."""
@@ -113,23 +115,19 @@ class HostBackend:
         intercept: Array | None,
     ) -> Array:
         """t_j = Σ_k lead z + Σ_{i<j} couple_ji G_ji r_i + β + offset, then r_j."""
-        columns = margins.shape[1] // len(plan.lead[0])
-        margins = margins.astype(self.inner, copy=False)
         panels = block_rows(gram.astype(self.inner, copy=False), plan.blocks)
-        residuals = np.empty((plan.blocks.rows, columns), dtype=self.inner)
+        residuals = _lead(margins.astype(self.inner, copy=False), plan)
+        if batch.offsets is not None:
+            residuals += batch.offsets
         scaled = np.empty_like(residuals)
         starts = plan.blocks.starts
-        for j, lead in enumerate(plan.lead):
-            first, last = starts[j], starts[j + 1]
+        for j, (first, last) in enumerate(pairwise(starts)):
             score = residuals[first:last]
-            _combine(margins[first:last], lead, columns, score)
             if j:
                 np.multiply(residuals[:first], plan.couple[j], out=scaled[:first])
                 score += np.dot(panels[j - 1], scaled[:first])
             if intercept is not None:
                 score += plan.unrolled.probe @ intercept
-            if batch.offsets is not None:
-                score += batch.offsets[first:last]
             self._residual(family, score, batch.targets[first:last])
             if batch.weights is not None:
                 score *= batch.weights[first:last]
@@ -184,12 +182,14 @@ def _product(left: Array, right: Array, out: Array) -> Array:
     return out
 
 
-def _combine(margins: Array, lead: tuple[float, ...], columns: int, out: Array) -> None:
-    """out ← Σ_k lead_k z_k, z_k the K columns that belong to state k."""
-    np.multiply(margins[:, :columns], lead[0], out=out)
-    for state in range(1, len(lead)):
-        first = state * columns
-        out += margins[:, first : first + columns] * lead[state]
+def _lead(margins: Array, plan: HostPlan) -> Array:
+    """Σ_k lead_k z_k for all rows, z_k the K columns that belong to state k."""
+    width = margins.shape[1] // len(plan.lead)
+    parts = [margins[:, k * width : (k + 1) * width] for k in range(len(plan.lead))]
+    total: Array = parts[0].copy() if plan.lead[0] is None else parts[0] * plan.lead[0]
+    for part, lead in zip(parts[1:], plan.lead[1:], strict=True):
+        total += part if lead is None else part * lead
+    return total
 
 
 def _advance_intercept(

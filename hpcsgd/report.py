@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import hpcsgd
-from hpcsgd.build import Live
+from hpcsgd.assembly.live import Live
 from hpcsgd.data.partition import split_range
 from hpcsgd.products.base import Array, State
 from hpcsgd.result import Result, Status

@@ -6,8 +6,8 @@ first exchange.
 
 from collections.abc import Callable
 
-from hpcsgd.build.assemble import Live, assemble
-from hpcsgd.build.vocabulary import resolve
+from hpcsgd.assembly.live import Live, assemble
+from hpcsgd.assembly.vocabulary import resolve
 from hpcsgd.callbacks.base import Callback
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.grid import Grid
@@ -28,5 +28,3 @@ def build(
     loaded = load(grid, reader, words.family, words.backend, words.precision)
     return world.together(lambda: assemble(config, words, grid, loaded, callbacks))
 
-
-__all__ = ["Live", "build"]

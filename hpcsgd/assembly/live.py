@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcsgd.agreement import AGREEMENTS, Agreement
-from hpcsgd.build.feed import Feed, make_feed, steps_in
-from hpcsgd.build.vocabulary import Vocabulary
+from hpcsgd.assembly.feed import Feed, make_feed, steps_in
+from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.callbacks.base import Callback, View
 from hpcsgd.callbacks.guards import MemberCheck
 from hpcsgd.comm.grid import Grid

@@ -1,0 +1,1 @@
+"""Names looked up, data fed, live objects put together: the rooms behind build."""

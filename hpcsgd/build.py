@@ -27,4 +27,3 @@ def build(
     grid = Grid(words.world, config.grid.replicas, words.members)
     loaded = load(grid, reader, words.family, words.backend, words.precision)
     return world.together(lambda: assemble(config, words, grid, loaded, callbacks))
-

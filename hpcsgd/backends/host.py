@@ -15,6 +15,7 @@ from hpcsgd.schedule import Blocks
 from hpcsgd.updates.unroll import Unrolled
 
 Array = NDArray[Any]
+HALVING_WORK = 2e6  # multiply-adds of a Gram from which squarer products pay
 
 
 @dataclass(frozen=True)
@@ -98,9 +99,13 @@ class HostBackend:
         return _product(rows, weights.astype(rows.dtype, copy=False), out)
 
     def strict_gram(self, rows: Array, blocks: Blocks, out: Array) -> Array:
-        """Block row j of packed G is Y_j (Y_0 .. Y_{j-1})ᵀ, written in place."""
+        """Packed G: whole block rows where they are small, else by halving."""
+        panels = block_rows(out, blocks)
+        if blocks.gram_words * rows.shape[1] >= HALVING_WORK:
+            _halve(rows, blocks, panels, 0, len(blocks.sizes))
+            return out
         turned = rows.T
-        for j, panel in enumerate(block_rows(out, blocks), start=1):
+        for j, panel in enumerate(panels, start=1):
             first, last = blocks.starts[j], blocks.starts[j + 1]
             _product(rows[first:last], turned[:, :first], panel)
         return out
@@ -162,6 +167,26 @@ class HostBackend:
 
     def synchronize(self) -> None:
         """NumPy is done when it returns."""
+
+
+def _halve(
+    rows: Array, blocks: Blocks, panels: list[Array], low: int, high: int
+) -> None:
+    """Batches low..high−1: the second half against the first, then each half alone.
+
+    The rectangles are as square as can be, where BLAS is fastest; together they are
+    the strictly-lower blocks and nothing else.
+    """
+    if high - low < 2:
+        return
+    middle = (low + high) // 2
+    first, cut, last = (blocks.starts[j] for j in (low, middle, high))
+    square = np.dot(rows[cut:last], rows[first:cut].T)
+    for j in range(middle, high):
+        part = slice(blocks.starts[j] - cut, blocks.starts[j + 1] - cut)
+        panels[j - 1][:, first:cut] = square[part]
+    _halve(rows, blocks, panels, low, middle)
+    _halve(rows, blocks, panels, middle, high)
 
 
 def block_rows(packed: Array, blocks: Blocks) -> list[Array]:

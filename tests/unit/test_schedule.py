@@ -1,9 +1,11 @@
 """Packed G: its places, its words."""
 
 import numpy as np
-from hypothesis import given
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hpcsgd.backends import host
 from hpcsgd.backends.host import HostBackend, block_rows
 from hpcsgd.precision import RECIPES
 from hpcsgd.schedule import Blocks, uniform_blocks, words_per_exchange
@@ -28,8 +30,11 @@ def test_uniform_words():
     assert words_per_exchange("gather", (32,) * 16, 1, 1, 9) == 512 * 9
 
 
-@given(SIZES)
-def test_strict_gram_is_the_lower_blocks_of_the_full_one(sizes):
+@pytest.mark.parametrize("work", [0, 1e9], ids=["halving", "block-rows"])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(sizes=SIZES)
+def test_strict_gram_is_the_lower_blocks_of_the_full_one(monkeypatch, work, sizes):
+    monkeypatch.setattr(host, "HALVING_WORK", work)
     blocks = Blocks(tuple(sizes))
     rows = np.random.default_rng(0).normal(size=(blocks.rows, 5))
     packed = np.full(blocks.gram_words, np.nan)

@@ -39,6 +39,8 @@ class Pending:
 class Communicator(ABC):
     """A group of ranks. Every collective is called by all of them, in one order."""
 
+    waits_busily = False  # True: its ranks spin in collectives and own a core each
+
     def __init__(
         self, rank: int, size: int, ledger: Ledger, reproducible: bool = False
     ) -> None:

@@ -38,6 +38,8 @@ def load_mpi() -> Any:
 class MpiCommunicator(Communicator):
     """A group of MPI ranks; owns the mpi4py communicator it is given."""
 
+    waits_busily = True
+
     def __init__(
         self, comm: Any, ledger: Ledger | None = None, reproducible: bool = False
     ) -> None:

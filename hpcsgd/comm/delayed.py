@@ -1,7 +1,7 @@
 """A network on a desk: every collective takes as long as a slower network would.
 
 A collective over p ranks is charged α⌈log₂p⌉ plus its wire bytes over the bandwidth.
-Blocking ones sleep the charge after the inner collective; non-blocking ones start when
+Blocking ones wait the charge after the inner collective; non-blocking ones start when
 posted; all of a rank queue on one link.
 """
 

@@ -8,6 +8,7 @@ from __future__ import print_function
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -89,7 +90,7 @@ def build():
 
 def create():
     """An empty environment by the first tool that is there."""
-    for tool in (by_venv, by_virtualenv, by_uv):
+    for tool in (by_venv, by_virtualenv, by_uv, by_apt):
         if tool():
             return
     raise Refused(
@@ -121,6 +122,16 @@ def by_uv():
     if shutil.which("uv") is None:
         return False
     return attempt(["uv", "venv", "-q", "--seed", "--python", sys.executable, VENV])
+
+
+def by_apt():
+    """Debian's missing half, where a CI machine lets us install it."""
+    if not os.environ.get("CI") or os.geteuid() or shutil.which("apt-get") is None:
+        return False
+    installs = ["apt-get", "install", "-y", "python3-venv"]
+    if run(["apt-get", "update"]).returncode or run(installs).returncode:
+        return False
+    return by_venv()
 
 
 def attempt(command):
@@ -176,7 +187,9 @@ def compiler_note():
 
 def refuse_unreachable(output):
     """Say that the registry is out of reach, where that is what pip complains of."""
-    if any(sign in output for sign in UNREACHABLE):
+    nothing = re.findall(r"the requirement (\w+)\S* .*\(from versions: none\)", output)
+    unknown = set(nothing) - {"mpich", "mpi4py"}  # those two may have no wheel here
+    if unknown or any(sign in output for sign in UNREACHABLE):
         raise Refused(
             "the package registry cannot be reached; check the network, or name a"
             " mirror with PIP_INDEX_URL"

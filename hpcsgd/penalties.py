@@ -1,6 +1,5 @@
 """What is added to the mean loss to keep weights small."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +20,3 @@ class Ridge:
         if self.l2 == 0.0:
             return 0.0
         return 0.5 * self.l2 * float(np.sum(np.square(weights, dtype=np.float64)))
-
-
-# name -> the penalty of strength λ; none has none, whatever λ
-PENALTIES: dict[str, Callable[[float], Ridge]] = {
-    "none": lambda l2: Ridge(0.0),
-    "ridge": Ridge,
-}

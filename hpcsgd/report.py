@@ -87,6 +87,7 @@ def _facts(live: Live, columns: int, began: float, setup: float) -> dict[str, An
         "seconds_by_phase": phases,
         "rows_per_second": view.rows / view.seconds if view.seconds > 0 else 0.0,
         "peak_rss_bytes": _peak_rss(live),
+        "transport": grid.world.transport,
         "source": live.loaded.source,
         "versions": _versions(),
     }

@@ -1,6 +1,5 @@
 """How much is done between two synchronisations, and what that puts on the wire."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -76,21 +75,3 @@ def blocks_of(sizes: tuple[int, ...]) -> Blocks:
 def uniform_blocks(batch: int, steps: int) -> Blocks:
     """s batches of b rows each."""
     return blocks_of((batch,) * steps)
-
-
-def words_per_exchange(
-    product: str, sizes: Sequence[int], columns: int, states: int, slice_width: int
-) -> int:
-    """Words one member puts on the wire in one exchange of `sizes`.
-
-    `columns` is K, `states` 2 with momentum, `slice_width` the member's d_c.
-    """
-    blocks = blocks_of(tuple(sizes))
-    margin = blocks.rows * columns * states
-    table = {
-        "direct": blocks.rows * columns,
-        "gram": blocks.gram_words + margin,
-        "cached": margin,
-        "gather": blocks.rows * slice_width,
-    }
-    return table[product]

@@ -24,8 +24,3 @@ class Clock:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + elapsed
         self._last = now
         return elapsed
-
-    def total(self, *phases: str) -> float:
-        """Seconds booked under `phases`, or under all of them."""
-        chosen = phases or tuple(self.seconds)
-        return sum(self.seconds.get(phase, 0.0) for phase in chosen)

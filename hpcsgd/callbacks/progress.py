@@ -1,16 +1,24 @@
 """What a person sees while it runs: a bar on a terminal, plain lines elsewhere."""
 
+import os
 import sys
 import time
 from typing import Any
 
 from hpcsgd.callbacks.base import Callback, View
 
+TERMINAL = "HPCSGD_TERMINAL"  # columns of the terminal at the other end of mpiexec
+
 
 def make_progress(seconds: float) -> list[Callback]:
-    """A bar when standard error is a terminal, else a line every `seconds`."""
-    if sys.stderr.isatty():
-        return [ProgressBar()]
+    """A bar when standard error is a terminal, else a line every `seconds`.
+
+    mpiexec puts a pipe between the ranks and the terminal; whoever started it says
+    what is at the other end.
+    """
+    behind = os.environ.get(TERMINAL, "")
+    if sys.stderr.isatty() or behind.isdigit():
+        return [ProgressBar(int(behind) if behind.isdigit() else None)]
     return [ProgressLines(seconds)] if seconds > 0 else []
 
 
@@ -38,7 +46,8 @@ class ProgressBar(Callback):
 
     EVERY = 0.1  # seconds between redraws: more would cost the run, not help the eye
 
-    def __init__(self) -> None:
+    def __init__(self, columns: int | None = None) -> None:
+        self.columns = columns  # of a terminal that is not ours to ask
         self.bar: Any = None
         self.job: Any = None
         self.last = 0.0
@@ -53,7 +62,11 @@ class ProgressBar(Callback):
             BarColumn(),
             TextColumn("{task.percentage:>3.0f}%"),
             TimeRemainingColumn(),
-            console=Console(stderr=True),
+            console=Console(
+                stderr=True,
+                width=self.columns,
+                force_terminal=True if self.columns else None,
+            ),
             transient=True,
         )
         self.job = self.bar.add_task("", total=view.exchanges_planned, said="")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from hpcsgd.callbacks.progress import TERMINAL
 from hpcsgd.cli import THREAD_SETTINGS
 from hpcsgd.comm import EXPECTED, is_launched
 from hpcsgd.errors import ConfigError
@@ -78,6 +79,8 @@ def _environment(ranks: int) -> dict[str, str]:
     environment[EXPECTED] = str(ranks)
     environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
     environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+    if sys.stderr.isatty():
+        environment[TERMINAL] = str(shutil.get_terminal_size().columns)
     for name in THREAD_SETTINGS:
         environment.setdefault(name, "1")
     return environment

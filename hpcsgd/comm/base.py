@@ -39,6 +39,7 @@ class Pending:
 class Communicator(ABC):
     """A group of ranks. Every collective is called by all of them, in one order."""
 
+    transport = "one process"  # what carries the words
     waits_busily = False  # True: its ranks spin in collectives and own a core each
 
     def __init__(

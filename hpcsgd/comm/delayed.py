@@ -100,6 +100,7 @@ class Delayed(Communicator):
     ) -> None:
         super().__init__(inner.rank, inner.size, inner.ledger, inner.reproducible)
         self.inner = inner
+        self.transport = f"{inner.transport}, delayed"
         self.network = network
         owns_a_core = inner.waits_busily and inner.size <= (os.cpu_count() or 1)
         self.link = link or Link(network, inner.rank, spins=owns_a_core)

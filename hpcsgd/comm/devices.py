@@ -7,8 +7,3 @@ def place_on_grid(rank: int, members: int) -> tuple[int, int]:
     Neighbours usually share a node, and members speak far more often than replicas.
     """
     return divmod(rank, members)
-
-
-def device_of(local_rank: int, devices: int) -> int:
-    """The device a rank binds to, round robin within its node."""
-    return local_rank % devices

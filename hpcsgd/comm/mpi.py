@@ -46,6 +46,7 @@ class MpiCommunicator(Communicator):
         super().__init__(comm.rank, comm.size, ledger or Ledger(), reproducible)
         self._comm = comm
         self._mpi = load_mpi()
+        self.transport = library_name(self._mpi)
         # One word for flags, allocated once: they are asked for all the time.
         self._flag = np.zeros(1, dtype=np.int64)
 
@@ -146,11 +147,17 @@ def mpi_facts() -> dict[str, str]:
     except (ImportError, RuntimeError) as error:
         return {"library": "none", "why": f"{error}; {INSTALL}".replace("\n", " ")}
     return {
-        "library": MPI.Get_library_version().strip("\x00 \n").splitlines()[0],
+        "library": library_name(MPI),
         "standard": ".".join(map(str, MPI.Get_version())),
         "mpi4py": mpi4py.__version__,
         "cuda_aware": _cuda_aware(MPI),
     }
+
+
+def library_name(mpi: Any) -> str:
+    """The first line of what the library says of itself."""
+    said: str = mpi.Get_library_version().strip("\x00 \n").splitlines()[0]
+    return " ".join(said.split())
 
 
 def _cuda_aware(mpi: Any) -> str:

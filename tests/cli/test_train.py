@@ -1,6 +1,10 @@
 """`hpcsgd train` from a process: output, folder, bits, ranks."""
 
 import json
+import os
+import pty
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -137,3 +141,34 @@ def test_synth_says_what_it_wrote(hpcsgd, tmp_path):
     said = json.loads(done.stdout)
     assert (said["rows"], said["cols"]) == (300, 20)
     assert (tmp_path / "p.h5").stat().st_size == said["bytes"]
+
+
+def test_a_terminal_sees_a_bar_and_standard_output_stays_clean(susy, tmp_path):
+    """Loss, rows a second, words a step, through mpiexec; gone at the end."""
+    ours, theirs = pty.openpty()
+    slow = ("--network", "alpha=3e-3,bandwidth=1e9", "--ranks", 2, "--json")
+    command = [sys.executable, "-m", "hpcsgd", *map(str, flags(susy, *slow))]
+    with subprocess.Popen(
+        [*command, "--products", "gram"],
+        cwd=tmp_path,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        text=True,
+    ) as process:
+        os.close(theirs)
+        seen = b""
+        while piece := _read(ours):
+            seen += piece
+        said = json.loads(process.stdout.read())
+    assert process.returncode == 0 and said["status"] == "completed"
+    for word in (b"loss 0.6", b"rows/s", b"words/step", b"%"):
+        assert word in seen, seen[-500:]
+
+
+def _read(terminal):
+    """What is there; nothing once the other side is closed."""
+    try:
+        return os.read(terminal, 65536)
+    except OSError:
+        return b""

@@ -138,7 +138,8 @@ def test_without_any_tool_the_package_is_named(environment, monkeypatch, capsys)
     "tools, said", [(("mpiexec",), "system's MPI is used"), ((), "runs are serial")]
 )
 def test_without_an_mpi_wheel(environment, monkeypatch, capsys, tools, said):
-    rules = [([".[mpich,"], 1, "ERROR: No matching distribution found for mpich")]
+    missing = "satisfies the requirement mpich (from versions: none)"
+    rules = [([".[mpich,"], 1, missing)]
     use(environment, monkeypatch, *rules, tools=tools)
     assert environment.main() == 0
     assert said in capsys.readouterr().out
@@ -152,8 +153,41 @@ def test_without_mpi4py_runs_are_serial(environment, monkeypatch, capsys):
     assert any("--no-deps -e ." in command for command in fake.commands)
 
 
-def test_no_registry_is_one_sentence(environment, monkeypatch, capsys):
-    rules = [(["pip install"], 1, "NewConnectionError: Failed to establish")]
+def test_ci_as_root_installs_what_debian_lacks(environment, monkeypatch):
+    """The half of venv that is missing, by apt-get; on no other machine."""
+    tried = []
+
+    rules = [(["-m virtualenv"], 1, "")]
+    fake = use(environment, monkeypatch, *rules, tools=("apt-get",))
+    inner = environment.run
+
+    def run(command):
+        if command[:2] == ["apt-get", "install"]:
+            tried.append(command)
+        if "import ensurepip" in command[-1] and not tried:
+            return subprocess.CompletedProcess(command, 1, stdout="")
+        return inner(command)
+
+    monkeypatch.setattr(environment, "run", run)
+    monkeypatch.setattr(environment.os, "geteuid", lambda: 0)
+    monkeypatch.delenv("CI", raising=False)
+    assert environment.main() == 2 and not tried
+    monkeypatch.setenv("CI", "true")
+    assert environment.main() == 0
+    assert tried == [["apt-get", "install", "-y", "python3-venv"]]
+    assert any("-m venv" in command for command in fake.commands)
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        "NewConnectionError: Failed to establish",
+        "ERROR: Could not find a version that satisfies the requirement numpy>=1.26"
+        " (from versions: none)",
+    ],
+)
+def test_no_registry_is_one_sentence(environment, monkeypatch, capsys, output):
+    rules = [(["pip install"], 1, output)]
     use(environment, monkeypatch, *rules)
     assert environment.main() == 2
     said = capsys.readouterr().err.strip().splitlines()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcsgd.comm.devices import device_of, place_on_grid
+from hpcsgd.comm.devices import place_on_grid
 from hpcsgd.comm.grid import parse_grid
 from hpcsgd.errors import ConfigError
 
@@ -11,10 +11,6 @@ def test_members_of_a_replica_are_neighbours():
     assert [place_on_grid(r, 3) for r in range(6)] == [
         (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2),
     ]  # fmt: skip
-
-
-def test_devices_go_round_robin():
-    assert [device_of(r, 2) for r in range(5)] == [0, 1, 0, 1, 0]
 
 
 def test_parse():

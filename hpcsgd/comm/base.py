@@ -63,14 +63,7 @@ class Communicator(ABC):
         _check_summable(buffer)
         began = perf_counter()
         self._sum(buffer)
-        size = buffer.nbytes
-        self.ledger.record(
-            purpose,
-            buffer.size,
-            size,
-            wire.sum_bytes(size, self.size),
-            perf_counter() - began,
-        )
+        self._book(purpose, buffer, wire.sum_bytes(buffer.nbytes, self.size), began)
         return buffer
 
     def start_sum(self, buffer: Array, purpose: str) -> Pending:
@@ -82,14 +75,7 @@ class Communicator(ABC):
         _check_summable(buffer)
         began = perf_counter()
         finish = self._start_sum(buffer)
-        size = buffer.nbytes
-        self.ledger.record(
-            purpose,
-            buffer.size,
-            size,
-            wire.sum_bytes(size, self.size),
-            perf_counter() - began,
-        )
+        self._book(purpose, buffer, wire.sum_bytes(buffer.nbytes, self.size), began)
         return Pending(buffer, lambda: self._wait(finish, purpose))
 
     def gather(
@@ -106,13 +92,7 @@ class Communicator(ABC):
             )
         began = perf_counter()
         self._gather(part, counts, out)
-        self.ledger.record(
-            purpose,
-            part.size,
-            part.nbytes,
-            wire.gather_bytes(out.nbytes, self.size),
-            perf_counter() - began,
-        )
+        self._book(purpose, part, wire.gather_bytes(out.nbytes, self.size), began)
         return out
 
     def broadcast(
@@ -123,13 +103,8 @@ class Communicator(ABC):
             return buffer
         began = perf_counter()
         self._broadcast(buffer, root)
-        size = buffer.nbytes
-        self.ledger.record(
-            purpose,
-            buffer.size,
-            size,
-            wire.broadcast_bytes(size, self.size),
-            perf_counter() - began,
+        self._book(
+            purpose, buffer, wire.broadcast_bytes(buffer.nbytes, self.size), began
         )
         return buffer
 
@@ -206,18 +181,15 @@ class Communicator(ABC):
     @abstractmethod
     def _objects(self, item: Any) -> list[Any]: ...
 
+    def _book(self, purpose: str, sent: Array, wire_bytes: float, began: float) -> None:
+        elapsed = perf_counter() - began
+        self.ledger.record(purpose, sent.size, sent.nbytes, wire_bytes, elapsed)
+
     def _sum_in_one_place(self, buffer: Array, purpose: str) -> Array:
         _check_summable(buffer)
         began = perf_counter()
         self._reduce(buffer)
-        size = buffer.nbytes
-        self.ledger.record(
-            purpose,
-            buffer.size,
-            size,
-            wire.reduce_bytes(size, self.size),
-            perf_counter() - began,
-        )
+        self._book(purpose, buffer, wire.reduce_bytes(buffer.nbytes, self.size), began)
         return self.broadcast(buffer, 0, purpose)
 
     def _wait(self, finish: Callable[[], None], purpose: str) -> None:

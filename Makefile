@@ -11,16 +11,15 @@ PYTHON ?= $(shell for p in python3 python3.15 python3.14 python3.13 python3.12 \
 ENV = OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 RUN = $(ENV) .venv/bin/python
 
-.PHONY: help environment demo test test-all bench check clean
+.PHONY: help environment demo test test-all bench check lint clean
 
 help:  ## this list
 	@sed -n 's/^\([a-zA-Z0-9_%-]*\):.*## /\1\t/p' Makefile | expand -t 14
 
 environment:
-	@command -v $(PYTHON) >/dev/null 2>&1 || { echo "set-up: no $(PYTHON) found;\
+	@p="$(PYTHON)"; command -v "$$p" >/dev/null 2>&1 || { echo "set-up: no $$p found;\
 	 hpcsgd needs Python 3.11 or newer (on Debian: apt install python3 python3-venv)" \
-	 >&2; exit 2; }
-	@$(PYTHON) .ci/environment.py
+	 >&2; exit 2; }; "$$p" .ci/environment.py
 
 demo: environment  ## two MPI ranks: plain FP32 SGD beside CA-SGD, one table
 	@$(RUN) examples/demo.py
@@ -29,8 +28,8 @@ test: environment  ## the whole suite, real MPI ranks included
 	@$(RUN) -m pytest -q
 
 test-%: environment  ## the tests of real ranks under mpiexec with that many, as test-4
-	@HYDRA_LAUNCHER=fork $(ENV) .venv/bin/mpiexec -n $* .venv/bin/python -m pytest -q \
-	  --with-mpi -p no:cacheprovider tests/ranks
+	@m=.venv/bin/mpiexec; [ -x $$m ] || m=mpiexec; HYDRA_LAUNCHER=fork $(ENV) $$m \
+	  -n $* .venv/bin/python -m pytest -q --with-mpi -p no:cacheprovider tests/ranks
 
 test-all: environment  ## the full matrices; its summary goes to benchmarks/results/
 	@mkdir -p benchmarks/results

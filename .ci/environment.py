@@ -22,6 +22,8 @@ UNREACHABLE = ("Failed to establish", "NewConnectionError", "ConnectionError",
                "Name or service not known", "Temporary failure in name resolution",
                "ConnectTimeout", "ReadTimeout", "No route to host", "ProxyError",
                "Network is unreachable", "Connection refused")
+# Each would send what is installed somewhere else, or hide that it is missing.
+ASTRAY = ("PYTHONPATH", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT")
 
 
 class Refused(Exception):
@@ -37,6 +39,10 @@ def main():
         build()
     except Refused as refused:
         print("set-up: %s" % refused, file=sys.stderr)
+        return 2
+    except OSError as error:
+        print("set-up: .venv cannot be made or replaced here (%s); free it for this"
+              " user, or work in a checkout of your own" % error, file=sys.stderr)
         return 2
     return 0
 
@@ -59,9 +65,16 @@ def key():
     for name in sorted(os.listdir(kernels)):
         parts.update(read(os.path.join(kernels, name)))
     # The checkout's own place too: a moved one has scripts with the old path in them.
-    for text in (os.path.realpath(sys.executable), sys.version, ROOT):
+    for text in (os.path.realpath(interpreter()), sys.version, ROOT):
         parts.update(text.encode())
     return parts.hexdigest()
+
+
+def interpreter():
+    """The Python that makes .venv: not the one inside, which goes with the old one."""
+    if os.path.realpath(sys.prefix) == os.path.realpath(VENV):
+        return getattr(sys, "_base_executable", sys.executable)
+    return sys.executable
 
 
 def read(path):
@@ -77,6 +90,8 @@ def is_current(wanted):
 
 def build():
     """Make the environment anew; its key is written last, so a half-made one shows."""
+    if not os.access(ROOT, os.W_OK):
+        raise OSError("no permission to write in %s" % ROOT)
     print("set-up: making .venv (once; it is kept until setup.cfg changes)", flush=True)
     if os.path.exists(VENV):
         shutil.rmtree(VENV)
@@ -101,18 +116,18 @@ def create():
 
 def by_venv():
     """The standard library's, where ensurepip is there too (Debian parts them)."""
-    done = run([sys.executable, "-c", "import ensurepip, venv"])
+    done = run([interpreter(), "-c", "import ensurepip, venv"])
     if done.returncode:
         return False
-    return attempt([sys.executable, "-m", "venv", VENV])
+    return attempt([interpreter(), "-m", "venv", VENV])
 
 
 def by_virtualenv():
     """A virtualenv on the path, or as a module."""
-    for command in (["virtualenv"], [sys.executable, "-m", "virtualenv"]):
+    for command in (["virtualenv"], [interpreter(), "-m", "virtualenv"]):
         if command[0] == "virtualenv" and shutil.which("virtualenv") is None:
             continue
-        if attempt(command + ["-q", "-p", sys.executable, VENV]):
+        if attempt(command + ["-q", "-p", interpreter(), VENV]):
             return True
     return False
 
@@ -121,7 +136,7 @@ def by_uv():
     """uv, with pip inside so that the rest is the same."""
     if shutil.which("uv") is None:
         return False
-    return attempt(["uv", "venv", "-q", "--seed", "--python", sys.executable, VENV])
+    return attempt(["uv", "venv", "-q", "--seed", "--python", interpreter(), VENV])
 
 
 def by_apt():
@@ -156,19 +171,33 @@ def install():
         if done.returncode == 0:
             return notes + compiler_note()
         refuse_unreachable(done.stdout)
-    return install_serial(done.stdout)
+        if not names_mpi(done.stdout):
+            give_up(done.stdout)
+    return install_serial()
 
 
-def install_serial(last):
+def names_mpi(output):
+    """Whether pip's trouble is MPI: the extras in brackets name it in any trouble."""
+    return re.search("mpich|mpi4py", re.sub(r"\[[^\]]*\]", "", output)) is not None
+
+
+def install_serial():
     """Without mpi4py: its wheel is missing and nothing here can compile it."""
     steps = (CORE + ["matplotlib", "pytest", "pytest-mpi", "hypothesis"],
              ["--no-deps", "-e", "."])
     for arguments in steps:
         done = pip(arguments)
         if done.returncode:
-            print(done.stdout or last, file=sys.stderr)
-            raise Refused("pip could not install the package; its words stand above")
+            give_up(done.stdout)
     return ["no mpi4py for this platform: runs are serial"] + compiler_note()
+
+
+def give_up(output):
+    """Pip's own words, less its remarks on where it looked, and ours."""
+    lines = output.strip().split("\n")
+    said = [line for line in lines if not line.startswith("WARNING: Location")]
+    print("\n".join(said), file=sys.stderr)
+    raise Refused("pip could not install the package; its words stand above")
 
 
 def without_mpich():
@@ -212,9 +241,11 @@ def python():
 
 def run(command):
     """A finished process with all it printed."""
+    environment = {k: v for k, v in os.environ.items() if k not in ASTRAY}
+    environment["PIP_USER"] = "0"
     return subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          universal_newlines=True)
+                          universal_newlines=True, env=environment)
 
 
 if __name__ == "__main__":

@@ -63,13 +63,26 @@ def train(
     reader = _reader(config, X, y, sample_weight, offset)
     opened = world is None
     comm = world if world is not None else open_world(config.run.comm)
+    comm.reproducible = comm.reproducible or config.run.reproducible
+    result = _leaving_together(
+        comm, lambda: _train(config, comm, reader, callbacks or [], began)
+    )
+    # Not after an error: others may still be in a sum, and closing waits for them.
+    if opened:
+        comm.close()
+    return result
+
+
+def _leaving_together(world: Communicator, action: Callable[[], Result]) -> Result:
+    """Run `action`; a rank that calls sys.exit in it takes all others along."""
     try:
-        return _train(config, comm, reader, callbacks or [], began)
-    finally:
-        # After an error that only this rank has, others may still be in a sum:
-        # closing would wait for them, the abort hook must not.
-        if opened and sys.exc_info()[0] is None:
-            comm.close()
+        return action()
+    except SystemExit as leaving:
+        # No hook sees this one; the others would wait for this rank for ever.
+        if world.size > 1:
+            print(f"hpcsgd: rank {world.rank} leaves the run", file=sys.stderr)
+            world.abort(leaving.code if isinstance(leaving.code, int) else 1)
+        raise
 
 
 def _train(

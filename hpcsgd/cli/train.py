@@ -136,7 +136,7 @@ def _train(config: RunConfig, arguments: argparse.Namespace) -> int:
     from hpcsgd.callbacks.progress import make_progress
     from hpcsgd.comm import open_world
 
-    world = open_world(config.run.comm, reproducible=config.run.reproducible)
+    world = open_world(config.run.comm)
     callbacks = make_progress(arguments.progress) if world.rank == 0 else []
     try:
         result = train(config, world=world, callbacks=callbacks)

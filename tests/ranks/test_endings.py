@@ -25,9 +25,8 @@ INSIDE_A_RUN = """
 import numpy as np, hpcsgd
 class Boom(hpcsgd.Callback):
     def on_exchange(self, view):
-        if view.exchanges == 3 and hpcsgd.comm.is_launched and RANK == 1:
+        if view.exchanges == 3 and RANK == 1:
             raise RuntimeError("callback failed")
-import hpcsgd.comm
 from hpcsgd.comm import open_world
 world = open_world()
 RANK = world.rank
@@ -44,6 +43,18 @@ def run(code, ranks, limit=30):
     command = [*launcher.mpiexec(), "-n", str(ranks), sys.executable, "-c", code]
     environment = {**launcher.launch_environment(), "PYTHONPATH": str(ROOT)}
     return launcher.run(command, limit, ROOT, environment)
+
+
+LEAVES = INSIDE_A_RUN.replace(
+    'raise RuntimeError("callback failed")', "raise SystemExit(3)"
+)
+
+
+def test_a_rank_that_leaves_takes_all_along():
+    """sys.exit on one rank passes no hook of uncaught exceptions."""
+    status, output = run(LEAVES, 3)
+    assert status not in (0, None), output
+    assert "rank 1 leaves the run" in output
 
 
 AFTER_CLOSE = """

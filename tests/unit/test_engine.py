@@ -158,3 +158,13 @@ def test_the_sequence_of_rows_is_the_same_for_every_s_and_product():
     for other in finals[1:]:
         np.testing.assert_allclose(other.weights, finals[0].weights, rtol=1e-10)
     assert len({f.iterations for f in finals}) == 1
+
+
+def test_reproducible_is_a_setting_of_the_run():
+    """Whoever opened the world: two calls for every sum, the same model."""
+    problem = make_problem("logistic")
+    plain = train_on(2, config_for(problem), problem)
+    config = config_for(problem, run={"reproducible": True})
+    twice = train_on(2, config, problem)
+    assert twice.ledger["products"]["calls"] == 2 * plain.ledger["products"]["calls"]
+    np.testing.assert_allclose(twice.weights, plain.weights, rtol=1e-12)

@@ -41,7 +41,9 @@ test-all: environment  ## the full matrices; its summary goes to benchmarks/resu
 bench: environment  ## ratios and overheads, into benchmarks/results/
 	@$(RUN) -m benchmarks.run
 
-check: environment  ## ruff and mypy
+check: lint test  ## lint, then the whole suite
+
+lint: environment  ## ruff and mypy
 	@.venv/bin/python -c 'import ruff, mypy' 2>/dev/null \
 	  || .venv/bin/python -m pip install -q ruff mypy
 	@.venv/bin/python -m ruff check .

@@ -18,10 +18,19 @@ VENV = os.path.join(ROOT, ".venv")
 KEY_FILE = os.path.join(VENV, "hpcsgd-key")
 OLDEST = (3, 11)
 CORE = ["numpy", "scipy", "h5py", "ml_dtypes", "jinja2", "rich"]
-UNREACHABLE = ("Failed to establish", "NewConnectionError", "ConnectionError",
-               "Name or service not known", "Temporary failure in name resolution",
-               "ConnectTimeout", "ReadTimeout", "No route to host", "ProxyError",
-               "Network is unreachable", "Connection refused")
+UNREACHABLE = (
+    "Failed to establish",
+    "NewConnectionError",
+    "ConnectionError",
+    "Name or service not known",
+    "Temporary failure in name resolution",
+    "ConnectTimeout",
+    "ReadTimeout",
+    "No route to host",
+    "ProxyError",
+    "Network is unreachable",
+    "Connection refused",
+)
 # Each would send what is installed somewhere else, or hide that it is missing.
 ASTRAY = ("PYTHONPATH", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT")
 
@@ -41,8 +50,11 @@ def main():
         print("set-up: %s" % refused, file=sys.stderr)
         return 2
     except OSError as error:
-        print("set-up: .venv cannot be made or replaced here (%s); free it for this"
-              " user, or work in a checkout of your own" % error, file=sys.stderr)
+        print(
+            "set-up: .venv cannot be made or replaced here (%s); free it for this"
+            " user, or work in a checkout of your own" % error,
+            file=sys.stderr,
+        )
         return 2
     return 0
 
@@ -183,8 +195,10 @@ def names_mpi(output):
 
 def install_serial():
     """Without mpi4py: its wheel is missing and nothing here can compile it."""
-    steps = (CORE + ["matplotlib", "pytest", "pytest-mpi", "hypothesis"],
-             ["--no-deps", "-e", "."])
+    steps = (
+        CORE + ["matplotlib", "pytest", "pytest-mpi", "hypothesis"],
+        ["--no-deps", "-e", "."],
+    )
     for arguments in steps:
         done = pip(arguments)
         if done.returncode:
@@ -243,9 +257,15 @@ def run(command):
     """A finished process with all it printed."""
     environment = {k: v for k, v in os.environ.items() if k not in ASTRAY}
     environment["PIP_USER"] = "0"
-    return subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          universal_newlines=True, env=environment)
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        universal_newlines=True,
+        env=environment,
+    )
 
 
 if __name__ == "__main__":

@@ -146,7 +146,11 @@ def test_a_wheel_without_a_compiler_still_works(checkout, tmp_path):
 
 
 def test_this_editable_installation_finds_its_assets(tmp_path):
-    """Whatever runs the tests has the package installed editable, from here."""
+    """Under `make test` the package is installed editable, from here."""
+    clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    code = [sys.executable, "-c", "import hpcsgd"]
+    if subprocess.run(code, cwd=tmp_path, env=clean, capture_output=True).returncode:
+        pytest.skip("hpcsgd is not installed here; make test installs it")
     where, *found, _ = ask([tmp_path])
     assert where == str(ROOT / "hpcsgd" / "__init__.py")
     assert found == [str(ROOT / name) for name in ASSETS]

@@ -1,5 +1,6 @@
 """The set-up program: its choices and its sentences, with the tools faked."""
 
+import configparser
 import importlib.util
 import subprocess
 import sys
@@ -146,11 +147,51 @@ def test_without_an_mpi_wheel(environment, monkeypatch, capsys, tools, said):
 
 
 def test_without_mpi4py_runs_are_serial(environment, monkeypatch, capsys):
-    rules = [([".[mpich,"], 1, "no"), ([".[test,"], 1, "mpi4py failed to build")]
+    failed = "ERROR: Failed building wheel for mpi4py"
+    rules = [([".[mpich,"], 1, failed), ([".[test,"], 1, failed)]
     fake = use(environment, monkeypatch, *rules)
     assert environment.main() == 0
     assert "serial" in capsys.readouterr().out
     assert any("--no-deps -e ." in command for command in fake.commands)
+
+
+def test_other_trouble_is_not_blamed_on_mpi(environment, monkeypatch, capsys):
+    words = "ERROR: No space left on device (from hpcsgd[mpich,plot,test])"
+    noise = "WARNING: Location 'file:///x' is ignored: it is a folder\n"
+    use(environment, monkeypatch, (["pip install"], 1, noise + words))
+    assert environment.main() == 2
+    said = capsys.readouterr()
+    assert words in said.err and "its words stand above" in said.err
+    assert "ignored" not in said.err and "serial" not in said.out
+    assert not Path(environment.KEY_FILE).exists()
+
+
+def test_a_checkout_of_someone_else_is_one_sentence(environment, monkeypatch, capsys):
+    fake = use(environment, monkeypatch)
+    monkeypatch.setattr(environment.os, "access", lambda path, mode: False)
+    assert environment.main() == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert len(said) == 1 and "no permission to write" in said[0]
+    assert not fake.commands
+
+
+def test_the_old_environment_does_not_make_the_new_one(environment, monkeypatch):
+    """Run from the .venv that is about to go, as where it is activated."""
+    monkeypatch.setattr(environment.sys, "prefix", environment.VENV)
+    monkeypatch.setattr(environment.sys, "_base_executable", "/base/python")
+    assert environment.interpreter() == "/base/python"
+    fake = use(environment, monkeypatch)
+    assert environment.main() == 0
+    assert f"/base/python -m venv {environment.VENV}" in fake.commands
+
+
+def test_nothing_leads_pip_astray(environment, monkeypatch, tmp_path):
+    for name in environment.ASTRAY:
+        monkeypatch.setenv(name, str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("PIP_USER", "1")
+    code = "import os; print(*sorted(os.environ), os.environ['PIP_USER'])"
+    said = environment.run([sys.executable, "-c", code]).stdout.split()
+    assert not set(said) & set(environment.ASTRAY) and said[-1] == "0"
 
 
 def test_ci_as_root_installs_what_debian_lacks(environment, monkeypatch):
@@ -212,3 +253,11 @@ def test_without_a_home_pip_keeps_no_cache(environment, monkeypatch):
 
 def test_the_interpreter_here_is_new_enough(environment):
     environment.check_python(sys.version_info)
+
+
+def test_the_serial_list_is_that_of_setup_cfg(environment):
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    needs = config["options"]["install_requires"].split("\n")
+    names = {line.split()[0] for line in needs if line.strip()}
+    assert set(environment.CORE) == names - {"mpi4py"}

@@ -6,6 +6,7 @@ read this file and say so. Nothing is installed outside the checkout.
 
 from __future__ import print_function
 
+import contextlib
 import hashlib
 import os
 import re
@@ -33,6 +34,8 @@ UNREACHABLE = (
 )
 # Each would send what is installed somewhere else, or hide that it is missing.
 ASTRAY = ("PYTHONPATH", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT")
+# Children get it too: a pip that outlives a killed set-up still keeps others out.
+LOCKS = []
 
 
 class Refused(Exception):
@@ -45,7 +48,9 @@ def main():
         check_python(sys.version_info)
         if is_current(key()):
             return 0
-        build()
+        with alone():
+            if not is_current(key()):
+                build()
     except Refused as refused:
         print("set-up: %s" % refused, file=sys.stderr)
         return 2
@@ -57,6 +62,33 @@ def main():
         )
         return 2
     return 0
+
+
+@contextlib.contextmanager
+def alone():
+    """One set-up at a time in this checkout, as of `make demo` beside `make test`."""
+    held = os.open(ROOT, os.O_RDONLY)
+    LOCKS.append(held)
+    try:
+        wait_for_others(held)
+        yield
+    finally:
+        LOCKS.remove(held)
+        os.close(held)
+
+
+def wait_for_others(held):
+    """Take the lock, or go without where the system or its disk has none."""
+    try:
+        import fcntl
+
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("set-up: waiting for another set-up of this checkout", flush=True)
+            fcntl.flock(held, fcntl.LOCK_EX)
+    except (ImportError, OSError):
+        pass
 
 
 def check_python(version):
@@ -265,6 +297,7 @@ def run(command):
         stderr=subprocess.STDOUT,
         universal_newlines=True,
         env=environment,
+        pass_fds=LOCKS,
     )
 
 

@@ -185,6 +185,32 @@ def test_the_old_environment_does_not_make_the_new_one(environment, monkeypatch)
     assert f"/base/python -m venv {environment.VENV}" in fake.commands
 
 
+def test_one_set_up_at_a_time(environment, monkeypatch, capsys):
+    """The second waits, finds the work done, and does nothing."""
+    fake = use(environment, monkeypatch)
+    fcntl = pytest.importorskip("fcntl")
+    calls = []
+
+    def flock(held, how):
+        calls.append(how)
+        if how & fcntl.LOCK_NB:
+            raise BlockingIOError
+        Path(environment.VENV).mkdir()  # what the first did meanwhile
+        Path(environment.KEY_FILE).write_text(environment.key())
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert environment.main() == 0
+    assert len(calls) == 2 and not fake.commands and not environment.LOCKS
+    assert "waiting for another set-up" in capsys.readouterr().out
+
+
+def test_a_child_keeps_the_lock(environment):
+    code = "import os, sys; os.fstat(int(sys.argv[1]))"
+    with environment.alone():
+        command = [sys.executable, "-c", code, str(environment.LOCKS[0])]
+        assert environment.run(command).returncode == 0
+
+
 def test_nothing_leads_pip_astray(environment, monkeypatch, tmp_path):
     for name in environment.ASTRAY:
         monkeypatch.setenv(name, str(tmp_path / "elsewhere"))

@@ -15,7 +15,11 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
     [*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("docs/**/*.md")]
 )
-DOCUMENTS = [d for d in DOCUMENTS if ".venv" not in d.parts]
+DOCUMENTS = [
+    d
+    for d in DOCUMENTS
+    if not any(p.startswith(".") for p in d.relative_to(ROOT).parts)
+]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))

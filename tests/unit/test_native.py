@@ -25,6 +25,16 @@ def test_widen_rows_equals_numpy(shape):
     np.testing.assert_array_equal(out.view(np.uint32), expected.view(np.uint32))
 
 
+@compiled
+def test_widen_rows_follows_the_row_stride():
+    """A column block of a wider matrix, and every bit pattern, NaNs included."""
+    matrix = np.arange(2**16, dtype=np.uint16).reshape(256, 256)
+    rows, out = np.arange(255, -1, -1), np.empty((256, 100), dtype=np.float32)
+    native.widen_rows(matrix[:, 50:150], rows, out)
+    expected = matrix[rows, 50:150].astype(np.uint32) << 16
+    np.testing.assert_array_equal(out.view(np.uint32), expected)
+
+
 def test_the_backend_gathers_the_same_bits_either_way(monkeypatch):
     rng = np.random.default_rng(0)
     matrix = encode(rng.normal(size=(40, 9)).astype(np.float32), "bf16")

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,12 @@ pytestmark = pytest.mark.full
 
 
 @pytest.fixture
-def stripped(tmp_path_factory):
-    """(folder with a space, its environment, what to run commands as)."""
-    base = tmp_path_factory.mktemp("stripped", numbered=True)
+def stripped():
+    """(folder with a space, its environment, what to run commands as).
+
+    Not below pytest's own folder: every session of pytest closes that to others.
+    """
+    base = Path(tempfile.mkdtemp(prefix="stripped-"))
     checkout, tools = base / "a check out", base / "bin"
     names = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -39,7 +43,9 @@ def stripped(tmp_path_factory):
             (tools / tool).symlink_to(found)
     _python_into(tools)
     kept = {k: v for k, v in os.environ.items() if k.startswith(PASSED_ON)}
-    return checkout, {"PATH": str(tools), "LC_ALL": "C.UTF-8", **kept}, _as_nobody(base)
+    environment = {"PATH": str(tools), "LC_ALL": "C.UTF-8", **kept}
+    yield checkout, environment, _as_nobody(base)
+    shutil.rmtree(base)
 
 
 def _python_into(tools):
@@ -66,9 +72,6 @@ def _as_nobody(base):
     for path in [base, *base.rglob("*")]:
         if not path.is_symlink():
             os.chown(path, NOBODY, NOBODY)
-    for parent in base.parents:
-        if parent.stat().st_uid == os.geteuid() and str(parent).startswith("/tmp"):
-            parent.chmod(parent.stat().st_mode | 0o055)
     user = [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
     return [shutil.which("setpriv"), *user]
 

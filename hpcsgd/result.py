@@ -2,9 +2,8 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.errors import DataError
+from hpcsgd.files import write_text
+from hpcsgd.sealed import check_schema, read_sealed, write_sealed
 
 Array = NDArray[Any]
+KIND, VERSION = "result", 2
 
 
 class Status(Enum):
@@ -95,64 +97,74 @@ class Result:
     def save(self, folder: str | Path) -> Path:
         """Write result.h5 and result.json into `folder`, each whole or not at all."""
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         path = folder / "result.h5"
-        _replace(path, self._write_hdf5)
-        _replace(folder / "result.json", lambda p: p.write_text(self.json() + "\n"))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_sealed(path, KIND, VERSION, self._document(), self._arrays())
+            write_text(folder / "result.json", self.json() + "\n")
+        except OSError as error:
+            raise DataError(
+                f"{path} cannot be written ({error.strerror}); make room or choose"
+                " another folder"
+            ) from error
         return path
 
-    def _write_hdf5(self, path: Path) -> None:
-        import h5py
+    def _document(self) -> dict[str, Any]:
+        document = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name in ("weights", "intercept"):
+            del document[name]
+        return document | {"status": self.status.value}
 
-        with h5py.File(path, "w") as file:
-            file.attrs["format"] = "hpcsgd-result"
-            file.attrs["format_version"] = 1
-            file["weights"] = self.weights
-            if self.intercept is not None:
-                file["intercept"] = self.intercept
-            document = asdict(self) | {"status": self.status.value}
-            for name in ("weights", "intercept"):
-                document.pop(name)
-            # Text, not attributes: those end at 64 KiB and a history does not.
-            file["document"] = json.dumps(document)
+    def _arrays(self) -> dict[str, Array]:
+        arrays = {"weights": self.weights}
+        if self.intercept is not None:
+            arrays["intercept"] = np.asarray(self.intercept)
+        return arrays
+
+
+# What a result's document holds besides the arrays.
+SCHEMA = {
+    "status": str,
+    "loss": float,
+    "iterations": int,
+    "exchanges": int,
+    "history": list,
+    "ledger": dict,
+    "config": dict,
+    "report": dict,
+}
 
 
 def load_result(path: str | Path) -> Result:
     """Read a result back from result.h5 or from the folder that holds it."""
-    import h5py
-
     path = Path(path)
     path = path / "result.h5" if path.is_dir() else path
     if not path.exists():
         raise DataError(f"{path} does not exist; name a run folder or its result.h5")
+    document, arrays = read_sealed(path, KIND, VERSION)
+    check_schema(path, document, SCHEMA)
+    kept = {key: document[key] for key in SCHEMA}
+    status, intercept = _status(path, kept.pop("status")), arrays.get("intercept")
+    weights = arrays.get("weights")
+    if weights is None or not _fits(weights, intercept):
+        raise DataError(f"{path} holds no weights that make a model; train it again")
+    return Result(status=status, weights=weights, intercept=intercept, **kept)
+
+
+def _status(path: Path, name: str) -> Status:
     try:
-        with h5py.File(path, "r") as file:
-            if file.attrs.get("format") != "hpcsgd-result":
-                raise DataError(f"{path} is not a result of this package")
-            document = json.loads(file["document"][()])
-            intercept = file["intercept"][()] if "intercept" in file else None
-            weights = file["weights"][()]
-    except (OSError, KeyError, json.JSONDecodeError) as error:
-        raise DataError(f"{path} cannot be read as a result: {error}") from error
-    status = Status(document.pop("status"))
-    return Result(status=status, weights=weights, intercept=intercept, **document)
+        return Status(name)
+    except ValueError as error:
+        raise DataError(f"{path} has an unknown status; train it again") from error
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    _replace(path, lambda temporary: temporary.write_text(text))
-
-
-def _replace(path: Path, write: Any) -> None:
-    """Write beside `path`, flush to disk, then take its name in one move."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        write(temporary)
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+def _fits(weights: Array, intercept: Array | None) -> bool:
+    """w is (d,) with a scalar intercept, or (d, K) with K of them."""
+    if weights.dtype.kind != "f" or weights.ndim not in (1, 2):
+        return False
+    return intercept is None or (
+        intercept.dtype.kind == "f" and intercept.shape == weights.shape[1:]
+    )
 
 
 def finite(value: Any) -> Any:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
-from hpcsgd.result import Result, write_text
+from hpcsgd.files import write_text
+from hpcsgd.result import Result
 
 FILES = ("resolved.toml", "history.jsonl", "result.h5", "result.json")
 

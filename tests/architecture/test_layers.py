@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parents[2] / "hpcsgd"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = (
-    ("errors", "precision", "schedule", "assets", "timing"),
+    ("errors", "precision", "schedule", "assets", "timing", "files", "sealed"),
     ("families", "penalties", "rates", "updates", "codecs"),
     ("backends", "comm", "data"),
     ("products", "agreement", "objective", "cost", "bound"),
@@ -32,7 +32,7 @@ SIBLINGS = ("backends", "comm", "data")
 HOMES = {
     "mpi4py": ("comm/mpi.py",),
     "cupy": ("backends/cuda.py", "backends/kernels.py", "comm/nccl.py"),
-    "h5py": ("data/hdf5.py", "result.py"),
+    "h5py": ("data/hdf5.py", "sealed.py"),
     "sklearn": ("estimators.py",),
     "matplotlib": ("plots.py",),
     "rich": ("callbacks/progress.py", "cli/"),

@@ -1,5 +1,8 @@
 """The loop: who may stop it, what divergence keeps, what guards mend."""
 
+import errno
+import os
+
 import numpy as np
 import pytest
 
@@ -8,6 +11,7 @@ from hpcsgd.callbacks import Callback
 from hpcsgd.callbacks.guards import MemberCheck
 from hpcsgd.comm.delayed import Delayed, Network
 from hpcsgd.comm.threads import run_ranks
+from hpcsgd.errors import DataError
 from hpcsgd.products.base import State
 from hpcsgd.result import Result, Status, load_result
 from tests.harness import config_for, make_problem, train_on
@@ -135,12 +139,11 @@ def test_a_broken_save_leaves_the_old_result(tmp_path, monkeypatch):
     result.save(tmp_path)
     before = (tmp_path / "result.h5").read_bytes()
 
-    def broken(self, path):
-        path.write_bytes(b"half")
-        raise OSError("disk full")
+    def full(number):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Result, "_write_hdf5", broken)
-    with pytest.raises(OSError):
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DataError, match="make room"):
         result.save(tmp_path)
     assert (tmp_path / "result.h5").read_bytes() == before
     assert {p.name for p in tmp_path.iterdir()} == {"result.h5", "result.json"}

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from hpcsgd.backends.base import Backend
 from hpcsgd.comm.grid import Grid
+from hpcsgd.data.fingerprint import Fingerprint
 from hpcsgd.data.partition import split_range
 from hpcsgd.data.readers import RowReader, load_block
 from hpcsgd.data.shard import Shard
@@ -29,6 +30,7 @@ class Loaded:
     columns: int  # K
     read_exact: Callable[[slice], Array]
     source: dict[str, Any]
+    fingerprint: str  # of every value of the data, whatever the grid
 
 
 def load(
@@ -52,7 +54,13 @@ def load(
         lambda: _scale_to_mean_one(raw_weights, reader.rows, total)
     )
     offsets = world.together(lambda: _column(reader.offset(rows), rows, "offset"))
-    matrix = world.together(lambda: load_block(reader, rows, columns, backend.store))
+    seen = Fingerprint()
+    matrix = world.together(
+        lambda: load_block(reader, rows, columns, backend.store, seen=seen.add)
+    )
+    if grid.member == 0:  # every member has read these; they count once
+        for number, column in enumerate((raw, raw_weights, offsets)):
+            seen.add_column(number, column, rows.start)
     inner = get_format(precision.inner).dtype
     shard = Shard(
         matrix=matrix,
@@ -70,6 +78,7 @@ def load(
         columns=len(targets.labels) if family.targets == "classes" else 1,
         read_exact=_exact(reader, shard, precision),
         source=reader.describe(),
+        fingerprint=seen.total(reader.rows, reader.cols, world.exchange_objects),
     )
 
 

@@ -61,10 +61,11 @@ def load_block(
     cols: slice,
     store: Callable[[Array], Array],
     budget: int | None = None,
+    seen: Callable[[Array, int, int], None] | None = None,
 ) -> Array:
     """The block as `store` wants it, read in pieces, refused where not finite.
 
-    About `budget` bytes of float64 (CHUNK_BYTES if None) are held beside the block.
+    `seen` is shown every piece as it was read, with its first row and column. About `budget` bytes of float64 (CHUNK_BYTES if None) are held beside the block.
     """
     width = cols.stop - cols.start
     step = max((budget or CHUNK_BYTES) // (8 * max(width, 1)), 1)
@@ -73,6 +74,8 @@ def load_block(
         stop = min(start + step, rows.stop)
         piece = reader.read(slice(start, stop), cols)
         _refuse_non_finite(piece, start, cols.start)
+        if seen is not None:
+            seen(piece, start, cols.start)
         with np.errstate(over="ignore"):  # said below, with the place
             stored = store(piece)
         if stored.dtype.itemsize < piece.dtype.itemsize:

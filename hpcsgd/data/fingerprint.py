@@ -1,0 +1,61 @@
+"""A checksum of the data that does not depend on who read which part of it.
+
+H = Σ_ij a_i b_j bits(x_ij) mod 2⁶⁴ with odd a_i, b_j drawn from the positions: any one
+changed value changes H, and the parts of all ranks, whatever the grid, add up to the
+same sum. It costs one pass over each block while that is in cache anyway.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+SIDE = 2**40  # columns of y, sample_weight and offset: beyond any of X
+ROWS = 2**41  # rows draw from other numbers than columns
+ROWS_AT_ONCE = 4096
+
+
+class Fingerprint:
+    """What one rank has read so far; `total` is that of the whole data."""
+
+    def __init__(self) -> None:
+        self.value = np.uint64(0)
+
+    def add(self, block: Array, first_row: int, first_col: int) -> None:
+        """A block of X, in the dtype it was read in."""
+        column = _odd(np.arange(first_col, first_col + block.shape[1]))
+        for start in range(0, len(block), ROWS_AT_ONCE):
+            bits = _bits(block[start : start + ROWS_AT_ONCE])
+            row = _odd(np.arange(len(bits)) + (ROWS + first_row + start))
+            with np.errstate(over="ignore"):
+                self.value += np.einsum("i,i->", row, np.einsum("ij,j->i", bits, column))
+
+    def add_column(self, number: int, values: Array | None, first_row: int) -> None:
+        """Side column `number` (y, sample_weight, offset), where there is one."""
+        if values is not None:
+            self.add(values.reshape(-1, 1), first_row, SIDE + number)
+
+    def total(
+        self, rows: int, cols: int, exchange: Callable[[Any], list[Any]]
+    ) -> str:
+        """The whole data's, from what all ranks have; called on all of them."""
+        whole = sum(exchange(int(self.value))) % 2**64
+        return f"{rows}x{cols}-{whole:016x}"
+
+
+def _bits(block: Array) -> Array:
+    """The numbers as the unsigned integers that they are stored as."""
+    return np.ascontiguousarray(block).view(f"u{block.dtype.itemsize}")
+
+
+def _odd(position: Array) -> Array:
+    """splitmix64 of each position, made odd: odd numbers have inverses mod 2⁶⁴."""
+    z = position.astype(np.uint64)
+    with np.errstate(over="ignore"):
+        z = (z + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    odd: Array = (z ^ (z >> np.uint64(31))) | np.uint64(1)
+    return odd

@@ -18,6 +18,7 @@ from hpcsgd.data.readers import RowReader, open_reader
 from hpcsgd.errors import ConfigError
 from hpcsgd.report import report
 from hpcsgd.result import Result
+from hpcsgd.resume import resume
 from hpcsgd.run_folder import RunFolder
 
 
@@ -93,17 +94,21 @@ def _train(
     began: float,
 ) -> Result:
     folder = RunFolder(config.run.out if world.rank == 0 else None)
-    history = History()
-    live = build(config, world, reader, [history, *callbacks])
-    world.together(lambda: folder.begin(config))
-    history.path = folder.history
-    live.warm_up()
-    world.max_flag(0)
-    setup = time.perf_counter() - began
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        state, status = live.engine.run(live.state, live.feed.groups())
-    result = report(live, state, status, history.records, began, setup)
-    world.together(lambda: folder.finish(result))
+    live = build(config, world, reader, [History(folder.history), *callbacks])
+    world.together(folder.claim)
+    try:
+        goes_on = resume(config, live)
+        world.together(lambda: folder.begin(config, goes_on))
+        live.warm_up()
+        world.max_flag(0)
+        setup = time.perf_counter() - began
+        groups = live.feed.groups(live.engine.view.exchanges)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            state, status = live.engine.run(live.state, groups)
+        result = report(live, state, status, began, setup)
+        world.together(lambda: folder.finish(result))
+    finally:
+        folder.release()
     return result
 
 

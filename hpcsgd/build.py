@@ -14,6 +14,7 @@ from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
 from hpcsgd.data.readers import RowReader
 from hpcsgd.load import load
+from hpcsgd.memory import check_memory
 
 
 def build(
@@ -25,5 +26,7 @@ def build(
     """Everything a run needs; errors are raised on all ranks alike."""
     words = world.together(lambda: resolve(config, world))
     grid = Grid(words.world, config.grid.replicas, words.members)
-    loaded = load(grid, reader, words.family, words.backend, words.precision)
+    opened = grid.world.together(reader)
+    check_memory(grid, opened, config, words.precision, words.update.states)
+    loaded = load(grid, opened, words.family, words.backend, words.precision)
     return world.together(lambda: assemble(config, words, grid, loaded, callbacks))

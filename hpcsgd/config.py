@@ -7,12 +7,15 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
+from hpcsgd.checkpoint import CheckpointConfig
 from hpcsgd.data.sampling import SamplingConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.precision import Precision, make_precision
 from hpcsgd.products.choose import ProductsConfig
 from hpcsgd.rates import RateConfig
 from hpcsgd.schedule import Schedule
+
+MOST_EXCHANGES = 1_000_000  # between two looks
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,8 @@ class RunSection:
     """How the run behaves, none of which changes what is learnt."""
 
     out: str | None = None  # run folder; nothing is written without one
+    resume: str = "no"  # auto: from the newest checkpoint in out; or a path
+    memory: float = 0.0  # GiB that the ranks of one node may use; 0 = what is free
     network: str | None = None  # lan, hpc, cloud or alpha=...,bandwidth=...
     comm: str = "auto"  # serial, mpi, or what the launcher says
     reproducible: bool = False  # every member holds the same bits, at a second message
@@ -99,6 +104,10 @@ class RunSection:
                 raise ConfigError(f"[run] {name} must be at least {least}")
         if self.evaluate_every < 0:
             raise ConfigError("[run] evaluate_every must be at least 0")
+        if self.check_every > MOST_EXCHANGES:
+            raise ConfigError(f"[run] check_every must be at most {MOST_EXCHANGES}")
+        if not 0.0 <= self.memory < float("inf"):
+            raise ConfigError(f"[run] memory = {self.memory!r} GiB must be at least 0")
 
 
 @dataclass(frozen=True)
@@ -121,6 +130,7 @@ class RunConfig:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     grid: GridConfig = field(default_factory=GridConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     run: RunSection = field(default_factory=RunSection)
 
     @classmethod

@@ -7,25 +7,35 @@ from time import perf_counter
 import numpy as np
 
 from hpcsgd.agreement import Agreement
-from hpcsgd.callbacks.base import Callback, View
+from hpcsgd.callbacks.base import Callback, View, Wish, wish_of
 from hpcsgd.callbacks.guards import MemberCheck
 from hpcsgd.comm.grid import Grid
 from hpcsgd.evaluation import Evaluation
+from hpcsgd.looks import BROKEN, Looks
 from hpcsgd.products.base import Group, Product, State
 from hpcsgd.result import Status
+from hpcsgd.saving import Saver
 from hpcsgd.timing import Clock
 
-STOP, BROKEN = 1, 2
+ENDINGS = {
+    Wish.STOP: Status.STOPPED,
+    Wish.PREEMPT: Status.PREEMPTED,
+    Wish.INTERRUPT: Status.INTERRUPTED,
+}
 
 
 @dataclass(frozen=True)
 class Pace:
-    """When the engine looks up from its work."""
+    """How long a run is, and how often its loss is taken."""
 
     epochs: int
     exchanges_per_epoch: int
-    check_every: int
     evaluate_every: int
+
+    @property
+    def exchanges(self) -> int:
+        """Of the whole run."""
+        return self.epochs * self.exchanges_per_epoch
 
 
 class Engine:
@@ -38,6 +48,8 @@ class Engine:
         agreement: Agreement,
         guard: MemberCheck,
         evaluation: Evaluation,
+        saver: Saver,
+        looks: Looks,
         pace: Pace,
         view: View,
         callbacks: list[Callback],
@@ -48,30 +60,35 @@ class Engine:
         self.agreement = agreement
         self.guard = guard
         self.evaluation = evaluation
+        self.saver = saver
+        self.looks = looks
         self.pace = pace
         self.view = view
         self.callbacks = callbacks
         self.clock = clock
-        self.wish = 0
+        self.wish = Wish.NONE
 
     def run(self, state: State, groups: Iterator[Group | None]) -> tuple[State, Status]:
-        """Train; returns the last state, or the last good one."""
+        """Train on from where the view stands; returns the last (good) state."""
         self._tell("on_start")
-        self._evaluate(state)
+        if not self.view.history:
+            self._evaluate(state)
         status = self._train(state, groups)
         self.product.finish()
         self.agreement.settle(state, self.view.exchanges)
-        if status is not Status.DIVERGED and not self.evaluation.is_fresh(self.view):
+        if status.is_finished and not self.evaluation.is_fresh(self.view):
             status = self._evaluate(state) or status
         if status is Status.DIVERGED:
             self.view.loss = self.evaluation.restore(state)
         self.view.status = status.value
         self._tell("on_end")
+        self.saver.finish()
         return state, status
 
     def _train(self, state: State, groups: Iterator[Group | None]) -> Status:
         group = next(groups, None)
-        for number in range(1, self.pace.epochs * self.pace.exchanges_per_epoch + 1):
+        self.looks.begin(self.view.exchanges, self.view.seconds)
+        for number in range(self.view.exchanges + 1, self.pace.exchanges + 1):
             began = perf_counter()
             self.clock.start()
             upcoming = next(groups, None)
@@ -96,29 +113,50 @@ class Engine:
         epoch_ends = number % self.pace.exchanges_per_epoch == 0
         if epoch_ends:
             self.view.epoch = number // self.pace.exchanges_per_epoch
-        elif number % self.pace.check_every:
+        saves = self.saver.is_due(number, number == self.pace.exchanges)
+        if not (epoch_ends or saves or self.looks.is_due(number)):
             return None
         began = perf_counter()
-        bad = not (np.isfinite(state.weights).all())
-        answer = self.grid.world.max_flag(BROKEN if bad else self.wish)
+        wish = max(self.wish, self.saver.wish())
+        bad = not np.isfinite(state.weights).all()
+        answer = self.looks.ask(BROKEN if bad else wish, number, self.view.seconds)
         self.view.seconds += perf_counter() - began
         if answer == BROKEN:
             return Status.DIVERGED
+        if epoch_ends and self._evaluates(self.view.epoch) and self._evaluate(state):
+            return Status.DIVERGED
+        began = perf_counter()
+        if saves or answer >= Wish.SAVE:
+            self.saver.save(state, self.view)
+        self.view.seconds += perf_counter() - began
+        return ENDINGS.get(Wish(answer))
+
+    def _evaluates(self, epoch: int) -> bool:
         every = self.pace.evaluate_every
-        if epoch_ends and every and self.view.epoch % every == 0:
-            ending = self._evaluate(state)
-            if ending is not None:
-                return ending
-        return Status.STOPPED if answer == STOP else None
+        return bool(every) and epoch % every == 0
 
     def _evaluate(self, state: State) -> Status | None:
         self.clock.start()
         good = self.evaluation.measure(state, self.view)
         self.clock.lap("evaluate")
+        self.view.history.append(_record(self.view))
         self._tell("on_evaluate")
         return None if good else Status.DIVERGED
 
     def _tell(self, event: str) -> None:
         for callback in self.callbacks:
-            if getattr(callback, event)(self.view):
-                self.wish = STOP
+            answer = getattr(callback, event)(self.view)
+            if answer:
+                self.wish = max(self.wish, wish_of(answer))
+
+
+def _record(view: View) -> dict[str, object]:
+    """One line of the loss curve."""
+    return {
+        "epoch": view.epoch,
+        "exchanges": view.exchanges,
+        "iterations": view.steps,
+        "rows": view.rows,
+        "loss": view.loss,
+        "seconds": view.seconds,
+    }

@@ -35,14 +35,13 @@ class Loaded:
 
 def load(
     grid: Grid,
-    open_reader: Callable[[], RowReader],
+    reader: RowReader,
     family: Family,
     backend: Backend,
     precision: Precision,
 ) -> Loaded:
     """Read this rank's rows and columns; every rank raises what any rank found."""
     world = grid.world
-    reader = world.together(open_reader)
     rows, columns = world.together(lambda: _own_part(grid, reader))
     raw = world.together(lambda: _column(reader.targets(rows), rows, "y"))
     encoded, targets = encode_targets(

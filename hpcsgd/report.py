@@ -10,8 +10,7 @@ import numpy as np
 
 import hpcsgd
 from hpcsgd.assembly.live import Live
-from hpcsgd.data.partition import split_range
-from hpcsgd.products.base import Array, State
+from hpcsgd.products.base import State
 from hpcsgd.result import Result, Status
 
 
@@ -19,14 +18,13 @@ def report(
     live: Live,
     state: State,
     status: Status,
-    history: list[dict[str, Any]],
     began: float,
     setup: float,
 ) -> Result:
     """Gather the weights and everything measured; every rank gets the same model."""
     columns = live.task.columns
+    weights = live.columns.join(live.task.backend.to_host(state.weights[:, :columns]))
     intercept = None if state.intercept is None else state.intercept[0].copy()
-    weights = _whole_weights(live, state)
     scalar = live.task.family.targets != "classes"
     return Result(
         status=status,
@@ -35,25 +33,11 @@ def report(
         intercept=intercept[0] if scalar and intercept is not None else intercept,
         iterations=live.engine.view.steps,
         exchanges=live.engine.view.exchanges,
-        history=history,
+        history=list(live.engine.view.history),
         ledger=live.grid.world.ledger.as_dict(),
         config=live.config.tables(),
         report=_facts(live, columns, began, setup),
     )
-
-
-def _whole_weights(live: Live, state: State) -> Array:
-    """w (d, K) from the slices of all members."""
-    columns, task = live.task.columns, live.task
-    own = np.ascontiguousarray(task.backend.to_host(state.weights[:, :columns]))
-    if live.product.holds_all_columns:
-        return own
-    total, members = task.shard.total_columns, live.grid.members
-    parts = [split_range(total, members.size, c) for c in range(members.size)]
-    counts = [(part.stop - part.start) * columns for part in parts]
-    out = np.empty(total * columns, dtype=own.dtype)
-    members.gather(own.reshape(-1), counts, out, "control")
-    return out.reshape(total, columns)
 
 
 def _facts(live: Live, columns: int, began: float, setup: float) -> dict[str, Any]:
@@ -89,6 +73,10 @@ def _facts(live: Live, columns: int, began: float, setup: float) -> dict[str, An
         "peak_rss_bytes": _peak_rss(live),
         "transport": grid.world.transport,
         "source": live.loaded.source,
+        "data_fingerprint": live.loaded.fingerprint,
+        "resumes": live.capture.resumes,
+        "checkpoints_written": live.engine.saver.written,
+        "checkpoints_failed": live.engine.saver.failed,
         "versions": _versions(),
     }
 

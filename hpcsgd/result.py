@@ -24,6 +24,8 @@ class Status(Enum):
 
     COMPLETED = "completed"
     STOPPED = "stopped"
+    PREEMPTED = "preempted"
+    INTERRUPTED = "interrupted"
     DIVERGED = "diverged"
 
     @property
@@ -31,10 +33,36 @@ class Status(Enum):
         """What to do now, or nothing."""
         return _ADVICE[self]
 
+    @property
+    def exit_code(self) -> int:
+        """What the command line ends with."""
+        return _EXIT_CODES.get(self, 0)
+
+    @property
+    def is_finished(self) -> bool:
+        """False where somebody ended it in a hurry: no time for a last loss."""
+        return self in (Status.COMPLETED, Status.STOPPED)
+
+
+REQUEUE = 75  # start me again: what sysexits.h calls a temporary failure
+
+_EXIT_CODES = {
+    Status.DIVERGED: 1,
+    Status.PREEMPTED: REQUEUE,
+    Status.INTERRUPTED: 130,
+}
 
 _ADVICE = {
     Status.COMPLETED: "",
     Status.STOPPED: "a callback asked to stop; the weights are those of that moment",
+    Status.PREEMPTED: (
+        "the system asked for an early end; start the same command again with --resume"
+        " auto to go on; the loss is that of the last evaluation"
+    ),
+    Status.INTERRUPTED: (
+        "interrupted; start the same command again with --resume auto to go on; the"
+        " loss is that of the last evaluation"
+    ),
     Status.DIVERGED: (
         "the loss grew without bound or is not finite; lower the rate"
         " (--rate, try a tenth) or widen the precision; the weights kept are the"

@@ -2,43 +2,68 @@
 
 from pathlib import Path
 
+from hpcsgd.checkpoint import FOLDER
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.files import write_text
+from hpcsgd.folder_lock import FolderLock
 from hpcsgd.result import Result
 
-FILES = ("resolved.toml", "history.jsonl", "result.h5", "result.json")
+FILES = ("resolved.toml", "history.jsonl", "result.h5", "result.json", FOLDER)
 
 
 class RunFolder:
-    """resolved.toml, history.jsonl, result.h5 and result.json in one folder."""
+    """resolved.toml, history.jsonl, checkpoints/, result.h5, result.json in one place.
+
+    Without a path, as on every rank but the first, it does nothing.
+    """
 
     def __init__(self, path: str | None) -> None:
         self.path = Path(path) if path else None
+        self.lock: FolderLock | None = None
 
     @property
     def history(self) -> Path | None:
         """Where the loss curve goes."""
         return self.path / "history.jsonl" if self.path else None
 
-    def begin(self, config: RunConfig) -> None:
-        """Make the folder, put an earlier run aside, say what this one is."""
+    def claim(self) -> None:
+        """Make the folder and take it for this run; refused while another has it."""
         if self.path is None:
             return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._put_aside(self.path)
+            self.lock = FolderLock(self.path)
+            self.lock.take()
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def begin(self, config: RunConfig, goes_on: bool) -> None:
+        """Put an earlier run aside, unless this one goes on with it; say what it is."""
+        if self.path is None:
+            return
+        try:
+            if not goes_on:
+                self._put_aside(self.path)
             write_text(self.path / "resolved.toml", config.toml())
         except OSError as error:
-            raise ConfigError(
-                f"cannot write into --out {self.path}: {error.strerror};"
-                " choose a folder that can be written"
-            ) from error
+            raise self._unwritable(error) from error
 
     def finish(self, result: Result) -> None:
         """Save the result."""
         if self.path is not None:
             result.save(self.path)
+
+    def release(self) -> None:
+        """Let the next run in."""
+        if self.lock is not None:
+            self.lock.release()
+
+    def _unwritable(self, error: OSError) -> ConfigError:
+        return ConfigError(
+            f"cannot write into --out {self.path}: {error.strerror};"
+            " choose a folder that can be written"
+        )
 
     def _put_aside(self, folder: Path) -> None:
         found = [folder / name for name in FILES if (folder / name).exists()]

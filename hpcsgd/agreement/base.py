@@ -15,6 +15,9 @@ class Agreement(ABC):
         self.share = share
         self.period = period
 
+    def prepare(self, state: State) -> None:  # noqa: B027: most keep nothing
+        """Put the arrays that are kept between calls into `state.memory`."""
+
     def after_exchange(self, state: State, exchanges: int) -> None:
         """Agree when `exchanges`, the number done so far, says it is due."""
         if exchanges % self.period == 0:
@@ -33,6 +36,12 @@ class Agreement(ABC):
         copy = replace(state, weights=state.weights.copy(), intercept=intercept)
         self.agree(copy, "evaluate")
         return copy
+
+    def holds_one_state(self, state: State, exchanges: int) -> bool:
+        """True where all replicas hold the same just now, so that one copy says all."""
+        if self.grid.replicas.size == 1:
+            return True
+        return not state.memory and exchanges % self.period == 0
 
     @abstractmethod
     def agree(self, state: State, purpose: str) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from hpcsgd.config import RunConfig
 from hpcsgd.data.partition import split_range
@@ -20,21 +21,32 @@ class Feed:
     exchanges_per_epoch: int  # of the replica with most rows
     epochs: int
 
-    def groups(self) -> Iterator[Group | None]:
-        """The groups of all epochs; None where this replica has run out of rows.
+    def groups(self, done: int = 0) -> Iterator[Group | None]:
+        """The groups after exchange `done`; None where this replica has no more rows.
 
         The sequence depends on seed, epoch and replica alone, never on s, the product
         or C: every member agrees on it without a message.
         """
-        padding: list[None] = [None] * (self.exchanges_per_epoch - len(self.plans))
-        for epoch in range(self.epochs):
-            order = self.sampler.order(epoch)
-            first, step = 0, epoch * steps_in(self.plans)
-            for index, sizes in enumerate(self.plans):
-                rows = order[first : first + sum(sizes)]
-                yield self.planner.group(index, rows, sizes, step)
-                first, step = first + len(rows), step + len(sizes)
-            yield from padding
+        begun, skip = divmod(done, self.exchanges_per_epoch)
+        for epoch in range(begun, self.epochs):
+            yield from islice(self._epoch(epoch), skip, None)
+            skip = 0
+
+    def progress(self, done: int) -> tuple[int, int]:
+        """Steps and rows behind this replica after exchange `done` of the run."""
+        epochs, rest = divmod(done, self.exchanges_per_epoch)
+        begun = self.plans[:rest]
+        steps = epochs * steps_in(self.plans) + steps_in(begun)
+        return steps, epochs * rows_in(self.plans) + rows_in(begun)
+
+    def _epoch(self, epoch: int) -> Iterator[Group | None]:
+        order = self.sampler.order(epoch)
+        first, step = 0, epoch * steps_in(self.plans)
+        for index, sizes in enumerate(self.plans):
+            rows = order[first : first + sum(sizes)]
+            yield self.planner.group(index, epoch, rows, sizes, step)
+            first, step = first + len(rows), step + len(sizes)
+        yield from [None] * (self.exchanges_per_epoch - len(self.plans))
 
 
 def make_feed(
@@ -59,3 +71,8 @@ def make_feed(
 def steps_in(plans: list[tuple[int, ...]]) -> int:
     """SGD steps of an epoch."""
     return sum(len(sizes) for sizes in plans)
+
+
+def rows_in(plans: list[tuple[int, ...]]) -> int:
+    """Rows of an epoch."""
+    return sum(sum(sizes) for sizes in plans)

@@ -4,21 +4,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcsgd.agreement import AGREEMENTS, Agreement
+from hpcsgd.agreement import Agreement
 from hpcsgd.assembly.feed import Feed, make_feed, steps_in
+from hpcsgd.assembly.motor import Parts, make_engine
 from hpcsgd.assembly.vocabulary import Vocabulary
-from hpcsgd.callbacks.base import Callback, View
-from hpcsgd.callbacks.guards import MemberCheck
+from hpcsgd.callbacks.base import Callback
+from hpcsgd.capture import Capture
+from hpcsgd.checkpoint import Checkpoint
+from hpcsgd.columns import Columns
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
 from hpcsgd.data.partition import split_range
 from hpcsgd.data.sampling import plan_groups
-from hpcsgd.engine import Engine, Pace
+from hpcsgd.engine import Engine
 from hpcsgd.errors import ConfigError
-from hpcsgd.evaluation import Evaluation
 from hpcsgd.load import Loaded
-from hpcsgd.objective import Objective
-from hpcsgd.penalties import Ridge
 from hpcsgd.products import get_product
 from hpcsgd.products.base import Product, State, Task
 from hpcsgd.products.choose import Shape, choose_product, uses_look_ahead
@@ -40,8 +40,16 @@ class Live:
     product_name: str
     look_ahead: bool
     feed: Feed
+    columns: Columns
+    capture: Capture
     engine: Engine
     state: State
+
+    def put_back(self, checkpoint: Checkpoint) -> None:
+        """Stand where the checkpoint stood."""
+        self.capture.put_back(
+            checkpoint, self.state, self.engine.view, self.feed.progress
+        )
 
     def warm_up(self) -> None:
         """Touch the arrays and wake the libraries once, on copies, in silence."""
@@ -68,6 +76,10 @@ def assemble(
     name, look_ahead = _choose(config, words, loaded)
     product = _product(name, look_ahead, task)
     feed = _feed(config, words, grid, loaded)
+    total = loaded.shard.total_columns
+    columns = Columns(grid, total, product.holds_all_columns)
+    parts = Parts(config, words, grid, loaded, task, product, name, feed, columns)
+    capture, engine = make_engine(parts, callbacks)
     return Live(
         config=config,
         grid=grid,
@@ -77,8 +89,10 @@ def assemble(
         product_name=name,
         look_ahead=look_ahead,
         feed=feed,
-        engine=_engine(config, words, grid, loaded, task, product, feed, callbacks),
-        state=_first_state(config, task, product),
+        columns=columns,
+        capture=capture,
+        engine=engine,
+        state=_first_state(config, task, columns, engine.agreement),
     )
 
 
@@ -134,62 +148,14 @@ def _feed(config: RunConfig, words: Vocabulary, grid: Grid, loaded: Loaded) -> F
     return make_feed(config, planner, rows, grid.replicas.size, grid.replica)
 
 
-def _engine(
-    config: RunConfig,
-    words: Vocabulary,
-    grid: Grid,
-    loaded: Loaded,
-    task: Task,
-    product: Product,
-    feed: Feed,
-    callbacks: list[Callback],
-) -> Engine:
-    run, schedule, shard = config.run, config.schedule, loaded.shard
-    share = shard.height / shard.total_rows
-    agreement = AGREEMENTS[words.agreement](grid, share, schedule.period)
-    whole = product.holds_all_columns
-    return Engine(
-        grid=grid,
-        product=product,
-        agreement=agreement,
-        guard=MemberCheck(grid.members, run.check_members, whole),
-        evaluation=_evaluation(config, task, grid, loaded, agreement, whole),
-        pace=Pace(
-            schedule.epochs,
-            feed.exchanges_per_epoch,
-            run.check_every,
-            run.evaluate_every,
-        ),
-        view=View(
-            epochs=schedule.epochs,
-            exchanges_planned=feed.exchanges_per_epoch * schedule.epochs,
-            total_rows=shard.total_rows,
-            words=lambda: grid.world.ledger.words("products"),
-        ),
-        callbacks=callbacks,
-        clock=task.clock,
-    )
-
-
-def _evaluation(
-    config: RunConfig,
-    task: Task,
-    grid: Grid,
-    loaded: Loaded,
-    agreement: Agreement,
-    whole: bool,
-) -> Evaluation:
-    penalty = Ridge(config.problem.l2)
-    objective = Objective(grid, task.family, loaded.shard, penalty, loaded.read_exact)
-    own = loaded.shard.columns if whole else slice(None)
-    return Evaluation(objective, agreement, task.columns, own)
-
-
-def _first_state(config: RunConfig, task: Task, product: Product) -> State:
-    shard, width = task.shard, task.states * task.columns
-    height = shard.total_columns if product.holds_all_columns else shard.width
+def _first_state(
+    config: RunConfig, task: Task, columns: Columns, agreement: Agreement
+) -> State:
+    height, width = columns.own.stop - columns.own.start, task.states * task.columns
     intercept = np.zeros((task.states, task.columns))
-    return State(
+    state = State(
         weights=task.backend.zeros((height, width)),
         intercept=intercept if config.problem.intercept else None,
     )
+    agreement.prepare(state)
+    return state

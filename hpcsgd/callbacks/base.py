@@ -1,8 +1,19 @@
-"""What watches a run: a read-only view in, at most the wish to stop out."""
+"""What watches a run: a read-only view in, at most a wish out."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any
+
+
+class Wish(IntEnum):
+    """What a callback may ask for; where ranks differ, the largest is granted."""
+
+    NONE = 0
+    SAVE = 1  # a checkpoint
+    STOP = 2  # save and end well
+    PREEMPT = 3  # save and end with the code that asks to be started again
+    INTERRUPT = 4  # save and end as a person asked
 
 
 @dataclass
@@ -20,10 +31,11 @@ class View:
     seconds: float = 0.0  # of training, evaluations left out
     words: Callable[[], int] = lambda: 0  # put on the wire for products so far
     status: str = "running"
+    history: list[dict[str, Any]] = field(default_factory=list)  # of evaluations
 
 
 class Callback:
-    """Base with nothing to do; each method may return True to ask for a stop."""
+    """Base with nothing to do; each method may return a Wish (True means STOP)."""
 
     def on_start(self, view: View) -> Any:
         """Before the first exchange."""
@@ -36,3 +48,10 @@ class Callback:
 
     def on_end(self, view: View) -> Any:
         """After the last exchange, however the run ends."""
+
+
+def wish_of(answer: Any) -> Wish:
+    """What a callback's answer asks for."""
+    if isinstance(answer, Wish):
+        return answer
+    return Wish.STOP if answer else Wish.NONE

@@ -1,8 +1,7 @@
-"""The loss curve: a list in memory, and JSON lines in the run folder."""
+"""The loss curve as JSON lines in the run folder."""
 
 import json
 from pathlib import Path
-from typing import Any
 
 from hpcsgd.callbacks.base import Callback, View
 from hpcsgd.result import finite
@@ -13,24 +12,18 @@ class History(Callback):
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
-        self.records: list[dict[str, Any]] = []
 
     def on_start(self, view: View) -> None:
-        """Begin an empty file."""
+        """Begin with what is known: nothing, or the record that a checkpoint kept."""
         if self.path is not None:
-            self.path.write_text("")
+            self.path.write_text("".join(map(_line, view.history)), encoding="utf-8")
 
     def on_evaluate(self, view: View) -> None:
-        """Keep where the run stands."""
-        record = {
-            "epoch": view.epoch,
-            "exchanges": view.exchanges,
-            "iterations": view.steps,
-            "rows": view.rows,
-            "loss": view.loss,
-            "seconds": view.seconds,
-        }
-        self.records.append(record)
+        """Add the newest."""
         if self.path is not None:
             with open(self.path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(finite(record)) + "\n")
+                file.write(_line(view.history[-1]))
+
+
+def _line(record: dict[str, object]) -> str:
+    return json.dumps(finite(record)) + "\n"

@@ -15,7 +15,8 @@ from hpcsgd.families import FAMILIES
 from hpcsgd.precision import RECIPES
 from hpcsgd.products import PRODUCTS
 from hpcsgd.rates import RATES
-from hpcsgd.result import Result, Status
+from hpcsgd.result import Result
+from hpcsgd.signals import Signals
 from hpcsgd.updates import UPDATES
 
 # flag, the setting it stands for, and what argparse needs to know
@@ -62,6 +63,24 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         },
     ),
     ("--out", "run.out", {"metavar": "DIR", "help": "run folder to write"}),
+    (
+        "--resume",
+        "run.resume",
+        {
+            "metavar": "auto|PATH",
+            "help": "go on from the newest checkpoint in --out, or from this one",
+        },
+    ),
+    (
+        "--checkpoint-every",
+        "checkpoint.every",
+        {"type": int, "metavar": "N", "help": "exchanges between checkpoints"},
+    ),
+    (
+        "--checkpoint-seconds",
+        "checkpoint.seconds",
+        {"type": float, "metavar": "T", "help": "seconds between checkpoints"},
+    ),
     (
         "--check-members",
         "run.check_members",
@@ -139,7 +158,8 @@ def _train(config: RunConfig, arguments: argparse.Namespace) -> int:
     world = open_world(config.run.comm)
     callbacks = make_progress(arguments.progress) if world.rank == 0 else []
     try:
-        result = train(config, world=world, callbacks=callbacks)
+        with Signals() as signals:
+            result = train(config, world=world, callbacks=[*callbacks, signals])
     except HpcsgdError as error:
         if world.size > 1 and not error.on_all_ranks:
             # Only this rank knows; the others wait in a collective.
@@ -148,10 +168,13 @@ def _train(config: RunConfig, arguments: argparse.Namespace) -> int:
         raise
     if world.rank == 0:
         print(result.json() if arguments.json else summary(result), flush=True)
-        if result.status is Status.DIVERGED:
-            print(f"hpcsgd: diverged: {result.status.advice}", file=sys.stderr)
+        if result.status.advice:
+            print(
+                f"hpcsgd: {result.status.value}: {result.status.advice}",
+                file=sys.stderr,
+            )
     world.close()
-    return 1 if result.status is Status.DIVERGED else 0
+    return result.status.exit_code
 
 
 def summary(result: Result) -> str:

@@ -1,5 +1,6 @@
 """Everything that crosses ranks, counted by purpose."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -45,6 +46,13 @@ class Ledger:
     def words(self, purpose: str) -> int:
         """Words so far."""
         return self.entries[purpose].words
+
+    def add(self, earlier: Mapping[str, Mapping[str, Any]]) -> None:
+        """Count on from what `as_dict` said before: a run that was interrupted."""
+        for purpose, entry in self.entries.items():
+            for name, value in earlier.get(purpose, {}).items():
+                if hasattr(entry, name):
+                    setattr(entry, name, getattr(entry, name) + value)
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """purpose -> calls, words, bytes, wire_bytes, seconds."""

@@ -30,16 +30,16 @@ class Fingerprint:
             bits = _bits(block[start : start + ROWS_AT_ONCE])
             row = _odd(np.arange(len(bits)) + (ROWS + first_row + start))
             with np.errstate(over="ignore"):
-                self.value += np.einsum("i,i->", row, np.einsum("ij,j->i", bits, column))
+                self.value += np.einsum(
+                    "i,i->", row, np.einsum("ij,j->i", bits, column)
+                )
 
     def add_column(self, number: int, values: Array | None, first_row: int) -> None:
         """Side column `number` (y, sample_weight, offset), where there is one."""
         if values is not None:
             self.add(values.reshape(-1, 1), first_row, SIDE + number)
 
-    def total(
-        self, rows: int, cols: int, exchange: Callable[[Any], list[Any]]
-    ) -> str:
+    def total(self, rows: int, cols: int, exchange: Callable[[Any], list[Any]]) -> str:
         """The whole data's, from what all ranks have; called on all of them."""
         whole = sum(exchange(int(self.value))) % 2**64
         return f"{rows}x{cols}-{whole:016x}"

@@ -65,7 +65,8 @@ def load_block(
 ) -> Array:
     """The block as `store` wants it, read in pieces, refused where not finite.
 
-    `seen` is shown every piece as it was read, with its first row and column. About `budget` bytes of float64 (CHUNK_BYTES if None) are held beside the block.
+    `seen` is shown every piece as it was read, with its first row and column. About
+    `budget` bytes of float64 (CHUNK_BYTES if None) are held beside the block.
     """
     width = cols.stop - cols.start
     step = max((budget or CHUNK_BYTES) // (8 * max(width, 1)), 1)

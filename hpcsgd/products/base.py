@@ -1,6 +1,6 @@
 """What every product shares: the task, the state, one exchange's group of rows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -50,6 +50,9 @@ class State:
     weights: Array  # (columns held, states · K)
     intercept: Array | None  # (states, K), the same on every member
     residuals: Array | None = None  # of the last exchange, the same on every member
+    # What agreements and codecs keep between calls, one row a column held: checkpoints
+    # save it by name.
+    memory: dict[str, Array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class Group:
     """The s batches of one exchange."""
 
     index: int  # of the exchange in its epoch
+    epoch: int
     rows: Array  # local row numbers, m of them
     plan: Any  # the backend's coefficients for all s steps
     steps: tuple[Any, ...]  # and for each step alone

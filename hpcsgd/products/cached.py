@@ -21,14 +21,18 @@ class CachedGram:
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Look the Gram up, or sum it and keep it."""
-        known = self.kept.get(group.index)
         rows = gather_rows(self.task, self.scratch, "rows", group)
-        if known is not None and _same_rows(known[0], group.rows):
-            margins = sum_margins(self.task, self.scratch, state, group, rows)
-            return iterate(self.task, state, group, rows, margins, known[1])
-        gram, margins = self.first.sum_products(state, group, rows)
-        self.kept[group.index] = (group.rows.copy(), self._kept_gram(gram))
-        return iterate(self.task, state, group, rows, margins, gram)
+        known = self.kept.get(group.index)
+        if known is None or not _same_rows(known[0], group.rows):
+            gram, margins = self.first.sum_products(state, group, rows)
+            known = group.rows.copy(), self._kept_gram(gram)
+            self.kept[group.index] = known
+            if group.epoch == 0:
+                return iterate(self.task, state, group, rows, margins, gram)
+            # A run that goes on from a checkpoint: its margins come by the message
+            # they would have come by, so that their sum has the same bits.
+        margins = sum_margins(self.task, self.scratch, state, group, rows)
+        return iterate(self.task, state, group, rows, margins, known[1])
 
     def finish(self) -> None:
         """Nothing is begun early."""

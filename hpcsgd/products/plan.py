@@ -33,12 +33,17 @@ class Planner:
         self._known: OrderedDict[Any, tuple[Any, tuple[Any, ...]]] = OrderedDict()
 
     def group(
-        self, index: int, rows: Array, sizes: tuple[int, ...], first_step: int
+        self,
+        index: int,
+        epoch: int,
+        rows: Array,
+        sizes: tuple[int, ...],
+        first_step: int,
     ) -> Group:
         """The group of `rows` whose first step is number `first_step` of the run."""
         rates = self.rates(first_step, len(sizes))
         plan, steps = self._plans(rates, sizes)
-        return Group(index, rows, plan, steps)
+        return Group(index, epoch, rows, plan, steps)
 
     def _plans(
         self, rates: Array, sizes: tuple[int, ...]

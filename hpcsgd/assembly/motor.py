@@ -1,0 +1,116 @@
+"""The engine with all that it looks at: evaluation, guards, looks, checkpoints."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcsgd.agreement import AGREEMENTS, Agreement
+from hpcsgd.assembly.feed import Feed
+from hpcsgd.assembly.vocabulary import Vocabulary
+from hpcsgd.callbacks.base import Callback, View
+from hpcsgd.callbacks.guards import MemberCheck
+from hpcsgd.capture import Capture
+from hpcsgd.checkpoint import Store
+from hpcsgd.columns import Columns
+from hpcsgd.comm.grid import Grid
+from hpcsgd.config import RunConfig
+from hpcsgd.engine import Engine, Pace
+from hpcsgd.evaluation import Evaluation
+from hpcsgd.load import Loaded
+from hpcsgd.looks import Looks
+from hpcsgd.objective import Objective
+from hpcsgd.penalties import Ridge
+from hpcsgd.products.base import Product, Task
+from hpcsgd.saving import Saver
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What is there before the engine is."""
+
+    config: RunConfig
+    words: Vocabulary
+    grid: Grid
+    loaded: Loaded
+    task: Task
+    product: Product
+    product_name: str
+    feed: Feed
+    columns: Columns
+
+
+def make_engine(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Engine]:
+    """The engine, and what takes its state and puts it back."""
+    config, grid, task = parts.config, parts.grid, parts.task
+    agreement = _agreement(parts)
+    guard = MemberCheck(grid.members, config.run.check_members, parts.columns.whole)
+    evaluation = _evaluation(parts, agreement)
+    capture = _capture(parts, agreement, evaluation, guard)
+    schedule, each = config.schedule, parts.feed.exchanges_per_epoch
+    return capture, Engine(
+        grid=grid,
+        product=parts.product,
+        agreement=agreement,
+        guard=guard,
+        evaluation=evaluation,
+        saver=_saver(parts, capture),
+        looks=Looks(grid.world, config.run.check_every),
+        pace=Pace(schedule.epochs, each, config.run.evaluate_every),
+        view=View(
+            epochs=schedule.epochs,
+            exchanges_planned=each * schedule.epochs,
+            total_rows=parts.loaded.shard.total_rows,
+            words=lambda: grid.world.ledger.words("products"),
+        ),
+        callbacks=callbacks,
+        clock=task.clock,
+    )
+
+
+def _agreement(parts: Parts) -> Agreement:
+    shard = parts.loaded.shard
+    share = shard.height / shard.total_rows
+    kind, period = AGREEMENTS[parts.words.agreement], parts.config.schedule.period
+    return kind(parts.grid, share, period)
+
+
+def _evaluation(parts: Parts, agreement: Agreement) -> Evaluation:
+    loaded, task = parts.loaded, parts.task
+    objective = Objective(
+        parts.grid,
+        task.family,
+        loaded.shard,
+        Ridge(parts.config.problem.l2),
+        loaded.read_exact,
+    )
+    own = loaded.shard.columns if parts.columns.whole else slice(None)
+    return Evaluation(objective, agreement, task.columns, own)
+
+
+def _capture(
+    parts: Parts, agreement: Agreement, evaluation: Evaluation, guard: MemberCheck
+) -> Capture:
+    return Capture(
+        grid=parts.grid,
+        columns=parts.columns,
+        agreement=agreement,
+        evaluation=evaluation,
+        guard=guard,
+        clock=parts.task.clock,
+        facts={
+            "config": parts.config.tables(),
+            "fingerprint": parts.loaded.fingerprint,
+            "rows": parts.loaded.shard.total_rows,
+            "product": parts.product_name,
+        },
+        exchanges_per_epoch=parts.feed.exchanges_per_epoch,
+        to_host=parts.task.backend.to_host,
+    )
+
+
+def _saver(parts: Parts, capture: Capture) -> Saver:
+    config, out = parts.config.checkpoint, parts.config.run.out
+    if out is None:
+        return Saver(None, capture.take, None)
+    writes = parts.grid.world.rank == 0
+    store = Store(Path(out), config.keep) if writes else None
+    return Saver(config, capture.take, store)

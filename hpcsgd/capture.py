@@ -1,0 +1,172 @@
+"""The state of a whole run as one checkpoint, and a checkpoint back into a run."""
+
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import hpcsgd
+from hpcsgd.agreement import Agreement
+from hpcsgd.callbacks.base import View
+from hpcsgd.callbacks.guards import MemberCheck
+from hpcsgd.checkpoint import Checkpoint
+from hpcsgd.columns import Columns
+from hpcsgd.comm.grid import Grid
+from hpcsgd.data.partition import split_range
+from hpcsgd.evaluation import Evaluation
+from hpcsgd.products.base import Array, State
+from hpcsgd.timing import Clock
+
+MEMORY = "memory_"  # before the names of what agreements and codecs keep
+
+
+@dataclass
+class Capture:
+    """Knows all parts of a run that evolve; every rank calls it at the same time."""
+
+    grid: Grid
+    columns: Columns
+    agreement: Agreement
+    evaluation: Evaluation
+    guard: MemberCheck
+    clock: Clock
+    facts: dict[str, Any]  # config, fingerprint, product: what does not evolve
+    exchanges_per_epoch: int
+    to_host: Callable[[Array], Array]
+    resumes: int = 0
+
+    def take(self, state: State, view: View) -> Checkpoint:
+        """Everything that matters after the exchange that was just done."""
+        return Checkpoint(self._document(view), self._arrays(state, view.exchanges))
+
+    def _arrays(self, state: State, exchanges: int) -> dict[str, Array]:
+        # Replicas that just agreed are one; between agreements each has its own.
+        apart = not self.agreement.holds_one_state(state, exchanges)
+        arrays = {"weights": self.columns.join(self.to_host(state.weights))}
+        if state.intercept is not None:
+            arrays["intercept"] = state.intercept.copy()
+        for name, kept in state.memory.items():
+            arrays[MEMORY + name] = self.columns.join(kept)
+        arrays = {
+            name: self.columns.of_all_replicas(array) if apart else array[None]
+            for name, array in arrays.items()
+        }
+        return arrays | self._good()
+
+    def _good(self) -> dict[str, Array]:
+        """The last weights that had a good loss: what a divergence goes back to."""
+        if self.evaluation.good is None:
+            return {}
+        weights, intercept, _ = self.evaluation.good
+        good = {"good_weights": self.columns.join(weights)}
+        if intercept is not None:
+            good["good_intercept"] = intercept.copy()
+        return good
+
+    def _document(self, view: View) -> dict[str, Any]:
+        good = self.evaluation.good
+        return {
+            **self.facts,
+            "replicas": self.grid.replicas.size,
+            "ranks": self.grid.world.size,
+            "exchanges": view.exchanges,
+            "exchanges_per_epoch": self.exchanges_per_epoch,
+            "seconds": view.seconds,
+            "loss": view.loss,
+            "history": list(view.history),
+            "ledger": self.grid.world.ledger.as_dict(),
+            "phases": dict(self.clock.seconds),
+            "evaluation": {
+                "first_loss": self.evaluation.first_loss,
+                "good_loss": None if good is None else good[2],
+                "measured_at": self.evaluation.measured_at,
+                "clipped": self.evaluation.clipped,
+            },
+            "mended": self.guard.mended,
+            "resumes": self.resumes,
+            "versions": {
+                "hpcsgd": hpcsgd.__version__,
+                "python": platform.python_version(),
+                "numpy": np.__version__,
+            },
+        }
+
+    def put_back(
+        self,
+        checkpoint: Checkpoint,
+        state: State,
+        view: View,
+        progress: Callable[[int], tuple[int, int]],
+    ) -> None:
+        """Make `state` and all that watches it what they were; a local call.
+
+        `progress` says how many steps and rows this replica has done after an
+        exchange: they depend on the grid, which may be another one now.
+        """
+        said = checkpoint.document
+        self._put_back_state(checkpoint, state)
+        self._put_back_evaluation(checkpoint)
+        self.guard.mended = said["mended"]
+        self.resumes = said["resumes"] + 1
+        self.grid.world.ledger.add(said["ledger"])
+        self.clock.seconds = dict(said["phases"])
+        view.exchanges = self.position(said)
+        view.epoch = view.exchanges // self.exchanges_per_epoch
+        view.steps, rows = progress(view.exchanges)
+        view.rows = rows * self.grid.replicas.size
+        view.loss, view.seconds = said["loss"], said["seconds"]
+        view.history[:] = said["history"]
+
+    def position(self, said: dict[str, Any]) -> int:
+        """Exchanges done, on this grid: another number of replicas has other epochs."""
+        done, before, now = (
+            said["exchanges"],
+            said["exchanges_per_epoch"],
+            self.exchanges_per_epoch,
+        )
+        if before == now:
+            return int(done)
+        return int(done // before * now + done % before * now // before)
+
+    def _put_back_state(self, checkpoint: Checkpoint, state: State) -> None:
+        own, rows = self.columns.own, checkpoint.document["rows"]
+        arrays = {
+            name: self._of_this_replica(copies, rows)
+            for name, copies in checkpoint.arrays.items()
+            if not name.startswith("good_")
+        }
+        state.weights[...] = arrays["weights"][own]
+        if state.intercept is not None:
+            state.intercept[...] = arrays["intercept"]
+        for name, kept in state.memory.items():
+            kept[...] = arrays[MEMORY + name][own]
+
+    def _put_back_evaluation(self, checkpoint: Checkpoint) -> None:
+        evaluation, said = self.evaluation, checkpoint.document["evaluation"]
+        evaluation.first_loss = said["first_loss"]
+        evaluation.measured_at = said["measured_at"]
+        evaluation.clipped = said["clipped"]
+        weights = checkpoint.arrays.get("good_weights")
+        if weights is not None:
+            intercept = checkpoint.arrays.get("good_intercept")
+            kept = weights[self.columns.own].copy()
+            evaluation.good = (kept, intercept, said["good_loss"])
+
+    def _of_this_replica(self, copies: Array, rows: int) -> Array:
+        """Its own copy; the mean by rows where there are other replicas now."""
+        own: Array
+        if len(copies) == 1:
+            own = copies[0]
+        elif len(copies) == self.grid.replicas.size:
+            own = copies[self.grid.replica]
+        else:
+            own = np.tensordot(_shares(rows, len(copies)), copies, axes=1)
+        return own
+
+
+def _shares(rows: int, replicas: int) -> Array:
+    """The part of all rows that each replica held, as an agreement weighs it."""
+    parts = [split_range(rows, replicas, r) for r in range(replicas)]
+    return np.array([part.stop - part.start for part in parts]) / rows

@@ -1,0 +1,160 @@
+"""Checkpoints on disk: where they lie, how many are kept, which is the last whole one.
+
+One file holds the state of the whole run, not of a rank: a run may go on with other
+ranks than it was saved by. `hpcsgd/capture.py` says what is in it.
+"""
+
+import logging
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.sealed import check_schema, read_sealed, write_sealed
+
+Array = NDArray[Any]
+log = logging.getLogger(__name__)
+KIND, VERSION = "checkpoint", 1
+FOLDER = "checkpoints"
+NAME = re.compile(r"exchange-(\d{9,18})\.h5")
+
+# What the document of a checkpoint says besides the arrays.
+SCHEMA = {
+    "config": dict,
+    "fingerprint": str,
+    "rows": int,
+    "replicas": int,
+    "exchanges": int,
+    "exchanges_per_epoch": int,
+    "seconds": float,
+    "loss": float,
+    "history": list,
+    "ledger": dict,
+    "phases": dict,
+    "evaluation": dict,
+    "mended": int,
+    "resumes": int,
+    "product": str,
+    "ranks": int,
+    "versions": dict,
+}
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When a run with a run folder is saved; the last exchange always is."""
+
+    every: int = 0  # exchanges; 0 = by time alone
+    seconds: float = 300.0  # by time; 0 = by exchanges alone
+    keep: int = 2  # older ones are removed; larger = more to fall back on
+
+    def __post_init__(self) -> None:
+        if self.every < 0 or self.seconds < 0:
+            raise ConfigError("[checkpoint] every and seconds must be at least 0")
+        if self.keep < 1:
+            raise ConfigError(f"[checkpoint] keep = {self.keep} must be at least 1")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A state, and everything that was known at that moment."""
+
+    document: dict[str, Any]
+    arrays: dict[str, Array]
+
+    @property
+    def exchanges(self) -> int:
+        """Done when it was taken."""
+        return int(self.document["exchanges"])
+
+
+class Store:
+    """The checkpoints of one run folder."""
+
+    def __init__(self, run_folder: Path, keep: int) -> None:
+        self.folder = run_folder / FOLDER
+        self.keep = keep
+
+    def write(self, checkpoint: Checkpoint) -> Path:
+        """Add one, then remove what is too old; OSError where there is no room."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"exchange-{checkpoint.exchanges:09d}.h5"
+        write_sealed(path, KIND, VERSION, checkpoint.document, checkpoint.arrays)
+        # Only now: the older ones stay until the new one is on disk.
+        for old in self.paths()[self.keep :]:
+            old.unlink(missing_ok=True)
+        return path
+
+    def paths(self) -> list[Path]:
+        """All there are, the newest first."""
+        if not self.folder.is_dir():
+            return []
+        found = [path for path in self.folder.iterdir() if NAME.fullmatch(path.name)]
+        return sorted(found, key=_number, reverse=True)
+
+    def newest(self) -> tuple[Path, Checkpoint] | None:
+        """The newest whole one; those that are damaged are named and passed over."""
+        paths = self.paths()
+        for path in paths:
+            try:
+                return path, read_checkpoint(path)
+            except DataError as error:
+                log.warning("%s; falling back to the checkpoint before it", error)
+                _put_aside(path, "damaged")
+        if paths:
+            raise DataError(
+                f"none of the {len(paths)} checkpoints in {self.folder} is whole;"
+                " start anew with --resume no"
+            )
+        return None
+
+    def forget_after(self, exchanges: int) -> None:
+        """Put aside what lies beyond: this run may get there by another way."""
+        for path in self.paths():
+            if _number(path) > exchanges:
+                _put_aside(path, "superseded")
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """A whole checkpoint whose parts fit together; DataError for anything else."""
+    document, arrays = read_sealed(path, KIND, VERSION)
+    check_schema(path, document, SCHEMA)
+    if not _fits(document, arrays):
+        raise DataError(
+            f"{path} holds arrays that make no state; take an earlier checkpoint"
+        )
+    return Checkpoint(document, arrays)
+
+
+def _put_aside(path: Path, why: str) -> None:
+    """Out of the way of `paths`, and still there for whoever wants to look."""
+    with suppress(OSError):
+        path.rename(path.with_name(f"{path.name}.{why}"))
+
+
+def _number(path: Path) -> int:
+    found = NAME.fullmatch(path.name)
+    return int(found[1]) if found else -1
+
+
+def _fits(document: Mapping[str, Any], arrays: Mapping[str, Array]) -> bool:
+    """One state for all replicas or one for each, all of them floats and finite."""
+    weights = arrays.get("weights")
+    if weights is None or any(a.dtype.kind != "f" for a in arrays.values()):
+        return False
+    copies = (1, document["replicas"])
+    private = [a for name, a in arrays.items() if not name.startswith("good_")]
+    return (
+        document["exchanges"] >= 0
+        and 1 <= document["replicas"] <= document["rows"]
+        and document["exchanges_per_epoch"] >= 1
+        and weights.size > 0
+        and all(a.ndim == 3 and len(a) in copies for a in private)
+        and all(bool(np.isfinite(a).all()) for a in arrays.values())
+    )

@@ -1,0 +1,45 @@
+"""Arrays with one row a column of the data: from members' slices to whole, and back."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpcsgd.comm.grid import Grid
+from hpcsgd.data.partition import split_range
+from hpcsgd.products.base import Array
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How the columns are held on this grid."""
+
+    grid: Grid
+    total: int
+    whole: bool  # every member holds all of them, not a slice each
+
+    @property
+    def own(self) -> slice:
+        """The columns that this member's arrays hold."""
+        if self.whole:
+            return slice(0, self.total)
+        return split_range(self.total, self.grid.members.size, self.grid.member)
+
+    def join(self, own: Array) -> Array:
+        """(total, k) of this replica from the (columns held, k) of its members."""
+        own = np.ascontiguousarray(own)
+        members, width = self.grid.members, own.shape[1]
+        if self.whole or members.size == 1:
+            return own.copy()
+        parts = [split_range(self.total, members.size, c) for c in range(members.size)]
+        counts = [(part.stop - part.start) * width for part in parts]
+        out = np.empty(self.total * width, dtype=own.dtype)
+        members.gather(own.reshape(-1), counts, out, "control")
+        return out.reshape(self.total, width)
+
+    def of_all_replicas(self, own: Array) -> Array:
+        """(R, ...) from the equal-shaped arrays of all replicas."""
+        replicas = self.grid.replicas
+        out = np.empty((replicas.size, *own.shape), dtype=own.dtype)
+        flat, counts = out.reshape(-1), [own.size] * replicas.size
+        replicas.gather(np.ascontiguousarray(own).reshape(-1), counts, flat, "control")
+        return out

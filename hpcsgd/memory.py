@@ -1,0 +1,165 @@
+"""Whether a run fits into memory, predicted from sizes before anything is allocated."""
+
+import os
+import resource
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcsgd.comm.grid import Grid
+from hpcsgd.config import RunConfig
+from hpcsgd.data.partition import split_range
+from hpcsgd.data.readers import CHUNK_BYTES, RowReader
+from hpcsgd.errors import ConfigError
+from hpcsgd.objective import BLOCK_ROWS
+from hpcsgd.precision import Precision, get_format
+from hpcsgd.products.choose import CACHE_BUDGET
+
+GIB = 2**30
+NO_LIMIT = 2**60  # what control groups say where there is none, and more
+GROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/memory")
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes of one rank, by what they are for."""
+
+    matrix: int
+    columns: int  # targets, weights, offsets, row order
+    exchange: int  # gathered rows, Gram, margins
+    kept_grams: int
+    weights: int  # the state, its copies, a checkpoint on its way
+    reading: int  # blocks beside the matrix, while it is read or its loss is taken
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(vars(self).values())
+
+
+def check_memory(
+    grid: Grid, reader: RowReader, config: RunConfig, precision: Precision, states: int
+) -> None:
+    """Refuse a run whose ranks do not fit on some node; the same answer everywhere."""
+    need = predict(grid, reader, config, precision, states)
+    said = grid.world.exchange_objects((socket.gethostname(), need.total, available()))
+    node = socket.gethostname()
+    totals = [total for name, total, _ in said if name == node]
+    limit = min(free for name, _, free in said if name == node)
+    if config.run.memory:
+        limit = int(config.run.memory * GIB)
+
+    def refuse() -> None:
+        if sum(totals) > limit:
+            raise ConfigError(_sentence(need, totals, limit, config))
+
+    grid.world.together(refuse)
+
+
+def predict(
+    grid: Grid, reader: RowReader, config: RunConfig, precision: Precision, states: int
+) -> Need:
+    """What this rank will hold at most, from sizes alone."""
+    schedule = config.schedule
+    rows = _length(reader.rows, grid.replicas.size, grid.replica)
+    cols = _length(reader.cols, grid.members.size, grid.member)
+    m = min(schedule.batch * schedule.steps, rows)
+    inner, working = _bytes(precision.inner), precision.working.itemsize
+    gram = m * max(m - schedule.batch, 0) // 2 * _bytes(precision.gram_wire)
+    held = reader.cols if config.products.kind == "gather" else cols
+    again = config.sampling.mode == "shuffle-once" and schedule.epochs > 1
+    caches = config.products.kind == "cached" or (
+        config.products.kind == "auto" and again and grid.members.size > 1
+    )
+    kept = gram * -(-rows // m) if caches else 0
+    if config.products.kind == "auto":
+        kept = min(kept, CACHE_BUDGET)
+    return Need(
+        matrix=rows * cols * _bytes(precision.matrix),
+        columns=rows * (3 * inner + 8),
+        exchange=2 * (m * held * working + gram),
+        kept_grams=kept,
+        weights=held * states * _bytes(precision.weights) * 2
+        + 2 * reader.cols * states * 8,
+        reading=max(3 * CHUNK_BYTES, BLOCK_ROWS * cols * 16)
+        if rows * cols * 8 > CHUNK_BYTES
+        else 3 * rows * cols * 8,
+    )
+
+
+def available() -> int:
+    """Bytes that this process may still take: of the machine, its group, its limits."""
+    return min(_of_machine(), _of_group(), _of_process())
+
+
+def _sentence(need: Need, totals: list[int], limit: int, config: RunConfig) -> str:
+    parts = sorted(vars(need).items(), key=lambda item: -item[1])[:3]
+    shown = ", ".join(f"{name.replace('_', ' ')} {_gib(size)}" for name, size in parts)
+    return (
+        f"out of memory before anything was allocated: {len(totals)} ranks of this node"
+        f" need {_gib(sum(totals))} and {_gib(limit)} are free (one rank: {shown});"
+        f" {_remedy(need, config)}"
+    )
+
+
+def _remedy(need: Need, config: RunConfig) -> str:
+    """The knob that turns the largest part."""
+    largest = max(vars(need), key=lambda name: getattr(need, name))
+    steps = config.schedule.steps
+    return {
+        "matrix": "spread the ranks over more nodes, or halve it with --precision c",
+        "columns": "use more replicas on more nodes (--grid)",
+        "exchange": f"use a smaller --steps than {steps}, or a smaller --batch",
+        "kept_grams": "use --products gram, which keeps none",
+        "weights": "use more members on more nodes (--grid)",
+        "reading": "put fewer ranks on a node",
+    }[largest]
+
+
+def _length(total: int, parts: int, index: int) -> int:
+    part = split_range(total, parts, index)
+    return int(part.stop - part.start)
+
+
+def _bytes(name: str) -> int:
+    return int(get_format(name).dtype.itemsize)
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.3g} GiB"
+
+
+def _of_machine() -> int:
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    with suppress(OSError, ValueError, AttributeError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return NO_LIMIT
+
+
+def _of_group() -> int:
+    """What the control group of a job or container leaves."""
+    for root in GROUPS:
+        for most, used in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            with suppress(OSError, ValueError):
+                limit = int(Path(root, most).read_text())
+                if limit < NO_LIMIT:
+                    return max(limit - int(Path(root, used).read_text()), 0)
+    return NO_LIMIT
+
+
+def _of_process() -> int:
+    """What `ulimit -v` leaves."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft == resource.RLIM_INFINITY:
+        return NO_LIMIT
+    with suppress(OSError, ValueError):
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        return max(soft - pages * os.sysconf("SC_PAGE_SIZE"), 0)
+    return soft

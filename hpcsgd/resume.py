@@ -1,0 +1,129 @@
+"""Going on from a checkpoint: which one, and whether it belongs to this run."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcsgd.assembly.live import Live
+from hpcsgd.checkpoint import Checkpoint, Store, read_checkpoint
+from hpcsgd.comm.base import Communicator
+from hpcsgd.config import RunConfig, RunSection
+from hpcsgd.errors import ConfigError, DataError
+
+log = logging.getLogger(__name__)
+# Sections that decide the iterates: other values are another run.
+FIXED = ("problem", "schedule", "update", "rate", "sampling", "precision", "agreement")
+
+
+def resume(config: RunConfig, live: Live) -> bool:
+    """Put a run back to its checkpoint, on all ranks together; False if there is none.
+
+    Rank 0 reads, everybody checks, and nobody starts before all have agreed.
+    """
+    world = live.grid.world
+    found = world.together(lambda: _find(config.run) if world.rank == 0 else None)
+    checkpoint = _share(world, found)
+    if checkpoint is None:
+        return False
+    world.together(lambda: _check(config, live, checkpoint))
+    live.put_back(checkpoint)
+    if world.rank == 0:
+        _say(checkpoint, live)
+    return True
+
+
+def _find(run: RunSection) -> Checkpoint | None:
+    """The checkpoint that `resume` names, or the newest whole one of the run folder."""
+    if run.resume == "no":
+        return None
+    if run.resume == "auto":
+        if not run.out:
+            raise ConfigError("--resume auto looks into the run folder; add --out DIR")
+        found = Store(Path(run.out), 1).newest()
+        return found[1] if found else None
+    path = Path(run.resume)
+    if not path.exists():
+        raise ConfigError(
+            f"--resume {path} does not exist; name a checkpoint, a run folder, or auto"
+        )
+    if not path.is_dir():
+        return read_checkpoint(path)
+    found = Store(path, 1).newest()
+    if found is None:
+        raise ConfigError(
+            f"--resume {path} holds no checkpoints; name a run folder that does"
+        )
+    return found[1]
+
+
+def _share(world: Communicator, found: Checkpoint | None) -> Checkpoint | None:
+    """What rank 0 has read, on every rank: one reader, not a thousand."""
+    outline = None
+    if found is not None:
+        shapes = {name: (a.shape, a.dtype.str) for name, a in found.arrays.items()}
+        outline = (found.document, shapes)
+    outline = world.exchange_objects(outline)[0]
+    if outline is None:
+        return None
+    document, shapes = outline
+    arrays = {}
+    for name, (shape, dtype) in shapes.items():
+        own = found.arrays[name] if found is not None else np.empty(shape, dtype)
+        arrays[name] = world.broadcast(np.ascontiguousarray(own), 0)
+    return Checkpoint(document, arrays)
+
+
+def _check(config: RunConfig, live: Live, checkpoint: Checkpoint) -> None:
+    """Refuse to go on as another run than the one that was saved."""
+    said = checkpoint.document
+    if said["fingerprint"] != live.loaded.fingerprint:
+        raise DataError(
+            f"the data is not what this run was started on (now"
+            f" {live.loaded.fingerprint}, then {said['fingerprint']}); bring the file"
+            " back, or start anew with --resume no"
+        )
+    for section in FIXED:
+        _check_section(section, said["config"].get(section, {}), config)
+    _check_arrays(live, checkpoint)
+
+
+def _check_section(section: str, then: Mapping[str, Any], config: RunConfig) -> None:
+    now = config.tables()[section]
+    for key in sorted({*then, *now}):
+        if (section, key) == ("schedule", "epochs") and config.rate.kind != "cosine":
+            continue  # a run may be made longer
+        if then.get(key) != now.get(key):
+            raise ConfigError(
+                f"[{section}] {key} = {now.get(key)!r} and the checkpoint was made with"
+                f" {then.get(key)!r}; use that value, or start anew with --resume no"
+            )
+
+
+def _check_arrays(live: Live, checkpoint: Checkpoint) -> None:
+    """The state of this problem, not of one that merely has the same settings."""
+    arrays, width = checkpoint.arrays, live.task.states * live.task.columns
+    wanted = {"weights": (live.task.shard.total_columns, width)}
+    if live.state.intercept is not None:
+        wanted["intercept"] = live.state.intercept.shape
+    for name, shape in wanted.items():
+        array = arrays.get(name)
+        if array is None or array.shape[1:] != shape:
+            raise DataError(
+                f"the checkpoint holds no {name} of shape {shape}; it belongs to"
+                " another run, start anew with --resume no"
+            )
+
+
+def _say(checkpoint: Checkpoint, live: Live) -> None:
+    said, replicas = checkpoint.document, live.grid.replicas.size
+    log.info("going on after exchange %d", checkpoint.exchanges)
+    if said["replicas"] != replicas:
+        log.warning(
+            "the checkpoint was made by %d replicas and this run has %d: it goes on"
+            " from their mean, with other batches than before",
+            said["replicas"],
+            replicas,
+        )

@@ -1,0 +1,231 @@
+"""A run that was interrupted ends where an undisturbed one ends.
+
+With the same ranks bit for bit; with other members or another product to 1e-10.
+"""
+
+import numpy as np
+import pytest
+
+from hpcsgd.api import train
+from hpcsgd.callbacks import Callback, Wish
+from hpcsgd.comm.threads import run_ranks
+from hpcsgd.result import Status
+from tests.equivalence.pairwise import pairwise
+from tests.harness import config_for, make_problem, oracle_for, relative_error
+
+PREEMPTED_AT = 7  # of 5 exchanges an epoch (n = 53, b = 4, s = 3): inside the second
+
+
+class PreemptAt(Callback):
+    """The system wants its nodes back, and tells one rank of it."""
+
+    def __init__(self, exchanges):
+        self.exchanges = exchanges
+
+    def on_exchange(self, view):
+        return Wish.PREEMPT if view.exchanges == self.exchanges else Wish.NONE
+
+
+def run(ranks, drawn, folder, stop_at=None, resume="auto", **sections):
+    """One run in `folder`; the results of all ranks."""
+    sections["run"] = {
+        "evaluate_every": 1,
+        "check_every": 1,
+        "out": str(folder),
+        "resume": resume,
+        **sections.get("run", {}),
+    }
+    config = config_for(drawn, **sections)
+
+    def on_rank(world):
+        callbacks = [PreemptAt(stop_at)] if stop_at and world.rank == 0 else []
+        return train(config, X=drawn.X, y=drawn.y, world=world, callbacks=callbacks)
+
+    return run_ranks(ranks, on_rank)
+
+
+def interrupted(ranks, drawn, folder, at=PREEMPTED_AT, **sections):
+    """The result of a run that was ended after exchange `at` and started again."""
+    first = run(ranks, drawn, folder, stop_at=at, **sections)
+    assert {r.status for r in first} == {Status.PREEMPTED}
+    assert {r.exchanges for r in first} == {at}
+    return run(ranks, drawn, folder, **sections)
+
+
+def losses(result):
+    return [(r["exchanges"], r["iterations"], r["loss"]) for r in result.history]
+
+
+FACTORS = {
+    "product": ["direct", "gram", "gather", "cached", "look-ahead"],
+    "update": ["sgd", "momentum", "nesterov", "nesterov-classic"],
+    "sampling": ["shuffle-once", "reshuffle", "replacement"],
+    "recipe": ["fp64", "fp32", "c"],
+    "family": ["logistic", "softmax"],
+    "intercept": [True, False],
+    "grid": [(1, 1), (1, 3), (2, 1), (3, 2)],
+    "period": [1, 3],
+    "rate": ["constant", "inverse", "cosine"],
+}
+
+
+def sections_of(case):
+    """The case as sections, or None where it is no run."""
+    if case["product"] == "cached" and case["sampling"] != "shuffle-once":
+        return None
+    look_ahead = case["product"] == "look-ahead"
+    return {
+        "problem": {"family": case["family"], "intercept": case["intercept"]},
+        "products": {
+            "kind": "gram" if look_ahead else case["product"],
+            "look_ahead": "on" if look_ahead else "off",
+        },
+        "update": {"kind": case["update"], "momentum": 0.5},
+        "sampling": {"mode": case["sampling"], "seed": 5},
+        "precision": {"recipe": case["recipe"]},
+        "grid": {"replicas": case["grid"][0], "members": case["grid"][1]},
+        "schedule": {"batch": 4, "steps": 3, "epochs": 3, "period": case["period"]},
+        "rate": {"kind": case["rate"], "value": 0.2, "decay": 0.01},
+    }
+
+
+CASES = [case for case in pairwise(FACTORS) if sections_of(case)]
+
+
+@pytest.mark.parametrize(
+    "case", CASES, ids=lambda c: "-".join(str(v).replace(" ", "") for v in c.values())
+)
+def test_the_same_ranks_go_on_bit_for_bit(case, tmp_path):
+    sections = sections_of(case)
+    problem = make_problem(case["family"])
+    ranks = case["grid"][0] * case["grid"][1]
+    whole = run(ranks, problem, tmp_path / "whole", **sections)[0]
+    # Replicas hold fewer rows, so that a run is shorter on them.
+    at = min(PREEMPTED_AT, whole.exchanges - 1)
+    results = interrupted(ranks, problem, tmp_path / "parts", at, **sections)
+    assert {r.weights_sha256 for r in results} == {whole.weights_sha256}
+    again = results[0]
+    assert again.loss == whole.loss
+    assert losses(again) == losses(whole)
+    assert again.iterations == whole.iterations
+    assert again.report["resumes"] == 1
+    check_ledgers(case["product"], at, again, whole)
+
+
+def check_ledgers(product, at, again, whole):
+    """Only what had to be summed twice is counted twice."""
+    a, b = again.ledger, whole.ledger
+    assert a["agreement"]["calls"] == b["agreement"]["calls"]
+    if product not in ("look-ahead", "cached"):
+        assert a["products"]["words"] == b["products"]["words"]
+        assert a["products"]["calls"] == b["products"]["calls"]
+    else:
+        assert a["products"]["calls"] >= b["products"]["calls"]
+
+
+@pytest.mark.parametrize("product", ["direct", "gram", "gather", "cached"])
+@pytest.mark.parametrize("members", [1, 2, 5])
+def test_other_members_and_products_go_on_to_1e_10(product, members, tmp_path):
+    problem = make_problem("logistic")
+    common = {
+        "update": {"kind": "momentum", "momentum": 0.5},
+        "problem": {"intercept": True, "l2": 1e-3},
+    }
+    run(3, problem, tmp_path, stop_at=PREEMPTED_AT, **common)
+    sections = {**common, "products": {"kind": product}}
+    result = run(members, problem, tmp_path, **sections)[0]
+    assert result.status is Status.COMPLETED
+    config = config_for(problem, **sections)
+    assert relative_error(result, oracle_for(config, problem)) <= 1e-10
+
+
+def test_other_replicas_go_on_from_the_mean(tmp_path):
+    """Not the same run any more, and said so: but no step of the work is lost."""
+    problem = make_problem("logistic", n=200)
+    schedule = {"batch": 4, "steps": 3, "epochs": 4, "period": 4}
+    first = run(
+        4, problem, tmp_path, stop_at=7, schedule=schedule, grid={"replicas": 2}
+    )[0]
+    result = run(2, problem, tmp_path, schedule=schedule)[0]
+    assert result.status is Status.COMPLETED
+    # 9 exchanges an epoch of 100 rows became 17 of 200 rows: 7/9 of an epoch are done
+    began = next(r for r in result.history if r["exchanges"] > 7)
+    assert began["exchanges"] == 17
+    assert result.exchanges == 4 * 17
+    assert result.loss < first.loss
+
+
+def test_the_mean_is_weighed_by_rows(tmp_path):
+    """Replicas that were apart are averaged as an agreement would have done it."""
+    from hpcsgd.checkpoint import Store
+
+    problem = make_problem("logistic", n=53)
+    sections = {
+        "schedule": {"batch": 4, "steps": 1, "epochs": 2, "period": 100},
+        "agreement": {"kind": "average"},
+    }
+    first = run(2, problem, tmp_path, stop_at=5, grid={"replicas": 2}, **sections)[0]
+    _, checkpoint = Store(tmp_path, 2).newest()
+    copies = checkpoint.arrays["weights"]
+    assert copies.shape == (2, 7, 1)
+    assert (copies[0] != copies[1]).any()
+    mean = (27 * copies[0] + 26 * copies[1]) / 53
+    np.testing.assert_allclose(first.weights, mean[:, 0], rtol=1e-14)
+
+
+def test_a_finished_run_has_nothing_left_to_do(tmp_path):
+    problem = make_problem("logistic")
+    first = run(2, problem, tmp_path)[0]
+    again = run(2, problem, tmp_path)[0]
+    assert again.status is Status.COMPLETED
+    assert again.weights_sha256 == first.weights_sha256
+    assert losses(again) == losses(first)
+
+
+def test_a_finished_run_can_be_made_longer(tmp_path):
+    problem = make_problem("logistic")
+    long, short = {"batch": 4, "steps": 3, "epochs": 5}, {"epochs": 2}
+    run(2, problem, tmp_path / "a", schedule={**long, **short}, resume="no")
+    longer = run(2, problem, tmp_path / "a", schedule=long)[0]
+    whole = run(2, problem, tmp_path / "b", schedule=long)[0]
+    assert longer.weights_sha256 == whole.weights_sha256
+
+
+def test_a_diverged_run_goes_back_to_the_same_weights(tmp_path):
+    """What was the last good model is in the checkpoint too."""
+    problem = make_problem("gaussian")
+    sections = {
+        "rate": {"value": 30.0, "kind": "constant"},
+        "schedule": {"batch": 4, "steps": 3, "epochs": 40},
+    }
+    whole = run(2, problem, tmp_path / "whole", **sections)[0]
+    assert whole.status is Status.DIVERGED
+    again = interrupted(2, problem, tmp_path / "parts", 2, **sections)[0]
+    assert again.status is Status.DIVERGED
+    assert again.weights_sha256 == whole.weights_sha256
+    assert again.loss == whole.loss
+
+
+def test_what_agreements_keep_is_saved_and_put_back(tmp_path, monkeypatch):
+    """Arrays that an agreement leaves in the state: its error feedback, say."""
+    from hpcsgd.agreement import AGREEMENTS
+    from hpcsgd.agreement.average import Average
+
+    class Leaky(Average):
+        """Keeps a tenth of what it sees, and adds it the next time."""
+
+        def after_exchange(self, state, exchanges):
+            kept = state.memory["leak"]
+            state.weights += kept
+            kept[...] = 0.1 * state.weights
+            super().after_exchange(state, exchanges)
+
+        def prepare(self, state):
+            state.memory["leak"] = np.zeros_like(state.weights)
+
+    monkeypatch.setitem(AGREEMENTS, "average", Leaky)
+    problem = make_problem("logistic")
+    sections = {"grid": {"replicas": 2, "members": 2}, "schedule": {"period": 2}}
+    whole = run(4, problem, tmp_path / "whole", **sections)[0]
+    again = interrupted(4, problem, tmp_path / "parts", 3, **sections)[0]
+    assert again.weights_sha256 == whole.weights_sha256

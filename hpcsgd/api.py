@@ -14,10 +14,11 @@ from hpcsgd.callbacks import Callback, History
 from hpcsgd.comm import open_world
 from hpcsgd.comm.base import Communicator
 from hpcsgd.config import RunConfig
+from hpcsgd.damage import find_damage
 from hpcsgd.data.readers import RowReader, open_reader
 from hpcsgd.errors import ConfigError
 from hpcsgd.report import report
-from hpcsgd.result import Result
+from hpcsgd.result import Result, Status
 from hpcsgd.resume import resume
 from hpcsgd.run_folder import RunFolder
 
@@ -105,7 +106,8 @@ def _train(
         groups = live.feed.groups(live.engine.view.exchanges)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             state, status = live.engine.run(live.state, groups)
-        result = report(live, state, status, began, setup)
+        damage = find_damage(live) if status is Status.DIVERGED else ""
+        result = report(live, state, status, began, setup, damage)
         world.together(lambda: folder.finish(result))
     finally:
         folder.release()

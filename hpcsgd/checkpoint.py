@@ -84,6 +84,8 @@ class Store:
     def write(self, checkpoint: Checkpoint) -> Path:
         """Add one, then remove what is too old; OSError where there is no room."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        for left in self.folder.glob(".*.part"):  # by a run that died while writing
+            left.unlink(missing_ok=True)
         path = self.folder / f"exchange-{checkpoint.exchanges:09d}.h5"
         write_sealed(path, KIND, VERSION, checkpoint.document, checkpoint.arrays)
         # Only now: the older ones stay until the new one is on disk.

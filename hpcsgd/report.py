@@ -20,6 +20,7 @@ def report(
     status: Status,
     began: float,
     setup: float,
+    damage: str = "",
 ) -> Result:
     """Gather the weights and everything measured; every rank gets the same model."""
     columns = live.task.columns
@@ -36,7 +37,7 @@ def report(
         history=list(live.engine.view.history),
         ledger=live.grid.world.ledger.as_dict(),
         config=live.config.tables(),
-        report=_facts(live, columns, began, setup),
+        report=_facts(live, columns, began, setup) | {"damage": damage},
     )
 
 

@@ -15,7 +15,7 @@ class Agreement(ABC):
         self.share = share
         self.period = period
 
-    def prepare(self, state: State) -> None:  # noqa: B027: most keep nothing
+    def prepare(self, state: State) -> None:  # noqa: B027
         """Put the arrays that are kept between calls into `state.memory`."""
 
     def after_exchange(self, state: State, exchanges: int) -> None:

@@ -32,6 +32,7 @@ LAYERS = (
         "resume",
         "signals",
         "memory",
+        "damage",
         "config",
         "api",
     ),

@@ -1,0 +1,47 @@
+"""After a divergence: is it the rate, or did the memory of some rank go bad?"""
+
+import logging
+
+import numpy as np
+
+from hpcsgd.assembly.live import Live
+
+log = logging.getLogger(__name__)
+ROWS_AT_ONCE = 1024
+
+
+def find_damage(live: Live) -> str:
+    """The first non-finite value of any rank's block, as a sentence; "" if none.
+
+    The data was finite when it was read, so such a value came later: from faulty
+    memory, or from code that wrote where it should not. Called on all ranks.
+    """
+    said = live.grid.world.exchange_objects(_first_bad(live))
+    places = [(rank, place) for rank, place in enumerate(said) if place]
+    if not places:
+        return ""
+    rank, (row, column) = places[0]
+    sentence = (
+        f"the memory of rank {rank} holds a value that is no number at row {row},"
+        f" column {column}, where the data had one when it was read; check that"
+        " machine's memory, then go on with --resume auto"
+    )
+    if live.grid.world.rank == 0:
+        log.error("%s", sentence)
+    return sentence
+
+
+def _first_bad(live: Live) -> tuple[int, int] | None:
+    """Row and column of the whole data, or None."""
+    task, shard = live.task, live.task.shard
+    for start in range(0, shard.height, ROWS_AT_ONCE):
+        rows = np.arange(start, min(start + ROWS_AT_ONCE, shard.height))
+        out = np.empty((len(rows), shard.width), dtype=task.precision.working)
+        bad = ~np.isfinite(task.backend.gather(shard.matrix, rows, out))
+        if bad.any():
+            row, column = np.argwhere(bad)[0]
+            return (
+                shard.rows.start + start + int(row),
+                shard.columns.start + int(column),
+            )
+    return None

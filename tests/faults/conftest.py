@@ -1,0 +1,145 @@
+"""A run folder, its configuration, and the weights that it has to end with."""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hpcsgd.data.synthetic import write_synthetic
+from tests import launcher
+from tests.faults.processes import all_gone, is_alive, written_pids
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 30.0  # seconds in which every fault has to have ended
+CONFIG = """
+[problem]
+family = "logistic"
+intercept = true
+l2 = 1e-4
+[data]
+path = "{data}"
+[schedule]
+batch = 8
+steps = 4
+epochs = 3
+[products]
+kind = "gram"
+[update]
+kind = "momentum"
+[rate]
+value = 0.05
+[checkpoint]
+every = 5
+[run]
+out = "{out}"
+resume = "{resume}"
+
+"""
+
+
+@dataclass
+class Ended:
+    """How a launch ended."""
+
+    code: int | None
+    output: str
+
+    @property
+    def result(self):
+        """The JSON document that rank 0 printed, and nothing else may follow."""
+        assert self.code in (0, 75, 130), self.output
+        begin = re.search(r"^\{$", self.output, re.MULTILINE).start()
+        return json.JSONDecoder().raw_decode(self.output[begin:])[0]
+
+
+class Case:
+    """One run folder and what happens to it."""
+
+    def __init__(self, folder, data, ranks=2):
+        self.folder, self.data, self.ranks = folder, data, ranks
+        self.out = folder / "run"
+
+    def config(self, resume="auto"):
+        path = self.folder / "run.toml"
+        text = CONFIG.format(data=self.data, out=self.out, resume=resume)
+        path.write_text(text)
+        return path
+
+    def command(self, *flags, ranks=None):
+        program = [sys.executable, "-m", "tests.faults.training", *map(str, flags)]
+        ranks = str(ranks or self.ranks)
+        return [*launcher.mpiexec(), "-n", ranks, *program, str(self.config())]
+
+    def run(self, *flags, ranks=None, limit=LIMIT):
+        """The program to its end, in time, and nobody of it is left."""
+        command = self.command(*flags, ranks=ranks)
+        code, output = launcher.run(command, limit, ROOT, environment())
+        assert code is not None, f"still there after {limit} s:\n{output}"
+        pids = self.folder / "pids"
+        if pids.exists():
+            found = [int(path.read_text()) for path in pids.iterdir()]
+            assert all_gone(found), [pid for pid in found if is_alive(pid)]
+        return Ended(code, output)
+
+    def start(self, *flags):
+        """The program, begun; the test is to end it."""
+        for path in (self.folder / "pids").glob("*"):
+            path.unlink()
+        self.log = open(self.folder / "output", "w+")  # noqa: SIM115
+        return subprocess.Popen(
+            self.command(*flags),
+            cwd=ROOT,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def pids(self):
+        return written_pids(self.folder / "pids", self.ranks)
+
+    def said(self):
+        return (self.folder / "output").read_text()
+
+
+def environment():
+    return {
+        **launcher.launch_environment(),
+        "PYTHONPATH": str(ROOT),
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("faults") / "susy.h5"
+    write_synthetic(path, "susy", 1200, 18, 3)
+    return path
+
+
+@pytest.fixture
+def case(tmp_path, data):
+    if launcher.mpiexec() is None:
+        pytest.skip("no mpiexec; install one with: pip install mpi4py mpich")
+    return Case(tmp_path, data)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory, data):
+    """ranks -> fingerprint of the weights of a run that nothing happened to."""
+    known = {}
+
+    def of(ranks):
+        if ranks not in known:
+            folder = tmp_path_factory.mktemp("undisturbed")
+            ended = Case(folder, data, ranks).run()
+            assert ended.code == 0, ended.output
+            known[ranks] = ended.result["weights_sha256"]
+        return known[ranks]
+
+    return of

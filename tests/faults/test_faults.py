@@ -1,0 +1,174 @@
+"""Faults on real ranks: one clear report, an end in time, and a resume that arrives."""
+
+import signal
+
+import h5py
+import pytest
+
+from hpcsgd.checkpoint import Store, read_checkpoint
+from hpcsgd.data.synthetic import write_synthetic
+from tests.faults.conftest import LIMIT, Case
+from tests.faults.processes import wait_until
+
+
+def reports(text, output):
+    return [line for line in output.splitlines() if text in line]
+
+
+def check_resume(case, undisturbed, **options):
+    ended = case.run(**options)
+    assert ended.code == 0, ended.output
+    assert ended.result["weights_sha256"] == undisturbed(case.ranks)
+    return ended
+
+
+def test_a_rank_that_raises(case, undisturbed):
+    ended = case.run("--fault", "raises", "--at", 30)
+    assert ended.code not in (0, None)
+    assert len(reports("RuntimeError: a callback failed", ended.output)) == 1
+    assert len(reports("hpcsgd: rank 1 of 2 failed:", ended.output)) == 1
+    assert Store(case.out, 2).newest()[1].exchanges == 25
+    check_resume(case, undisturbed)
+
+
+def test_nan_in_the_memory_of_one_rank(case, undisturbed):
+    """It is found at the next look, named, and never reaches a checkpoint."""
+    ended = case.run("--fault", "plants_nan", "--at", 42)
+    assert ended.code == 1, ended.output
+    said = reports("the memory of rank 1 holds a value that is no number", ended.output)
+    # Rank 1 of 2 holds columns 9 to 17 of 18: its row 5, column 1 is (5, 10).
+    assert said and "at row 5, column 10" in said[0]
+    for path in Store(case.out, 2).paths():
+        assert read_checkpoint(path).exchanges <= 45
+    check_resume(case, undisturbed)
+
+
+def test_a_disk_that_is_full_for_a_while(case, undisturbed):
+    ended = case.run("--fault", "fills_the_disk", "--at", 41, "--rank", 0)
+    assert ended.code == 0, ended.output
+    said = reports("cannot be written", ended.output)
+    assert len(said) == 1
+    assert "the checkpoint after exchange 45" in said[0]
+    assert "the one after exchange 40 is kept" in said[0]
+    assert ended.result["checkpoints_failed"] == 1
+    assert ended.result["weights_sha256"] == undisturbed(2)
+
+
+def damage(path, how):
+    content = bytearray(path.read_bytes())
+    if how == "truncated":
+        content = content[: len(content) // 2]
+    elif how == "empty":
+        content = b""
+    else:
+        place = {"bit-in-header": 20, "bit-in-data": len(content) - 100}[how]
+        content[place] ^= 0x10
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("how", ["truncated", "bit-in-data", "bit-in-header", "empty"])
+def test_a_damaged_checkpoint_is_passed_over(how, case, undisturbed):
+    case.run("--fault", "raises", "--at", 33)
+    newest, before = Store(case.out, 2).paths()
+    damage(newest, how)
+    ended = check_resume(case, undisturbed)
+    said = reports("falling back to the checkpoint before it", ended.output)
+    assert len(said) == 1 and newest.name in said[0]
+    assert ended.result["resumes"] == 1
+    assert (newest.parent / f"{newest.name}.damaged").exists()
+    assert before.name == "exchange-000000025.h5"
+
+
+def test_with_no_whole_checkpoint_nothing_is_lost(case):
+    case.run("--fault", "raises", "--at", 33)
+    for path in Store(case.out, 2).paths():
+        damage(path, "truncated")
+    ended = case.run()
+    assert ended.code not in (0, None)
+    assert "none of the 2 checkpoints" in ended.output
+    assert "--resume no" in ended.output
+    assert len(list((case.out / "checkpoints").iterdir())) == 2
+
+
+@pytest.fixture
+def own_data(tmp_path, case):
+    """A file that a test may spoil."""
+    path = tmp_path / "own.h5"
+    write_synthetic(path, "susy", 1200, 18, 3)
+    case.data = path
+    return path
+
+
+def test_data_that_changed_is_refused(case, own_data):
+    case.run("--fault", "raises", "--at", 33)
+    with h5py.File(own_data, "r+") as file:
+        file["X"][700, 3] += 1e-3
+    ended = case.run()
+    assert ended.code not in (0, None)
+    assert "the data is not what this run was started on" in ended.output
+    assert Store(case.out, 2).newest()[1].exchanges == 30
+
+
+def test_data_that_was_cut_off_is_refused(case, own_data):
+    case.run("--fault", "raises", "--at", 33)
+    damage(own_data, "truncated")
+    ended = case.run()
+    assert ended.code not in (0, None)
+    assert "truncated" in ended.output
+    assert Store(case.out, 2).newest()[1].exchanges == 30
+
+
+def test_a_clock_that_jumps_changes_nothing(case, undisturbed):
+    ended = case.run("--mad-clock")
+    assert ended.code == 0, ended.output
+    assert ended.result["weights_sha256"] == undisturbed(2)
+    assert 0 < ended.result["seconds_wall"] < LIMIT
+
+
+def test_two_runs_in_one_folder(case, undisturbed):
+    first = case.start("--slow", 0.05)
+    assert wait_until(lambda: Store(case.out, 2).paths(), LIMIT)
+    second = Case(case.folder / "second", case.data)
+    second.folder.mkdir()
+    second.out = case.out
+    ended = second.run(ranks=1)
+    assert ended.code not in (0, None)
+    assert "is in use by process" in ended.output
+    assert first.wait(LIMIT) == 0
+    assert undisturbed(2) in case.said()
+
+
+@pytest.mark.parametrize(
+    "number, code",
+    [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR2, 75)],
+)
+def test_a_signal_to_all_ranks_is_an_orderly_end(number, code, case, undisturbed):
+    import os
+
+    process = case.start("--slow", 0.02)
+    pids = case.pids()
+    assert wait_until(lambda: Store(case.out, 2).paths(), LIMIT)
+    for pid in pids:
+        os.kill(pid, number)
+    assert process.wait(LIMIT) == code, case.said()
+    exchanges = Store(case.out, 2).newest()[1].exchanges
+    assert exchanges < 100
+    ended = check_resume(case, undisturbed)
+    assert ended.result["resumes"] == 1
+
+
+def test_a_signal_to_one_rank_is_enough(case, undisturbed):
+    import os
+
+    process = case.start("--slow", 0.02)
+    pids = case.pids()
+    assert wait_until(lambda: Store(case.out, 2).paths(), LIMIT)
+    os.kill(pids[1], signal.SIGUSR2)
+    assert process.wait(LIMIT) == 75, case.said()
+    check_resume(case, undisturbed)
+
+
+def test_a_run_that_reached_its_goal_does_not_ask_for_more(case, undisturbed):
+    check_resume(case, undisturbed)
+    again = check_resume(case, undisturbed)
+    assert again.result["status"] == "completed"

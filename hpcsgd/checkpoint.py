@@ -22,11 +22,12 @@ Array = NDArray[Any]
 log = logging.getLogger(__name__)
 KIND, VERSION = "checkpoint", 1
 FOLDER = "checkpoints"
+MOST_EXCHANGES = 10**15  # of any run that ends
 NAME = re.compile(r"exchange-(\d{9,18})\.h5")
 
 # What the document of a checkpoint says besides the arrays.
 SCHEMA = {
-    "config": dict,
+    "config": {...: dict},
     "fingerprint": str,
     "rows": int,
     "replicas": int,
@@ -34,10 +35,15 @@ SCHEMA = {
     "exchanges_per_epoch": int,
     "seconds": float,
     "loss": float,
-    "history": list,
-    "ledger": dict,
-    "phases": dict,
-    "evaluation": dict,
+    "history": [{"epoch": int, "exchanges": int, "loss": float, "seconds": float}],
+    "ledger": {...: {...: float}},
+    "phases": {...: float},
+    "evaluation": {
+        "first_loss": (float, None),
+        "good_loss": (float, None),
+        "measured_at": int,
+        "clipped": int,
+    },
     "mended": int,
     "resumes": int,
     "product": str,
@@ -152,11 +158,15 @@ def _fits(document: Mapping[str, Any], arrays: Mapping[str, Array]) -> bool:
         return False
     copies = (1, document["replicas"])
     private = [a for name, a in arrays.items() if not name.startswith("good_")]
+    good = arrays.get("good_weights")
     return (
-        document["exchanges"] >= 0
+        0 <= document["exchanges"] <= MOST_EXCHANGES
         and 1 <= document["replicas"] <= document["rows"]
         and document["exchanges_per_epoch"] >= 1
         and weights.size > 0
         and all(a.ndim == 3 and len(a) in copies for a in private)
+        and all(a.ndim == 2 for name, a in arrays.items() if name.startswith("good_"))
+        and (good is None or good.shape == weights.shape[1:])
+        and (good is None) == (document["evaluation"]["good_loss"] is None)
         and all(bool(np.isfinite(a).all()) for a in arrays.values())
     )

@@ -156,9 +156,9 @@ SCHEMA = {
     "loss": float,
     "iterations": int,
     "exchanges": int,
-    "history": list,
-    "ledger": dict,
-    "config": dict,
+    "history": [dict],
+    "ledger": {...: dict},
+    "config": {...: dict},
     "report": dict,
 }
 

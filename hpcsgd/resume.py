@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.assembly.live import Live
+from hpcsgd.capture import MEMORY
 from hpcsgd.checkpoint import Checkpoint, Store, read_checkpoint
 from hpcsgd.comm.base import Communicator
 from hpcsgd.config import RunConfig, RunSection
@@ -104,17 +105,26 @@ def _check_section(section: str, then: Mapping[str, Any], config: RunConfig) -> 
 
 def _check_arrays(live: Live, checkpoint: Checkpoint) -> None:
     """The state of this problem, not of one that merely has the same settings."""
-    arrays, width = checkpoint.arrays, live.task.states * live.task.columns
-    wanted = {"weights": (live.task.shard.total_columns, width)}
-    if live.state.intercept is not None:
-        wanted["intercept"] = live.state.intercept.shape
-    for name, shape in wanted.items():
-        array = arrays.get(name)
-        if array is None or array.shape[1:] != shape:
+    for name, shape in _wanted(live, checkpoint).items():
+        array = checkpoint.arrays.get(name)
+        if array is None or array.shape[-len(shape) :] != shape:
             raise DataError(
                 f"the checkpoint holds no {name} of shape {shape}; it belongs to"
                 " another run, start anew with --resume no"
             )
+
+
+def _wanted(live: Live, checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    """The last axes of every array that will be read; copies of replicas aside."""
+    columns, state = live.task.shard.total_columns, live.state
+    wanted: dict[str, tuple[int, ...]] = {"weights": (columns, state.weights.shape[1])}
+    for name, kept in state.memory.items():
+        wanted[MEMORY + name] = (columns, kept.shape[1])
+    if state.intercept is not None:
+        wanted["intercept"] = state.intercept.shape
+        if "good_weights" in checkpoint.arrays:
+            wanted["good_intercept"] = state.intercept.shape
+    return wanted
 
 
 def _say(checkpoint: Checkpoint, live: Live) -> None:

@@ -72,15 +72,36 @@ def is_sealed(path: Path, kind: str) -> bool:
 
 
 def check_schema(
-    path: Path, document: Mapping[str, Any], schema: Mapping[str, type]
+    path: Path, document: Mapping[str, Any], schema: Mapping[str, Any]
 ) -> None:
-    """Refuse a document that lacks a key of `schema` or has it of another type."""
-    for key, kind in schema.items():
-        value = document.get(key)
-        if kind is float and type(value) is int:
-            continue
-        if type(value) is not kind:
-            raise _refusal(path, f"its {key} is missing or no {kind.__name__}")
+    """Refuse a document that lacks a key of `schema` or has something else there.
+
+    A schema is a type; a tuple of schemas, one of which has to fit; [item] for a list;
+    {key: schema} for a table with at least these keys; {...: schema} for any keys.
+    """
+    for key, wanted in schema.items():
+        if not _matches(document.get(key, _MISSING), wanted):
+            raise _refusal(path, f"its {key} is missing or not what it has to be")
+
+
+_MISSING = object()
+
+
+def _matches(value: Any, wanted: Any) -> bool:
+    if isinstance(wanted, tuple):
+        return any(_matches(value, one) for one in wanted)
+    if isinstance(wanted, list):
+        return type(value) is list and all(_matches(v, wanted[0]) for v in value)
+    if isinstance(wanted, dict):
+        if type(value) is not dict:
+            return False
+        if ... in wanted:
+            return all(_matches(v, wanted[...]) for v in value.values())
+        return all(_matches(value.get(k, _MISSING), w) for k, w in wanted.items())
+    if wanted is None:
+        return value is None
+    # A number without a point may stand for a real one; a truth value for nothing.
+    return type(value) is wanted or (wanted is float and type(value) is int)
 
 
 def _image(document: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:

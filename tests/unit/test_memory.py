@@ -1,0 +1,134 @@
+"""Memory is predicted from sizes; what does not fit is refused before it is taken."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcsgd import memory
+from hpcsgd.api import train
+from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.serial import SerialCommunicator
+from hpcsgd.config import RunConfig
+from hpcsgd.errors import ConfigError
+from tests.harness import config_for, make_problem, train_on
+
+
+class Sized:
+    """A reader that has nothing but sizes."""
+
+    def __init__(self, rows, cols):
+        self.rows, self.cols = rows, cols
+
+
+def need(rows, cols, **sections):
+    config = RunConfig.parse(sections)
+    grid = Grid(SerialCommunicator(), 1, 1)
+    return memory.predict(
+        grid, Sized(rows, cols), config, config.precision.resolve(), 1
+    )
+
+
+def test_the_matrix_is_what_its_format_makes_it():
+    assert need(1000, 300, precision={"recipe": "fp64"}).matrix == 8 * 300_000
+    assert need(1000, 300, precision={"recipe": "fp32"}).matrix == 4 * 300_000
+    assert need(1000, 300, precision={"recipe": "c"}).matrix == 2 * 300_000
+
+
+def test_kept_grams_count_where_they_are_kept():
+    schedule = {"batch": 10, "steps": 4, "epochs": 2}
+    kept = need(1000, 300, schedule=schedule, products={"kind": "cached"}).kept_grams
+    # 25 groups of 4 batches: 6 blocks of 10 × 10 strictly below the diagonal, fp32
+    assert kept == 25 * 600 * 4
+    assert need(1000, 300, schedule=schedule, products={"kind": "gram"}).kept_grams == 0
+
+
+@pytest.mark.parametrize("recipe", ["fp64", "fp32", "c"])
+def test_the_prediction_bounds_what_a_run_takes(recipe, tmp_path):
+    """A process of its own: its peak, less what it takes for a tiny problem."""
+    code = (
+        "import resource, sys, numpy as np, hpcsgd\n"
+        "n, d = int(sys.argv[1]), int(sys.argv[2])\n"
+        "X = np.ones((n, d), dtype=np.float32); X[::2] = 0.5\n"
+        "r = hpcsgd.train({'precision': {'recipe': sys.argv[3]}, 'schedule':"
+        " {'batch': 64, 'steps': 8}}, X=X, y=np.arange(n) % 2)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)\n"
+    )
+
+    def peak(n, d):
+        command = [sys.executable, "-c", code, str(n), str(d), recipe]
+        root = Path(__file__).parents[2]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=True, cwd=root, timeout=60
+        )
+        return int(done.stdout)
+
+    n, d = 60_000, 500
+    taken = peak(n, d) - peak(60, 5) - 4 * n * d  # X itself is the caller's
+    predicted = need(
+        n, d, precision={"recipe": recipe}, schedule={"batch": 64, "steps": 8}
+    ).total
+    assert taken <= predicted <= 3 * taken + 400 * 2**20
+
+
+def test_too_much_is_refused_with_the_knob_to_turn():
+    problem = make_problem("logistic", n=2000, d=50)
+    config = config_for(problem, run={"memory": 1e-4})
+    with pytest.raises(ConfigError) as raised:
+        train_on(2, config, problem)
+    said = str(raised.value)
+    assert "2 ranks of this node need" in said and "\n" not in said
+
+
+@pytest.mark.parametrize(
+    "part, knob",
+    [
+        ("matrix", "--precision c"),
+        ("columns", "--grid"),
+        ("exchange", "--steps"),
+        ("kept_grams", "--products gram"),
+        ("weights", "--grid"),
+        ("reading", "fewer ranks on a node"),
+    ],
+)
+def test_each_part_has_its_knob(part, knob):
+    parts = dict.fromkeys(vars(need(10, 10)), 1) | {part: 2**40}
+    said = memory._sentence(memory.Need(**parts), [2**40], 2**30, RunConfig())
+    assert knob in said and part.replace("_", " ") + " 1.02e+03 GiB" in said
+
+
+def test_a_huge_file_is_refused_at_once(tmp_path):
+    """A sparse file that says 10⁹ rows × 1000 columns: nothing of it is read."""
+    path = tmp_path / "huge.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("X", (10**9, 1000), dtype="f4", chunks=(1000, 100))
+        file.create_dataset("y", (10**9,), dtype="f8", chunks=(10**6,))
+    with pytest.raises(ConfigError, match="out of memory before anything"):
+        train({"data": {"path": str(path)}})
+
+
+def test_a_limit_of_the_process_counts(monkeypatch):
+    """`ulimit -v`: what it leaves, not what the machine has."""
+    import resource
+
+    limits = (10 * 2**30, resource.RLIM_INFINITY)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits)
+    assert memory._of_process() < 10 * 2**30
+
+
+def test_a_control_group_counts(monkeypatch, tmp_path):
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("300\n")
+    monkeypatch.setattr(memory, "GROUPS", (str(tmp_path),))
+    assert memory.available() == 700
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory._of_group() == memory.NO_LIMIT
+
+
+def test_what_fits_is_left_alone():
+    problem = make_problem("gaussian")
+    result = train_on(2, config_for(problem), problem)
+    assert np.isfinite(result.loss)

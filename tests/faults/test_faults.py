@@ -1,6 +1,8 @@
 """Faults on real ranks: one clear report, an end in time, and a resume that arrives."""
 
+import os
 import signal
+import time
 
 import h5py
 import pytest
@@ -8,7 +10,7 @@ import pytest
 from hpcsgd.checkpoint import Store, read_checkpoint
 from hpcsgd.data.synthetic import write_synthetic
 from tests.faults.conftest import LIMIT, Case
-from tests.faults.processes import wait_until
+from tests.faults.processes import all_gone, wait_until
 
 
 def reports(text, output):
@@ -143,8 +145,6 @@ def test_two_runs_in_one_folder(case, undisturbed):
     [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR2, 75)],
 )
 def test_a_signal_to_all_ranks_is_an_orderly_end(number, code, case, undisturbed):
-    import os
-
     process = case.start("--slow", 0.02)
     pids = case.pids()
     assert wait_until(lambda: Store(case.out, 2).paths(), LIMIT)
@@ -157,9 +157,21 @@ def test_a_signal_to_all_ranks_is_an_orderly_end(number, code, case, undisturbed
     assert ended.result["resumes"] == 1
 
 
-def test_a_signal_to_one_rank_is_enough(case, undisturbed):
-    import os
+def test_a_second_interrupt_ends_a_rank_that_is_stuck(case):
+    """Rank 0 waits in a sum that rank 1 never joins: no Python handler can run."""
+    process = case.start("--fault", "sleeps", "--at", 10)
+    pids = case.pids()
+    assert wait_until(lambda: Store(case.out, 2).paths(), LIMIT)
+    time.sleep(1.0)
+    os.kill(pids[0], signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None, case.said()
+    os.kill(pids[0], signal.SIGINT)
+    assert process.wait(10.0) != 0
+    assert all_gone(pids)
 
+
+def test_a_signal_to_one_rank_is_enough(case, undisturbed):
     process = case.start("--slow", 0.02)
     pids = case.pids()
     assert wait_until(lambda: Store(case.out, 2).paths(), LIMIT)

@@ -36,6 +36,10 @@ def makes_room_again():
     resource.setrlimit(resource.RLIMIT_FSIZE, (infinity, infinity))
 
 
+def sleeps(view):
+    time.sleep(1000)
+
+
 def nothing(view):
     pass
 

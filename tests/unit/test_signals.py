@@ -1,0 +1,101 @@
+"""Signals become wishes; handlers are there for the length of a `with`, no longer."""
+
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+from hpcsgd.api import train
+from hpcsgd.callbacks import Callback, Wish
+from hpcsgd.callbacks.base import View, wish_of
+from hpcsgd.result import Status
+from hpcsgd.signals import WISHES, Signals
+from tests.harness import config_for, make_problem
+
+VIEW = View(1, 1, 1)
+
+
+class Send(Callback):
+    """Sends a signal to this process after some exchange."""
+
+    def __init__(self, number, at):
+        self.number, self.at = number, at
+
+    def on_exchange(self, view):
+        if view.exchanges == self.at:
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize(
+    "number, status, code",
+    [
+        (signal.SIGINT, Status.INTERRUPTED, 130),
+        (signal.SIGTERM, Status.PREEMPTED, 75),
+        (signal.SIGUSR2, Status.PREEMPTED, 75),
+    ],
+)
+def test_the_exchange_is_finished_and_the_result_says_why(number, status, code):
+    problem = make_problem("logistic")
+    config = config_for(problem, run={"check_every": 1}, schedule={"epochs": 5})
+    with Signals() as signals:
+        result = train(
+            config, X=problem.X, y=problem.y, callbacks=[Send(number, 3), signals]
+        )
+    assert result.status is status and result.status.exit_code == code
+    assert result.exchanges in (3, 4)
+    assert "--resume auto" in result.status.advice
+    # The loss is that of the last evaluation: at the start, and said to be.
+    assert result.loss == result.history[-1]["loss"]
+    assert len(result.history) == 1
+
+
+def test_handlers_are_put_back():
+    before = {number: signal.getsignal(number) for number in WISHES}
+    threads = threading.active_count()
+    with Signals():
+        assert signal.getsignal(signal.SIGTERM) != before[signal.SIGTERM]
+    assert {number: signal.getsignal(number) for number in WISHES} == before
+    assert signal.set_wakeup_fd(-1) == -1
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and thread.daemon:
+            thread.join(2.0)
+    assert threading.active_count() <= threads
+
+
+def test_before_training_a_signal_ends_the_program():
+    with Signals() as signals:
+        with pytest.raises(SystemExit) as raised:
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.sigtimedwait([], 1.0)
+        assert raised.value.code == 75
+        signals.on_start(VIEW)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.on_exchange(VIEW) is Wish.PREEMPT
+
+
+def test_the_second_interrupt_waits_for_nothing():
+    left = threading.Event()
+    codes = []
+    signals = Signals(leave=lambda code: (codes.append(code), left.set()))
+    with signals:
+        signals.on_start(VIEW)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert not left.wait(0.3)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert left.wait(5.0) and codes[0] == 130
+
+
+def test_a_person_outranks_the_system():
+    with Signals() as signals:
+        signals.on_start(VIEW)
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.on_exchange(VIEW) is Wish.INTERRUPT
+
+
+def test_what_callbacks_may_answer():
+    assert wish_of(None) is Wish.NONE and wish_of(False) is Wish.NONE
+    assert wish_of(True) is Wish.STOP and wish_of(np.True_) is Wish.STOP
+    assert wish_of(Wish.SAVE) is Wish.SAVE

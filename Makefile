@@ -11,7 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.15 python3.14 python3.13 python3.12 \
 ENV = OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 RUN = $(ENV) .venv/bin/python
 
-.PHONY: help environment demo test test-all bench check lint clean
+.PHONY: help environment demo test test-all soak bench check lint clean
 
 help:  ## this list
 	@sed -n 's/^\([a-zA-Z0-9_%-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -37,6 +37,9 @@ test-all: environment  ## the full matrices; its summary goes to benchmarks/resu
 	  tail -n 40 .test-all.log; \
 	  sed -n '/time by folder/,$$p' .test-all.log > benchmarks/results/test-all.txt; \
 	  rm -f .test-all.log; exit $$code
+
+soak: environment  ## 30 minutes of kills and resumes; MINUTES=5 for fewer
+	@$(RUN) -m tests.faults.soak --minutes $(or $(MINUTES),30)
 
 bench: environment  ## ratios and overheads, into benchmarks/results/
 	@$(RUN) -m benchmarks.run

@@ -173,6 +173,21 @@ def test_the_mean_is_weighed_by_rows(tmp_path):
     np.testing.assert_allclose(first.weights, mean[:, 0], rtol=1e-14)
 
 
+def test_checkpoints_change_no_bit(tmp_path):
+    problem = make_problem("logistic")
+    without = run(3, problem, tmp_path / "a", update={"kind": "momentum"})[0]
+    often = run(
+        3,
+        problem,
+        tmp_path / "b",
+        update={"kind": "momentum"},
+        checkpoint={"every": 1},
+    )[0]
+    assert often.weights_sha256 == without.weights_sha256
+    assert often.report["checkpoints_written"] == often.exchanges == 10
+    assert often.ledger["products"]["calls"] == without.ledger["products"]["calls"]
+
+
 def test_a_finished_run_has_nothing_left_to_do(tmp_path):
     problem = make_problem("logistic")
     first = run(2, problem, tmp_path)[0]

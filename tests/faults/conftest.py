@@ -25,7 +25,7 @@ path = "{data}"
 [schedule]
 batch = 8
 steps = 4
-epochs = 3
+epochs = {epochs}
 [products]
 kind = "gram"
 [update]
@@ -37,6 +37,7 @@ every = 5
 [run]
 out = "{out}"
 resume = "{resume}"
+evaluate_every = {evaluate_every}
 
 """
 
@@ -62,10 +63,17 @@ class Case:
     def __init__(self, folder, data, ranks=2):
         self.folder, self.data, self.ranks = folder, data, ranks
         self.out = folder / "run"
+        self.epochs, self.evaluate_every = 3, 1
 
     def config(self, resume="auto"):
         path = self.folder / "run.toml"
-        text = CONFIG.format(data=self.data, out=self.out, resume=resume)
+        text = CONFIG.format(
+            data=self.data,
+            out=self.out,
+            resume=resume,
+            epochs=self.epochs,
+            evaluate_every=self.evaluate_every,
+        )
         path.write_text(text)
         return path
 

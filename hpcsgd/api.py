@@ -63,11 +63,13 @@ def train(
     reader = _reader(config, X, y, sample_weight, offset)
     opened = world is None
     comm = world if world is not None else open_world(config.run.comm)
+    comm.watch(config.run.timeout)
     comm.reproducible = comm.reproducible or config.run.reproducible
     result = _leaving_together(
         comm, lambda: _train(config, comm, reader, callbacks or [], began)
     )
     # Not after an error: others may still be in a sum, and closing waits for them.
+    comm.unwatch()
     if opened:
         comm.close()
     return result

@@ -67,6 +67,15 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "run.check_members",
         {"type": int, "metavar": "N", "help": "compare members every N exchanges"},
     ),
+    (
+        "--timeout",
+        "run.timeout",
+        {
+            "type": float,
+            "metavar": "SECONDS",
+            "help": "a rank waits for one that does nothing; 0 = for ever",
+        },
+    ),
 )
 SWITCHES = (
     ("--intercept", "problem.intercept", "learn an intercept (never penalised)"),

@@ -120,7 +120,7 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Check the configuration, then train here or under mpiexec."""
     config = configuration(arguments)
     if launch.must_relaunch(arguments.ranks):
-        return launch.relaunch(arguments.ranks, argv)
+        return launch.relaunch(arguments.ranks, argv, bool(config.run.out))
     return _train(config, arguments)
 
 

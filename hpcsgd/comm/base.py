@@ -42,6 +42,7 @@ class Communicator(ABC):
 
     transport = "one process"  # what carries the words
     waits_busily = False  # True: its ranks spin in collectives and own a core each
+    timeout = 0.0  # seconds that a rank waits for one that does nothing; 0 = for ever
 
     def __init__(
         self, rank: int, size: int, ledger: Ledger, reproducible: bool = False
@@ -159,12 +160,13 @@ class Communicator(ABC):
     def watch(self, timeout: float) -> None:
         """From now on no rank waits longer than that for one that does nothing.
 
-        Called by all ranks; 0 = wait for ever. A transport that cannot keep ranks
-        waiting has nothing to do.
+        Called by all ranks; 0 = wait for ever.
         """
+        self.timeout = timeout
 
     def unwatch(self) -> None:
         """The end of `watch`, on all ranks."""
+        self.timeout = 0.0
 
     @abstractmethod
     def split(self, color: int, key: int) -> "Communicator":

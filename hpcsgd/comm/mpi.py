@@ -55,6 +55,7 @@ class MpiCommunicator(Communicator):
 
     def watch(self, timeout: float) -> None:
         """Start a watchdog beside the thread that calls this."""
+        super().watch(timeout)
         if self.size == 1 or timeout <= 0 or self._watchdog is not None:
             return
         threads = self._mpi.Query_thread() == self._mpi.THREAD_MULTIPLE
@@ -66,6 +67,7 @@ class MpiCommunicator(Communicator):
 
     def unwatch(self) -> None:
         """Stop it once all ranks are here, the last wait that it watches."""
+        super().unwatch()
         dog, self._watchdog = self._watchdog, None
         if dog is None:
             return

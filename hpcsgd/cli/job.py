@@ -4,6 +4,7 @@ mpiexec stands in a session of its own, so that a key pressed on the terminal re
 us alone, and the ranks once.
 """
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from typing import Any
 
 from hpcsgd.cli.family import MARK, Family
 
+PR_SET_PDEATHSIG = 1
 GRACE = 5.0  # seconds for processes to follow a mpiexec that has ended
 INTERRUPTED = 130
 OWN_CODES = (0, 1, 2, 75, INTERRUPTED)  # a rank that ends with one has said why
@@ -53,6 +55,7 @@ class Job:
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
+                preexec_fn=_end_with_parent,
             )
             for number in self._early:
                 self._pass_on(number)
@@ -103,6 +106,16 @@ class Job:
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
+
+
+# Loaded here: between fork and exec there is no time for it.
+_PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
+
+
+def _end_with_parent() -> None:
+    """In mpiexec, before it starts: the kernel sends it SIGTERM when we are killed."""
+    if _PRCTL is not None:
+        _PRCTL(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
 
 
 def killing_signal(code: int) -> str | None:

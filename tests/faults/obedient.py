@@ -41,7 +41,9 @@ def _leave_a_child(folder):
     """In a session of its own, as far from us as a process can get."""
     import subprocess
 
-    child = subprocess.Popen(["sleep", "100"], start_new_session=True)
+    # Not on our output: a launcher reads that to its end.
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    child = subprocess.Popen(["sleep", "100"], start_new_session=True, **silent)
     (Path(folder) / "child").write_text(str(child.pid))
 
 

@@ -150,6 +150,30 @@ def test_what_a_rank_left_running_is_ended(start, tmp_path):
     assert all_gone([child, *ranks], 0.1)
 
 
+def test_ranks_do_not_outlive_a_killed_mpiexec(start):
+    process, ranks = start("ignores")
+    (mpiexec,) = [p for p in _below(process) if _parent(p) == process.pid]
+    os.kill(mpiexec, signal.SIGKILL)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 1 and "SIGKILL" in output, output
+    assert all_gone(ranks, 0.1)
+
+
+def test_ranks_do_not_outlive_us(start, tmp_path):
+    """Killed ourselves, we cannot pass anything on; the kernel asks mpiexec to end."""
+    process, ranks = start("obeys")
+    family = [*_below(process), *ranks]
+    process.kill()
+    process.wait()
+    assert all_gone(family, 15)
+    assert (tmp_path / "got0").read_text() == "SIGTERM"  # and they end in order
+
+
+def _parent(pid):
+    fields = launcher.stat_fields(pid)
+    return int(fields[1]) if fields else None
+
+
 def test_the_sentence_depends_on_the_ending(capsys):
     for code in (0, 1, 2, 75, 130):  # whoever ended so has spoken
         say_how_it_ended(code, keeps_checkpoints=True)

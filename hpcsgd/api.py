@@ -63,13 +63,11 @@ def train(
     reader = _reader(config, X, y, sample_weight, offset)
     opened = world is None
     comm = world if world is not None else open_world(config.run.comm)
-    comm.watch(config.run.timeout)
     comm.reproducible = comm.reproducible or config.run.reproducible
     result = _leaving_together(
         comm, lambda: _train(config, comm, reader, callbacks or [], began)
     )
     # Not after an error: others may still be in a sum, and closing waits for them.
-    comm.unwatch()
     if opened:
         comm.close()
     return result
@@ -94,6 +92,7 @@ def _train(
     callbacks: list[Callback],
     began: float,
 ) -> Result:
+    world.watch(config.run.timeout)
     folder = RunFolder(config.run.out if world.rank == 0 else None)
     history = History()
     live = build(config, world, reader, [history, *callbacks])
@@ -106,6 +105,7 @@ def _train(
         state, status = live.engine.run(live.state, live.feed.groups())
     result = report(live, state, status, history.records, began, setup)
     world.together(lambda: folder.finish(result))
+    world.unwatch()
     return result
 
 

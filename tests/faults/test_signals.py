@@ -186,6 +186,19 @@ def test_the_sentence_depends_on_the_ending(capsys):
     assert killing_signal(99) is None
 
 
+def test_what_a_rank_forked_is_no_rank():
+    """It has the same words on its command line, and must not get a signal twice."""
+    family = Family("that-forks")
+    command = [sys.executable, "-c", "import os, time; os.fork(); time.sleep(60)"]
+    rank = subprocess.Popen(command, env={**os.environ, MARK: "that-forks"})
+    try:
+        assert wait_until(lambda: len(family.members()) == 2, 10)
+        assert family.ranks(command) == [rank.pid]
+    finally:
+        family.end(0.0)
+        rank.wait()
+
+
 def test_a_family_is_those_with_the_mark_and_no_other():
     family = Family("one-of-a-kind")
     sleep = ["sleep", "60"]

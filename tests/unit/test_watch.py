@@ -275,6 +275,11 @@ def test_an_idle_rank_counts_even_where_another_works():
     assert judge(SUM, 50.0, TIMEOUT, away, {}).action is Action.BE_PATIENT
 
 
+def test_a_rank_that_was_suspended_is_not_idle_at_once():
+    woken = {1: Answer(None, None, 50.0, 1.0, busy=False)}
+    assert judge(SUM, 50.0, TIMEOUT, woken, {}).action is Action.BE_PATIENT
+
+
 def test_a_rank_that_left_a_moment_ago_is_no_suspect():
     fresh = {1: Answer(None, None, 1.0, 1.0, busy=False)}
     assert judge(SUM, 99.0, TIMEOUT, fresh, {}).action is Action.GO_ON

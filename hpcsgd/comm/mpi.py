@@ -58,12 +58,13 @@ class MpiCommunicator(Communicator):
         super().watch(timeout)
         if self.size == 1 or timeout <= 0 or self._watchdog is not None:
             return
-        threads = self._mpi.Query_thread() == self._mpi.THREAD_MULTIPLE
-        mail = MpiMail(self._comm.Dup()) if threads else None
-        self._watchdog = Watchdog(
-            self.ledger.place, self.rank, self.size, timeout, mail, self.abort
+        dog = self._watchdog = Watchdog(
+            self.ledger.place, self.rank, self.size, timeout, None, self.abort
         )
-        self._watchdog.start()
+        dog.start()
+        if self._mpi.Query_thread() == self._mpi.THREAD_MULTIPLE:
+            with self._inside("start of the run", "control"):
+                dog.mail = MpiMail(self._comm.Dup())
 
     def unwatch(self) -> None:
         """Stop it once all ranks are here, the last wait that it watches."""

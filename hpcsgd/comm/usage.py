@@ -21,14 +21,20 @@ class Usage:
 
     def sample(self) -> None:
         """Note what has been used so far."""
-        cpu = time.clock_gettime(self._cpu_clock) if self._cpu_clock else 0.0
-        self._samples.append((time.perf_counter(), cpu, _traffic()))
+        self._samples.append(self._read())
 
     def is_busy(self) -> bool:
-        """True where the last seconds saw work."""
-        (began, cpu, traffic), now = self._samples[0], self._samples[-1]
-        share = (now[1] - cpu) / max(now[0] - began, 1e-9)
-        return share > SHARE or now[2] - traffic > TRAFFIC or process_state() == "D"
+        """True where the last seconds, up to now, saw work."""
+        began, cpu, traffic = self._samples[0]
+        now, cpu_now, traffic_now = self._read()
+        share = (cpu_now - cpu) / max(now - began, 1e-9)
+        return (
+            share > SHARE or traffic_now - traffic > TRAFFIC or process_state() == "D"
+        )
+
+    def _read(self) -> tuple[float, float, int]:
+        cpu = time.clock_gettime(self._cpu_clock) if self._cpu_clock else 0.0
+        return time.perf_counter(), cpu, _traffic()
 
 
 def process_state(pid: int | str = "self") -> str:

@@ -234,8 +234,9 @@ class Watchdog:
     def _alone(self) -> None:
         """Without answers nobody knows who is missing, nor whether it works."""
         reasons = (
-            "who is missing is not known, as this MPI does not support threads"
-            " (MPI_THREAD_MULTIPLE); it is whoever does not report",
+            "who is missing is not known and cannot be asked (a run that has not begun"
+            " on all ranks, or an MPI without MPI_THREAD_MULTIPLE); it is whoever does"
+            " not report",
         )
         if self._waited() < PATIENCE * self.timeout:
             self._warn(reasons)

@@ -1,7 +1,7 @@
 """A run in which one rank stalls: python -m tests.faults.stalling HOW SECONDS FOLDER.
 
-HOW is the name of a function below; rank 1 calls it in its third exchange, or while
-it loads its data.
+HOW is the name of a function below; rank 1 calls it in its third exchange; or, with
+-loading or -starting behind the name, while it loads its data or before it trains.
 """
 
 import ctypes
@@ -39,8 +39,8 @@ def keeps_the_interpreter():
 
 
 def works_for_a_while():
-    until = time.thread_time() + 2.5
-    while time.thread_time() < until:
+    until = time.monotonic() + 4
+    while time.monotonic() < until:
         pass
 
 
@@ -74,7 +74,9 @@ def main(how, timeout, folder):
     (Path(folder) / f"pid{world.rank}").write_text(str(os.getpid()))
     action, _, place = how.partition("-")
     callbacks = []
-    if world.rank == 1 and place == "loading":
+    if world.rank == 1 and place == "starting":
+        globals()[action]()
+    elif world.rank == 1 and place == "loading":
         stall_while_loading(globals()[action])
     elif world.rank == 1:
         callbacks = [Stall(globals()[action])]

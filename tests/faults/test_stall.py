@@ -31,7 +31,6 @@ def run(how, ranks, timeout, limit, folder):
 SUM = "in the sum for products (collective "
 # What rank 1 does, ranks, --timeout, seconds until the end, what is said.
 STALLS = [
-    ("sleeps", 3, 2, 25, (SUM, "rank 1 is not there: idle", "in sleeps")),
     ("sleeps", 4, 2, 30, (SUM, "rank 1 is not there: idle", "in sleeps")),
     ("loops", 2, 1, 35, (SUM, "rank 1 is not there: busy", "in loops")),
     (
@@ -55,6 +54,7 @@ STALLS = [
         ),
     ),
     ("sleeps-loading", 3, 2, 25, ("in the exchange of objects for control", "stuck")),
+    ("sleeps-starting", 2, 0.5, 25, ("in the start of the run for control", "not kno")),
     ("is_stopped-loading", 2, 2, 25, ("in the exchange of objects for control",)),
 ]
 

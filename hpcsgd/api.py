@@ -94,6 +94,7 @@ def _train(
     callbacks: list[Callback],
     began: float,
 ) -> Result:
+    world.watch(config.run.timeout)
     folder = RunFolder(config.run.out if world.rank == 0 else None)
     live = build(config, world, reader, [History(folder.history), *callbacks])
     world.together(folder.claim)
@@ -111,6 +112,7 @@ def _train(
         world.together(lambda: folder.finish(result))
     finally:
         folder.release()
+    world.unwatch()
     return result
 
 

@@ -97,6 +97,7 @@ class RunSection:
     check_members: int = 0  # exchanges between comparisons of members; 0 = never
     check_every: int = 64  # exchanges between looks at non-finite weights and stops
     evaluate_every: int = 1  # epochs between full losses; 0 = only at the two ends
+    timeout: float = 20.0  # seconds a rank waits for one that does nothing; 0 = ever
 
     def __post_init__(self) -> None:
         for name, least in (("check_members", 0), ("check_every", 1)):
@@ -108,6 +109,11 @@ class RunSection:
             raise ConfigError(f"[run] check_every must be at most {MOST_EXCHANGES}")
         if not 0.0 <= self.memory < float("inf"):
             raise ConfigError(f"[run] memory = {self.memory!r} GiB must be at least 0")
+        if not 0.0 <= self.timeout < float("inf"):
+            raise ConfigError(
+                f"[run] timeout = {self.timeout!r} must be finite seconds, 0 = wait for"
+                " ever"
+            )
 
 
 @dataclass(frozen=True)

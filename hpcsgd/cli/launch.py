@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hpcsgd.callbacks.progress import TERMINAL
 from hpcsgd.cli import THREAD_SETTINGS
+from hpcsgd.cli.job import OWN_CODES, Job, say_how_it_ended
 from hpcsgd.comm import EXPECTED, is_launched
 from hpcsgd.errors import ConfigError
 
@@ -27,17 +28,15 @@ def speaks() -> bool:
     return launcher_rank() in (None, 0)
 
 
-def relaunch(ranks: int, argv: list[str]) -> int:
+def relaunch(ranks: int, argv: list[str], keeps_checkpoints: bool = False) -> int:
     """Run `python -m hpcsgd argv` on `ranks` ranks; its exit code."""
     if ranks < 1:
         raise ConfigError(f"--ranks {ranks}: at least 1 rank is needed")
-    command = [*mpiexec(), "-n", str(ranks), sys.executable, "-m", "hpcsgd", *argv]
-    process = subprocess.Popen(command, env=_environment(ranks))
-    try:
-        return process.wait()
-    except KeyboardInterrupt:
-        # mpiexec got the same signal and is bringing its ranks down.
-        return process.wait()
+    command = [sys.executable, "-m", "hpcsgd", *argv]
+    job = Job([*mpiexec(), "-n", str(ranks)], command, _environment(ranks))
+    code = job.run()
+    say_how_it_ended(code, keeps_checkpoints)
+    return code if code in OWN_CODES else 1
 
 
 def must_relaunch(ranks: int | None) -> bool:

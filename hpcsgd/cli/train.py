@@ -86,6 +86,15 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "run.check_members",
         {"type": int, "metavar": "N", "help": "compare members every N exchanges"},
     ),
+    (
+        "--timeout",
+        "run.timeout",
+        {
+            "type": float,
+            "metavar": "SECONDS",
+            "help": "a rank waits for one that does nothing; 0 = for ever",
+        },
+    ),
 )
 SWITCHES = (
     ("--intercept", "problem.intercept", "learn an intercept (never penalised)"),
@@ -130,7 +139,7 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Check the configuration, then train here or under mpiexec."""
     config = configuration(arguments)
     if launch.must_relaunch(arguments.ranks):
-        return launch.relaunch(arguments.ranks, argv)
+        return launch.relaunch(arguments.ranks, argv, bool(config.run.out))
     return _train(config, arguments)
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from hpcsgd.comm import wire
 from hpcsgd.comm.ledger import Ledger
+from hpcsgd.comm.place import Place
 from hpcsgd.errors import HpcsgdError, TransportError
 
 Array = NDArray[Any]
@@ -41,6 +42,7 @@ class Communicator(ABC):
 
     transport = "one process"  # what carries the words
     waits_busily = False  # True: its ranks spin in collectives and own a core each
+    timeout = 0.0  # seconds that a rank waits for one that does nothing; 0 = for ever
 
     def __init__(
         self, rank: int, size: int, ledger: Ledger, reproducible: bool = False
@@ -49,6 +51,7 @@ class Communicator(ABC):
         self.size = size
         self.ledger = ledger
         self.reproducible = reproducible
+        self.begun = 0  # collectives of this group so far
 
     def sum(self, buffer: Array, purpose: str) -> Array:
         """buffer ← Σ over ranks, in place.
@@ -62,7 +65,8 @@ class Communicator(ABC):
             return self._sum_in_one_place(buffer, purpose)
         _check_summable(buffer)
         began = perf_counter()
-        self._sum(buffer)
+        with self._inside("sum", purpose):
+            self._sum(buffer)
         self._book(purpose, buffer, wire.sum_bytes(buffer.nbytes, self.size), began)
         return buffer
 
@@ -74,9 +78,11 @@ class Communicator(ABC):
             return Pending(self._sum_in_one_place(buffer, purpose))
         _check_summable(buffer)
         began = perf_counter()
-        finish = self._start_sum(buffer)
+        with self._inside("start of the sum", purpose):
+            finish = self._start_sum(buffer)
+        number = self.begun
         self._book(purpose, buffer, wire.sum_bytes(buffer.nbytes, self.size), began)
-        return Pending(buffer, lambda: self._wait(finish, purpose))
+        return Pending(buffer, lambda: self._wait(finish, purpose, number))
 
     def gather(
         self, part: Array, counts: Sequence[int], out: Array, purpose: str
@@ -91,7 +97,8 @@ class Communicator(ABC):
                 f" counts are {list(counts)}; partition once, and pass the same counts"
             )
         began = perf_counter()
-        self._gather(part, counts, out)
+        with self._inside("gather", purpose):
+            self._gather(part, counts, out)
         self._book(purpose, part, wire.gather_bytes(out.nbytes, self.size), began)
         return out
 
@@ -102,7 +109,8 @@ class Communicator(ABC):
         if self.size == 1:
             return buffer
         began = perf_counter()
-        self._broadcast(buffer, root)
+        with self._inside("broadcast", purpose):
+            self._broadcast(buffer, root)
         self._book(
             purpose, buffer, wire.broadcast_bytes(buffer.nbytes, self.size), began
         )
@@ -113,7 +121,8 @@ class Communicator(ABC):
         if self.size == 1:
             return value
         began = perf_counter()
-        largest = self._max(value)
+        with self._inside("largest flag", purpose):
+            largest = self._max(value)
         self.ledger.record(
             purpose, 1, 8, wire.sum_bytes(8, self.size), perf_counter() - began
         )
@@ -125,7 +134,8 @@ class Communicator(ABC):
             return [item]
         began = perf_counter()
         size = len(pickle.dumps(item))
-        items = self._objects(item)
+        with self._inside("exchange of objects", purpose):
+            items = self._objects(item)
         self.ledger.record(
             purpose, size, size, (self.size - 1) * size, perf_counter() - began
         )
@@ -146,6 +156,17 @@ class Communicator(ABC):
             found[0].on_all_ranks = True
             raise found[0]
         return result  # type: ignore[return-value]
+
+    def watch(self, timeout: float) -> None:
+        """From now on no rank waits longer than that for one that does nothing.
+
+        Called by all ranks; 0 = wait for ever.
+        """
+        self.timeout = timeout
+
+    def unwatch(self) -> None:
+        """The end of `watch`, on all ranks."""
+        self.timeout = 0.0
 
     @abstractmethod
     def split(self, color: int, key: int) -> "Communicator":
@@ -188,13 +209,20 @@ class Communicator(ABC):
     def _sum_in_one_place(self, buffer: Array, purpose: str) -> Array:
         _check_summable(buffer)
         began = perf_counter()
-        self._reduce(buffer)
+        with self._inside("reduction", purpose):
+            self._reduce(buffer)
         self._book(purpose, buffer, wire.reduce_bytes(buffer.nbytes, self.size), began)
         return self.broadcast(buffer, 0, purpose)
 
-    def _wait(self, finish: Callable[[], None], purpose: str) -> None:
+    def _inside(self, what: str, purpose: str) -> Place:
+        """`with` it around whatever may wait for others: the watchdog looks there."""
+        self.begun += 1
+        return self.ledger.place.enter(what, purpose, self.begun, self.size)
+
+    def _wait(self, finish: Callable[[], None], purpose: str, number: int) -> None:
         began = perf_counter()
-        finish()
+        with self.ledger.place.enter("sum", purpose, number, self.size):
+            finish()
         self.ledger.wait(purpose, perf_counter() - began)
 
 

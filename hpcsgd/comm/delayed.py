@@ -107,6 +107,14 @@ class Delayed(Communicator):
         # A tree over the emulated ranks, if there are more than there are.
         self.felt = max(network.ranks, inner.size) if inner.size > 1 else 1
 
+    def watch(self, timeout: float) -> None:
+        """Watch the inner one: both book in one ledger, and stand in one place."""
+        self.inner.watch(timeout)
+
+    def unwatch(self) -> None:
+        """No longer."""
+        self.inner.unwatch()
+
     def split(self, color: int, key: int) -> "Delayed":
         """The inner group, on the same link."""
         return Delayed(self.inner.split(color, key), self.network, self.link)

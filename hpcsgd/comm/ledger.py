@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hpcsgd.comm.place import Place
+
 PURPOSES = ("products", "agreement", "evaluate", "control")
 
 
@@ -23,6 +25,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.entries = {purpose: Entry() for purpose in PURPOSES}
+        self.place = Place()  # what is under way now, for the watchdog
 
     def record(
         self, purpose: str, words: int, size: int, wire_bytes: float, seconds: float

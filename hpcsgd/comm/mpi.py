@@ -13,6 +13,8 @@ import numpy as np
 
 from hpcsgd.comm.base import Array, Communicator
 from hpcsgd.comm.ledger import Ledger
+from hpcsgd.comm.mail import MpiMail
+from hpcsgd.comm.watch import Watchdog
 from hpcsgd.errors import MissingPackage
 
 FORWARDING = 0.2  # seconds for a launcher to pass a traceback on
@@ -49,14 +51,43 @@ class MpiCommunicator(Communicator):
         self.transport = library_name(self._mpi)
         # One word for flags, allocated once: they are asked for all the time.
         self._flag = np.zeros(1, dtype=np.int64)
+        self._watchdog: Watchdog | None = None
+
+    def watch(self, timeout: float) -> None:
+        """Start a watchdog beside the thread that calls this."""
+        super().watch(timeout)
+        if self.size == 1 or timeout <= 0 or self._watchdog is not None:
+            return
+        dog = self._watchdog = Watchdog(
+            self.ledger.place, self.rank, self.size, timeout, None, self.abort
+        )
+        dog.start()
+        if self._mpi.Query_thread() == self._mpi.THREAD_MULTIPLE:
+            with self._inside("start of the run", "control"):
+                dog.mail = MpiMail(self._comm.Dup())
+
+    def unwatch(self) -> None:
+        """Stop it once all ranks are here, the last wait that it watches."""
+        super().unwatch()
+        dog, self._watchdog = self._watchdog, None
+        if dog is None:
+            return
+        with self._inside("end of the run", "control"):
+            self._comm.Barrier()
+        dog.stop()
+        if isinstance(dog.mail, MpiMail):
+            self._comm.Barrier()  # nobody posts any more
+            dog.mail.close()
 
     def split(self, color: int, key: int) -> "MpiCommunicator":
         """MPI_Comm_split."""
-        part = self._comm.Split(color, key)
+        with self._inside("split", "control"):
+            part = self._comm.Split(color, key)
         return MpiCommunicator(part, self.ledger, self.reproducible)
 
     def close(self) -> None:
         """Free the communicator, with all others."""
+        self.unwatch()
         self._comm.Free()
 
     def abort(self, code: int = 1) -> NoReturn:

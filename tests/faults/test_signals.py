@@ -1,0 +1,217 @@
+"""Signals that reach `--ranks` reach the ranks, once; nobody is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcsgd.cli.family import MARK, Family
+from hpcsgd.cli.job import killing_signal, say_how_it_ended
+from tests import launcher
+from tests.faults.processes import all_gone, wait_until, written_pids
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [
+    pytest.mark.skipif(launcher.mpiexec() is None, reason="no mpiexec"),
+    pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc"),
+]
+RANKS = 2
+PARENT = """
+import os, sys
+from hpcsgd.cli.job import Job, OWN_CODES, say_how_it_ended
+from tests.launcher import mpiexec
+program = [sys.executable, "-m", "tests.faults.obedient", *sys.argv[1:]]
+code = Job([*mpiexec(), "-n", "2"], program, os.environ).run()
+say_how_it_ended(code, keeps_checkpoints=True)
+print("back", code, flush=True)
+sys.exit(code if code in OWN_CODES else 1)
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start obedient ranks under our launcher; all of it is ended with the test."""
+    started = []
+
+    def run(*how):
+        process = subprocess.Popen(
+            [sys.executable, "-c", PARENT, str(tmp_path), *how],
+            cwd=ROOT,
+            env={**launcher.launch_environment(), "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process, written_pids(tmp_path, RANKS)
+
+    yield run
+    for process in started:
+        launcher.end(process)
+
+
+ORDERLY = [
+    (signal.SIGINT, "SIGINT", 130),
+    (signal.SIGTERM, "SIGTERM", 75),
+    (signal.SIGUSR2, "SIGUSR2", 75),
+    (signal.SIGHUP, "SIGTERM", 75),
+]
+
+
+@pytest.mark.parametrize("sent, got, code", ORDERLY, ids=lambda value: str(value))
+def test_the_ranks_get_the_signal_once_and_end_in_order(
+    start, tmp_path, sent, got, code
+):
+    process, ranks = start("obeys")
+    family = [*launcher.descendants(process.pid), *ranks]
+    process.send_signal(sent)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == code, output
+    heard = [(tmp_path / f"got{rank}").read_text() for rank in range(RANKS)]
+    assert heard == [got] * RANKS
+    assert all_gone(family, 0.1) and "error" not in output
+
+
+def test_ctrl_c_on_a_terminal_reaches_the_ranks_once(start, tmp_path):
+    """A terminal signals the whole group in front; mpiexec is not in it."""
+    process, ranks = start("obeys")
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 130, output
+    assert [(tmp_path / f"got{rank}").read_text() for rank in (0, 1)] == ["SIGINT"] * 2
+
+
+def test_a_second_interrupt_ends_all_at_once(start, tmp_path):
+    process, ranks = start("ignores")
+    family = [*launcher.descendants(process.pid), *ranks]
+    process.send_signal(signal.SIGINT)
+    wait_until(lambda: False, 0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=8)
+    assert process.returncode == 130
+    assert all_gone(family, 0.1) and not list(tmp_path.glob("got*"))
+
+
+def test_a_signal_before_the_ranks_are_there_ends_the_launch(tmp_path):
+    """Whenever it comes: no rank, or not yet ready for it."""
+    for delay in (0.0, 0.15, 0.3):
+        process = subprocess.Popen(
+            [sys.executable, "-c", PARENT, str(tmp_path), "obeys"],
+            cwd=ROOT,
+            env={**launcher.launch_environment(), "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            assert wait_until(lambda p=process: _below(p), 20)
+            wait_until(lambda: False, delay)
+            family = _below(process)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(25) != 0
+            assert all_gone(family)
+        finally:
+            launcher.end(process)
+
+
+def _below(process):
+    return list(launcher.descendants(process.pid))
+
+
+@pytest.mark.parametrize(
+    "how, said",
+    [
+        (str(int(signal.SIGKILL)), "a rank was killed by SIGKILL"),
+        (str(int(signal.SIGSEGV)), "a rank was killed by SIGSEGV"),
+        ("exits99", "a rank ended without a message (mpiexec's exit code 99)"),
+    ],
+)
+def test_a_rank_that_is_killed_is_said_in_one_sentence(start, how, said):
+    process, ranks = start(how)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 1, output
+    sentences = [s for s in output.splitlines() if s.startswith("hpcsgd: error")]
+    assert len(sentences) == 1 and said in sentences[0], output
+    assert "--resume auto" in sentences[0]
+    assert all_gone(ranks, 0.1)
+
+
+def test_what_a_rank_left_running_is_ended(start, tmp_path):
+    """A child in a session of its own, whose parent is gone."""
+    process, ranks = start("leaves-a-child")
+    child = int((tmp_path / "child").read_text())
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 0, output
+    assert all_gone([child, *ranks], 0.1)
+
+
+def test_ranks_do_not_outlive_a_killed_mpiexec(start):
+    process, ranks = start("ignores")
+    (mpiexec,) = [p for p in _below(process) if _parent(p) == process.pid]
+    os.kill(mpiexec, signal.SIGKILL)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 1 and "SIGKILL" in output, output
+    assert all_gone(ranks, 0.1)
+
+
+def test_ranks_do_not_outlive_us(start, tmp_path):
+    """Killed ourselves, we cannot pass anything on; the kernel asks mpiexec to end."""
+    process, ranks = start("obeys")
+    family = [*_below(process), *ranks]
+    process.kill()
+    process.wait()
+    assert all_gone(family, 15)
+    assert (tmp_path / "got0").read_text() == "SIGTERM"  # and they end in order
+
+
+def _parent(pid):
+    fields = launcher.stat_fields(pid)
+    return int(fields[1]) if fields else None
+
+
+def test_the_sentence_depends_on_the_ending(capsys):
+    for code in (0, 1, 2, 75, 130):  # whoever ended so has spoken
+        say_how_it_ended(code, keeps_checkpoints=True)
+    assert not capsys.readouterr().err
+    say_how_it_ended(9, keeps_checkpoints=False)
+    said = capsys.readouterr().err
+    assert "SIGKILL" in said and "--out DIR" in said and "--resume" not in said
+    assert "memory" in said
+    assert killing_signal(137) == killing_signal(-9) == killing_signal(9) == "SIGKILL"
+    assert killing_signal(99) is None
+
+
+def test_what_a_rank_forked_is_no_rank():
+    """It has the same words on its command line, and must not get a signal twice."""
+    family = Family("that-forks")
+    command = [sys.executable, "-c", "import os, time; os.fork(); time.sleep(60)"]
+    rank = subprocess.Popen(command, env={**os.environ, MARK: "that-forks"})
+    try:
+        assert wait_until(lambda: len(family.members()) == 2, 10)
+        assert family.ranks(command) == [rank.pid]
+    finally:
+        family.end(0.0)
+        rank.wait()
+
+
+def test_a_family_is_those_with_the_mark_and_no_other():
+    family = Family("one-of-a-kind")
+    sleep = ["sleep", "60"]
+    marked = {**os.environ, MARK: "one-of-a-kind"}
+    ours = subprocess.Popen(sleep, env=marked, start_new_session=True)
+    other = subprocess.Popen(sleep, env={**marked, MARK: "another"})
+    try:
+        assert wait_until(lambda: family.members() == [ours.pid], 5)
+        assert wait_until(lambda: family.ranks(sleep) == [ours.pid], 5)
+        assert family.ranks(["sleep", "61"]) == []
+        family.end(0.0)
+        assert ours.wait(5) == -signal.SIGKILL and other.poll() is None
+    finally:
+        for process in (ours, other):
+            process.kill()
+            process.wait()

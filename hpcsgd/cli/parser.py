@@ -7,10 +7,17 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import hpcsgd
-from hpcsgd.cli import data, info, launch, train
+from hpcsgd.cli import (
+    data,
+    evaluate,
+    info,
+    launch,
+    predict,
+    train,
+)
 from hpcsgd.errors import ConfigError, HpcsgdError
 
-COMMANDS = (train, data, info)
+COMMANDS = (train, evaluate, predict, data, info)
 
 
 class Parser(argparse.ArgumentParser):

@@ -23,6 +23,8 @@ LAYERS = (
         "result",
         "report",
         "run_folder",
+        "prediction",
+        "assessment",
         "config",
         "api",
     ),
@@ -32,7 +34,7 @@ SIBLINGS = ("backends", "comm", "data")
 HOMES = {
     "mpi4py": ("comm/mpi.py",),
     "cupy": ("backends/cuda.py", "backends/kernels.py", "comm/nccl.py"),
-    "h5py": ("data/hdf5.py", "result.py"),
+    "h5py": ("data/hdf5.py", "data/writers.py", "result.py"),
     "sklearn": ("estimators.py",),
     "matplotlib": ("plots.py",),
     "rich": ("callbacks/progress.py", "cli/"),

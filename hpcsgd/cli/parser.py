@@ -11,13 +11,14 @@ from hpcsgd.cli import (
     data,
     evaluate,
     info,
+    inspect,
     launch,
     predict,
     train,
 )
 from hpcsgd.errors import ConfigError, HpcsgdError
 
-COMMANDS = (train, evaluate, predict, data, info)
+COMMANDS = (train, evaluate, predict, inspect, data, info)
 
 
 class Parser(argparse.ArgumentParser):

@@ -13,12 +13,13 @@ from hpcsgd.cli import (
     info,
     inspect,
     launch,
+    new,
     predict,
     train,
 )
 from hpcsgd.errors import ConfigError, HpcsgdError
 
-COMMANDS = (train, evaluate, predict, inspect, data, info)
+COMMANDS = (train, evaluate, predict, inspect, new, data, info)
 
 
 class Parser(argparse.ArgumentParser):

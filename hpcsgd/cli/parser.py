@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import hpcsgd
 from hpcsgd.cli import (
+    completion,
     data,
     evaluate,
     info,
@@ -19,7 +20,7 @@ from hpcsgd.cli import (
 )
 from hpcsgd.errors import ConfigError, HpcsgdError
 
-COMMANDS = (train, evaluate, predict, inspect, new, data, info)
+COMMANDS = (train, evaluate, predict, inspect, new, data, info, completion)
 
 
 class Parser(argparse.ArgumentParser):

@@ -11,6 +11,9 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "train": "hpcsgd.api",
+    "evaluate": "hpcsgd.assessment",
+    "predict": "hpcsgd.prediction",
+    "predict_blocks": "hpcsgd.prediction",
     "RunConfig": "hpcsgd.config",
     "Result": "hpcsgd.result",
     "Status": "hpcsgd.result",

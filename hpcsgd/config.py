@@ -165,7 +165,7 @@ class RunConfig:
         """The resolved configuration as a file that `parse` reads back."""
         parts = []
         for name, table in self.tables().items():
-            lines = [f"{key} = {_literal(value)}" for key, value in table.items()]
+            lines = [f"{key} = {toml_literal(value)}" for key, value in table.items()]
             parts.append("\n".join([f"[{name}]", *lines]))
         return "\n\n".join(parts) + "\n"
 
@@ -237,7 +237,8 @@ def _typed(section: str, key: str, kind: Any, value: Any) -> Any:
     return value
 
 
-def _literal(value: Any) -> str:
+def toml_literal(value: Any) -> str:
+    """`value` as TOML writes it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

@@ -43,16 +43,16 @@ def load(
     """Read this rank's rows and columns; every rank raises what any rank found."""
     world = grid.world
     rows, columns = world.together(lambda: _own_part(grid, reader))
-    raw = world.together(lambda: _column(reader.targets(rows), rows, "y"))
+    raw = world.together(lambda: finite_column(reader.targets(rows), rows, "y"))
     encoded, targets = encode_targets(
         raw, family.targets, rows.start, world.exchange_objects
     )
-    raw_weights = world.together(lambda: _weights(reader, rows))
+    raw_weights = world.together(lambda: checked_weights(reader, rows))
     total = _sum_over_replicas(grid, raw_weights)
     weights = world.together(
         lambda: _scale_to_mean_one(raw_weights, reader.rows, total)
     )
-    offsets = world.together(lambda: _column(reader.offset(rows), rows, "offset"))
+    offsets = world.together(lambda: finite_column(reader.offset(rows), rows, "offset"))
     seen = Fingerprint()
     matrix = world.together(
         lambda: load_block(reader, rows, columns, backend.store, seen=seen.add)
@@ -101,7 +101,7 @@ def _own_part(grid: Grid, reader: RowReader) -> tuple[slice, slice]:
     )
 
 
-def _column(values: Array | None, rows: slice, name: str) -> Any:
+def finite_column(values: Array | None, rows: slice, name: str) -> Any:
     """`values`, refused where one is not finite."""
     if values is None:
         return None
@@ -114,8 +114,9 @@ def _column(values: Array | None, rows: slice, name: str) -> Any:
     return values
 
 
-def _weights(reader: RowReader, rows: slice) -> Any:
-    values = _column(reader.sample_weight(rows), rows, "sample_weight")
+def checked_weights(reader: RowReader, rows: slice) -> Any:
+    """The sample weights of these rows, refused where one is negative."""
+    values = finite_column(reader.sample_weight(rows), rows, "sample_weight")
     if values is not None and (values < 0).any():
         row = rows.start + int(np.argmax(values < 0))
         raise DataError(f"sample_weight is negative at row {row}; use weights >= 0")

@@ -7,10 +7,20 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import hpcsgd
-from hpcsgd.cli import data, info, launch, train
+from hpcsgd.cli import (
+    completion,
+    data,
+    evaluate,
+    info,
+    inspect,
+    launch,
+    new,
+    predict,
+    train,
+)
 from hpcsgd.errors import ConfigError, HpcsgdError
 
-COMMANDS = (train, data, info)
+COMMANDS = (train, evaluate, predict, inspect, new, data, info, completion)
 
 
 class Parser(argparse.ArgumentParser):

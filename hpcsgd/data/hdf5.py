@@ -29,7 +29,7 @@ def _h5py() -> Any:
 
 
 class Hdf5Reader:
-    """Reads a file that `Hdf5Writer` wrote, or any with /X and /y."""
+    """Reads a file that `Hdf5Writer` wrote, or any with /X, and /y to learn from."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -47,7 +47,9 @@ class Hdf5Reader:
         return block
 
     def targets(self, rows: slice) -> Any:
-        """Targets as float64."""
+        """Targets as float64; a file without /y is good for predictions only."""
+        if "y" not in self.file:
+            raise _lacks("y", self.path, self.file)
         return self._column("y", rows)
 
     def sample_weight(self, rows: slice) -> Any:
@@ -102,12 +104,8 @@ def _check(path: Path, file: Any) -> None:
     """Refuse what cannot be learnt from, in one sentence."""
     if not file.attrs.get("finished", True):
         raise DataError(f"{path} was never finished; write it again")
-    for name in ("X", "y"):
-        if name not in file:
-            raise DataError(
-                f"{path} has no /{name}; it holds {sorted(file) or 'nothing'},"
-                " and hpcsgd reads /X (rows x columns) and /y"
-            )
+    if "X" not in file:
+        raise _lacks("X", path, file)
     X = file["X"]
     if not isinstance(X, _h5py().Dataset) or len(X.shape or ()) != 2 or 0 in X.shape:
         raise DataError(f"{path}: /X must be a dense rows x columns dataset")
@@ -120,6 +118,13 @@ def _check(path: Path, file: Any) -> None:
                 f"{path}: /{name} has shape {file[name].shape} and /X has"
                 f" {len(X)} rows; they must match"
             )
+
+
+def _lacks(name: str, path: Path, file: Any) -> DataError:
+    return DataError(
+        f"{path} has no /{name}; it holds {sorted(file) or 'nothing'},"
+        " and hpcsgd reads /X (rows x columns) and /y"
+    )
 
 
 def _check_numbers(path: Path, name: str, node: Any) -> None:

@@ -28,6 +28,8 @@ class MemoryReader:
 
     def targets(self, rows: slice) -> Any:
         """Targets as float64."""
+        if self.y is None:
+            raise DataError("no y was given; predictions alone need none")
         return self.y[rows]
 
     def sample_weight(self, rows: slice) -> Any:

@@ -47,6 +47,27 @@ def encode_targets(
     return encoded, Targets(kind, tuple(labels.tolist()))
 
 
+def encode_known(y: Array, targets: Targets, first_row: int) -> Array:
+    """y as a column by the labels that a model knows already; others are refused."""
+    fault = _fault(y, targets.kind, first_row)
+    if fault:
+        raise DataError(fault)
+    if targets.kind not in LABELLED:
+        return y.reshape(-1, 1)
+    labels = np.asarray(targets.labels)
+    place = np.minimum(np.searchsorted(labels, y), len(labels) - 1)
+    strange = np.flatnonzero(labels[place] != y)
+    if len(strange):
+        shown = ", ".join(f"{label:g}" for label in labels[:5])
+        shown += ", ..." if len(labels) > 5 else ""
+        raise DataError(
+            f"y is {y[strange[0]]:g} at row {first_row + strange[0]} and the model"
+            f" knows the labels {shown} only; drop such rows or train with them"
+        )
+    encoded = place.astype(np.float64).reshape(-1, 1)
+    return 2 * encoded - 1 if targets.kind == "signed" else encoded
+
+
 def _on_all_ranks(sentence: str) -> DataError:
     """The error every rank raises: it is said once, and nobody is left waiting."""
     error = DataError(sentence)

@@ -33,6 +33,8 @@ LAYERS = (
         "signals",
         "memory",
         "damage",
+        "prediction",
+        "assessment",
         "config",
         "api",
     ),
@@ -42,7 +44,7 @@ SIBLINGS = ("backends", "comm", "data")
 HOMES = {
     "mpi4py": ("comm/mpi.py",),
     "cupy": ("backends/cuda.py", "backends/kernels.py", "comm/nccl.py"),
-    "h5py": ("data/hdf5.py", "sealed.py"),
+    "h5py": ("data/hdf5.py", "data/writers.py", "sealed.py"),
     "sklearn": ("estimators.py",),
     "matplotlib": ("plots.py",),
     "rich": ("callbacks/progress.py", "cli/"),

@@ -137,6 +137,16 @@ def test_a_wheel_carries_assets_and_kernels(checkout, tmp_path):
     assert where == str(target / "hpcsgd" / "__init__.py")
     assert found == [str(target / "hpcsgd" / "_shared" / name) for name in ASSETS]
     assert why.startswith("compiled: ")
+    check_template(target, tmp_path)
+
+
+def check_template(target, folder):
+    """`hpcsgd new` finds its explanations in what was installed."""
+    command = [sys.executable, "-P", "-m", "hpcsgd", "new", "run.toml"]
+    environment = {**os.environ, "PYTHONPATH": str(target)}
+    subprocess.run(command, cwd=folder, env=environment, check=True, timeout=60)
+    text = (folder / "run.toml").read_text()
+    assert "larger = fewer messages" in text and "storage of A" in text
 
 
 def test_a_wheel_without_a_compiler_still_works(checkout, tmp_path):

@@ -30,6 +30,12 @@ def hpcsgd(tmp_path):
     return run
 
 
+@pytest.fixture
+def command(hpcsgd):
+    """`hpcsgd ...` by another name, for files that import the package too."""
+    return hpcsgd
+
+
 @pytest.fixture(scope="session")
 def susy(tmp_path_factory):
     """A small SUSY-shaped file."""

@@ -54,7 +54,6 @@ def test_files_that_are_none(tmp_path):
     [
         ({"Z": X, "labels": X[:, 0]}, ["no /X", "['Z', 'labels']"]),
         ({}, ["no /X", "nothing"]),
-        ({"X": X}, ["no /y", "['X']"]),
         ({"X": None, "y": X[:, 0]}, ["/X", "dense"]),
         ({"X": X[:, 0], "y": X[:, 0]}, ["/X", "dense"]),
         ({"X": 3.0, "y": X[:, 0]}, ["/X", "dense"]),
@@ -71,6 +70,14 @@ def test_files_that_are_none(tmp_path):
 )
 def test_contents_that_do_not_suit(tmp_path, content, words):
     refuse(write(tmp_path / "a.h5", **content), *words)
+
+
+def test_a_file_without_targets_opens_and_has_none_to_give(tmp_path):
+    """Predictions need no y; whoever asks for it is told."""
+    reader = Hdf5Reader(write(tmp_path / "a.h5", X=X))
+    np.testing.assert_array_equal(reader.read(slice(0, 8), slice(0, X.shape[1])), X)
+    with pytest.raises(DataError, match=r"a\.h5 has no /y; it holds \['X'\]"):
+        reader.targets(slice(0, 8))
 
 
 def test_a_foreign_file_is_fine(tmp_path):

@@ -1,0 +1,212 @@
+"""`hpcsgd inspect`: what a run folder or a model is, in a few lines."""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcsgd.config import RunConfig, read_toml
+from hpcsgd.errors import DataError
+from hpcsgd.result import Result, finite, load_result
+from hpcsgd.run_folder import FILES
+
+LARGEST = 10  # weights shown
+HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+Facts = dict[str, Any]
+
+
+def add_parser(commands: Any) -> None:
+    """Add `inspect` to the commands."""
+    parser = commands.add_parser(
+        "inspect",
+        help="say what a run folder or a model is",
+        description="Status, loss, weights, settings and origin of what training left.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("path", metavar="RUN|MODEL", help="run folder or result.h5")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, argv: list[str]) -> int:
+    """Print the facts of whatever it is."""
+    facts = describe(Path(arguments.path))
+    if arguments.json:
+        print(json.dumps(finite(facts), indent=2, allow_nan=False))
+    else:
+        for key, value in facts.items():
+            print(f"{key:13s} {_text(value)}")
+    return 0
+
+
+def describe(path: Path) -> Facts:
+    """The facts of `path` by the first kind that knows it."""
+    if not path.exists():
+        raise DataError(f"{path} does not exist; name a run folder or its result.h5")
+    for kind, (recognise, facts_of) in KINDS.items():
+        if recognise(path):
+            return {"kind": kind, "path": str(path), **facts_of(path)}
+    known = " nor a ".join(KINDS)
+    raise DataError(f"{path} is neither a {known}; name what training has written")
+
+
+def is_run(path: Path) -> bool:
+    """A folder that holds any file of a run."""
+    return path.is_dir() and any((path / name).exists() for name in FILES)
+
+
+def run_facts(path: Path) -> Facts:
+    """The model, and whether the parts of the folder belong together."""
+    if not (path / "result.h5").exists():
+        return _unfinished(path)
+    result = load_result(path)
+    return {**result_facts(result), "parts": agreement(path, result)}
+
+
+def is_model(path: Path) -> bool:
+    """An HDF5 file; whether it is a result, reading it will say."""
+    if not path.is_file():
+        return False
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(HDF5_SIGNATURE)) == HDF5_SIGNATURE
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read ({error.strerror}); change its permissions"
+        ) from error
+
+
+def model_facts(path: Path) -> Facts:
+    """The model alone."""
+    return result_facts(load_result(path))
+
+
+# kind -> (does it know the path, what it says of it), asked in this order
+KINDS: dict[str, tuple[Callable[[Path], bool], Callable[[Path], Facts]]] = {
+    "run folder": (is_run, run_facts),
+    "model file": (is_model, model_facts),
+}
+
+
+def _unfinished(path: Path) -> Facts:
+    """What a run that has not ended, or was cut off, has said so far."""
+    facts: Facts = {"status": "unfinished: there is no result.h5"}
+    if (path / "resolved.toml").exists():
+        facts["settings"] = changed(read_toml(path / "resolved.toml"))
+    history = path / "history.jsonl"
+    if history.exists():
+        facts["evaluated"] = _last_record(history.read_text().splitlines())
+    return facts
+
+
+def _last_record(lines: list[str]) -> Any:
+    """The last whole line of a history; the very last may be cut off."""
+    for line in reversed(lines):
+        try:
+            return json.loads(line)
+        except json.JSONDecodeError:
+            continue
+    return "nothing yet"
+
+
+def result_facts(result: Result) -> Facts:
+    """Everything about a model but the folder it lies in."""
+    report = result.report
+    return {
+        "status": result.status.value,
+        "loss": result.loss,
+        "family": result.config["problem"]["family"],
+        "rows": report["rows"],
+        "columns": report["columns"],
+        "classes": report["labels"],
+        "steps": f"{result.iterations} in {result.exchanges} exchanges",
+        "ran": f"{report['products']} on {report['ranks']} rank(s),"
+        f" {report['transport']}",
+        **weight_facts(result),
+        "settings": changed(result.config),
+        "ledger": {k: v for k, v in result.ledger.items() if v["calls"]},
+        "source": source_facts(report["source"]),
+        "versions": report["versions"],
+    }
+
+
+def weight_facts(result: Result) -> Facts:
+    """Norm, intercept and the largest of the weights."""
+    weights = np.asarray(result.weights, dtype=np.float64)
+    intercept = result.intercept
+    return {
+        "dtype": str(result.weights.dtype),
+        "norm": float(np.linalg.norm(weights)),
+        "zeros": int(np.count_nonzero(weights == 0)),
+        "intercept": None if intercept is None else np.asarray(intercept).tolist(),
+        "largest": largest(weights, result.report["labels"]),
+        "sha256": result.weights_sha256,
+    }
+
+
+def largest(weights: Any, labels: list[float]) -> list[Facts]:
+    """The weights of largest magnitude, first the largest; ties by their column."""
+    flat = np.abs(weights).reshape(-1)
+    order = np.argsort(-flat, kind="stable")[:LARGEST]
+    found = []
+    for place in order:
+        column, *one_class = (int(i) for i in np.unravel_index(place, weights.shape))
+        label = {"class": labels[one_class[0]]} if one_class else {}
+        value = float(weights.reshape(-1)[place])
+        found.append({"column": column, **label, "weight": value})
+    return found
+
+
+def changed(config: dict[str, dict[str, Any]]) -> Facts:
+    """The settings that are not the defaults."""
+    defaults = RunConfig().tables()
+    return {
+        f"{section}.{key}": value
+        for section, table in config.items()
+        for key, value in table.items()
+        if defaults.get(section, {}).get(key) != value
+    }
+
+
+def source_facts(source: Facts) -> Facts:
+    """Where the rows came from, and whether that is still there."""
+    if "path" not in source:
+        return source
+    return {**source, "found": Path(str(source["path"])).exists()}
+
+
+def agreement(folder: Path, result: Result) -> str:
+    """Whether result.json and resolved.toml speak of the model in result.h5."""
+    try:
+        said = json.loads((folder / "result.json").read_text())["weights_sha256"]
+    except FileNotFoundError:
+        return "result.json is missing"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "result.json cannot be read"
+    if said != result.weights_sha256:
+        return "result.json is of another model than result.h5"
+    if not (folder / "resolved.toml").exists():
+        return "resolved.toml is missing"
+    if RunConfig.parse(read_toml(folder / "resolved.toml")).tables() != result.config:
+        return "resolved.toml is of another run than result.h5"
+    return "agree"
+
+
+def _text(value: Any) -> str:
+    """A fact on one line."""
+    if isinstance(value, dict) and "weight" in value:
+        *place, weight = value.values()
+        return f"[{', '.join(_text(v) for v in place)}] {weight:.6g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {_text(v)}" for k, v in value.items()) or "none"
+    if isinstance(value, list):
+        ends = "  " if value and isinstance(value[0], dict) else " "
+        return ends.join(_text(v) for v in value) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.8g}"
+    return "none" if value is None else str(value)

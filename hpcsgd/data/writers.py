@@ -1,0 +1,204 @@
+"""Columns of numbers written row block by row block: .npy, .csv and .h5.
+
+A file takes its name only when it is complete; until then it is a hidden `.part`
+beside it, which an exception removes.
+"""
+
+import os
+import shutil
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.errors import ConfigError, DataError, MissingPackage
+
+Array = NDArray[Any]
+CSV_BYTES = 25  # of the longest float64 as text, with what separates it
+
+
+class ColumnWriter(ABC):
+    """Writes float64 rows in order; one column is a vector, more are a matrix."""
+
+    value_bytes = 8  # at most, of one value on disk
+
+    def __init__(
+        self, path: Path, rows: int, names: list[str], attributes: dict[str, Any]
+    ) -> None:
+        self.path, self.rows, self.names = path, rows, names
+        self.attributes = attributes
+        self.done = 0
+        self.temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+        self.shape = (rows,) if len(names) == 1 else (rows, len(names))
+        if path.is_dir():
+            raise ConfigError(f"cannot write {path}: it is a folder; name a file")
+        self._check_room()
+        try:
+            self._open()
+        except OSError as error:
+            self.abandon()
+            raise ConfigError(
+                f"cannot write {path}: its folder is missing, full or not writable;"
+                " choose another one"
+            ) from error
+
+    def append(self, values: Array) -> None:
+        """The next rows."""
+        stop = self.done + len(values)
+        if stop > self.rows or values.shape[1:] != self.shape[1:]:
+            raise DataError(
+                f"{self.path}: rows {self.done} to {stop} of shape {values.shape} do"
+                f" not fit {self.shape}; give the sizes of the data"
+            )
+        try:
+            self._write(values, slice(self.done, stop))
+        except (OSError, RuntimeError) as error:
+            raise self._unwritten(error) from error
+        self.done = stop
+
+    def finish(self) -> None:
+        """Give the complete file its name."""
+        if self.done != self.rows:
+            raise DataError(
+                f"{self.path}: {self.done} of {self.rows} rows were written;"
+                " nothing was kept"
+            )
+        try:
+            self._close()
+            with open(self.temporary, "rb") as written:
+                os.fsync(written.fileno())
+            os.replace(self.temporary, self.path)
+        except (OSError, RuntimeError) as error:  # h5py's close raises either
+            raise self._unwritten(error) from error
+
+    def abandon(self) -> None:
+        """Leave nothing behind."""
+        # A full disk makes close fail too; the file goes away all the same.
+        with suppress(OSError, RuntimeError, AttributeError):
+            self._close()
+        with suppress(OSError):
+            self.temporary.unlink(missing_ok=True)
+
+    def __enter__(self) -> "ColumnWriter":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                self.finish()
+        finally:
+            self.abandon()
+
+    def _check_room(self) -> None:
+        # HDF5 takes the interpreter down with it when a disk fills under an open file.
+        folder = self.path.parent
+        if not folder.is_dir():
+            return
+        need = self.rows * len(self.names) * self.value_bytes
+        free = shutil.disk_usage(folder).free
+        if need > free:
+            raise ConfigError(
+                f"cannot write {self.path}: it needs {need / 2**20:.1f} MiB and its"
+                f" folder has {free / 2**20:.1f} MiB free; choose another folder"
+            )
+
+    def _unwritten(self, error: Exception) -> DataError:
+        number = getattr(error, "errno", None)
+        reason = os.strerror(number) if number else str(error).split("(")[0].strip()
+        return DataError(
+            f"{self.path} cannot be written ({reason}); make room or choose another"
+            " folder, nothing was kept"
+        )
+
+    @abstractmethod
+    def _open(self) -> None: ...
+
+    @abstractmethod
+    def _write(self, values: Array, rows: slice) -> None: ...
+
+    @abstractmethod
+    def _close(self) -> None: ...
+
+
+class NpyWriter(ColumnWriter):
+    """What `numpy.load` reads, also memory-mapped."""
+
+    def _open(self) -> None:
+        self.file = open(self.temporary, "wb")  # noqa: SIM115 (closed by _close)
+        header = {"descr": "<f8", "fortran_order": False, "shape": self.shape}
+        np.lib.format.write_array_header_1_0(self.file, header)
+
+    def _write(self, values: Array, rows: slice) -> None:
+        self.file.write(np.ascontiguousarray(values, dtype="<f8").data)
+
+    def _close(self) -> None:
+        self.file.close()
+
+
+class CsvWriter(ColumnWriter):
+    """A line of names, then a line a row; every float64 reads back as it was."""
+
+    value_bytes = CSV_BYTES
+
+    def _open(self) -> None:
+        self.file = open(self.temporary, "w", encoding="ascii")  # noqa: SIM115
+        self.file.write(",".join(self.names) + "\n")
+
+    def _write(self, values: Array, rows: slice) -> None:
+        for row in values.reshape(len(values), -1).tolist():
+            # The shortest text that is this number; whole ones without a fraction.
+            self.file.write(",".join(repr(v).removesuffix(".0") for v in row) + "\n")
+
+    def _close(self) -> None:
+        self.file.close()
+
+
+class Hdf5Writer(ColumnWriter):
+    """/prediction, with what it is as attributes of the file."""
+
+    def _open(self) -> None:
+        try:
+            import h5py
+        except ImportError as missing:
+            raise MissingPackage(
+                "HDF5 files need h5py; install it with: pip install h5py"
+            ) from missing
+        self.file = h5py.File(self.temporary, "w")
+        self.file.attrs.update(format="hpcsgd-prediction", format_version=1)
+        self.file.attrs.update(columns=self.names, **self.attributes)
+        self.file.create_dataset("prediction", self.shape, dtype=np.float64)
+
+    def _write(self, values: Array, rows: slice) -> None:
+        self.file["prediction"][rows] = values
+
+    def _close(self) -> None:
+        self.file.close()
+
+
+WRITERS: dict[str, type[ColumnWriter]] = {
+    ".npy": NpyWriter,
+    ".csv": CsvWriter,
+    ".h5": Hdf5Writer,
+}
+
+
+def open_writer(
+    path: Path, rows: int, names: list[str], attributes: dict[str, Any] | None = None
+) -> ColumnWriter:
+    """The writer that suits a file's ending."""
+    kind = WRITERS.get(path.suffix.lower())
+    if kind is None:
+        *most, last = WRITERS
+        raise ConfigError(
+            f"cannot write {path}: the ending says how; use {', '.join(most)} or {last}"
+        )
+    return kind(path, rows, names, attributes or {})

@@ -1,0 +1,114 @@
+"""Completion scripts: bash by running its function, the others by their syntax."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from hpcsgd.cli.completion import places
+from hpcsgd.cli.parser import COMMANDS, make_parser
+from hpcsgd.cli.shells import SHELLS
+from hpcsgd.families import FAMILIES
+from tests.cli.test_bad_input import refuse
+
+ASK = """
+source ./completion.bash
+COMP_WORDS=("$@")
+COMP_CWORD=$(($# - 1))
+_hpcsgd
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.fixture
+def offered(tmp_path):
+    """What bash offers for the last of these words."""
+    text = SHELLS["bash"](list(places(make_parser())))
+    (tmp_path / "completion.bash").write_text(text)
+
+    def ask(*words):
+        done = subprocess.run(
+            ["bash", "--norc", "-c", ASK, "bash", "hpcsgd", *words],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        assert done.returncode == 0 and done.stderr == "", done.stderr
+        return set(filter(None, done.stdout.splitlines()))
+
+    return ask
+
+
+def test_commands(offered):
+    names = {command.__name__.split(".")[-1] for command in COMMANDS}
+    assert offered("") == names
+    assert offered("tr") == {"train"}
+    assert offered("data", "") == {"synth"}
+    assert offered("--v") == {"--version"}
+
+
+def test_flags_are_those_of_the_command(offered):
+    assert offered("train", "--rate") == {"--rate", "--rate-kind"}
+    assert offered("predict", "--") == {"--help", "--out", "--what", "--json"}
+    assert offered("data", "synth", "--s") == {"--shape", "--seed"}
+    assert "--family" not in offered("evaluate", "--")
+
+
+def test_choices(offered):
+    assert offered("train", "--family", "") == set(FAMILIES)
+    assert offered("train", "--batch", "8", "--family", "pro") == {"probit"}
+    assert offered("train", "--family", "=", "so") == {"softmax"}
+    assert offered("train", "--family", "=") == set(FAMILIES)
+    assert offered("completion", "") == {"bash", "zsh", "fish"}
+    assert offered("train", "--batch", "") == set()
+
+
+def test_files_by_their_endings(offered, tmp_path):
+    for name in ("a b.h5", "c.hdf5", "d.toml", "e.npy", "f.csv", "g.txt"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "folder").mkdir()
+    assert offered("train", "--data", "") == {"a b.h5", "c.hdf5", "folder"}
+    assert offered("train", "") == {"d.toml", "folder"}
+    assert offered("train", "--epochs", "3", "d") == {"d.toml"}
+    assert offered("train", "--out", "") == {"folder"}
+    assert offered("predict", "folder", "") == {"a b.h5", "c.hdf5", "folder"}
+    assert offered("predict", "--what", "mean", "") == {"a b.h5", "folder"}
+    assert offered("predict", "--what", "=", "mean", "") == {"a b.h5", "folder"}
+    wanted = {"a b.h5", "e.npy", "f.csv", "folder"}
+    assert offered("predict", "folder", "c.hdf5", "--out", "") == wanted
+    assert offered("new", "") == {"d.toml", "folder"}
+
+
+def test_a_second_positional_is_no_third(offered):
+    assert offered("predict", "run", "d.h5", "") == offered("predict", "--")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_every_flag_of_every_command_is_known(shell):
+    everything = list(places(make_parser()))
+    text = SHELLS[shell](everything)
+    assert {place.path for place in everything} >= {(), ("train",), ("data", "synth")}
+    for place in everything:
+        for flag in place.flags:
+            known = f"-l {flag.name[2:]} " if shell == "fish" else flag.name
+            assert known in text, flag
+
+
+@pytest.mark.parametrize(
+    "shell, check", [("bash", "-n"), ("zsh", "-n"), ("fish", "-n")]
+)
+def test_the_script_is_one_of_its_shell(command, tmp_path, shell, check):
+    done = command("completion", shell)
+    assert done.returncode == 0 and done.stderr == ""
+    if shutil.which(shell) is None:
+        pytest.skip(f"there is no {shell} here")
+    (tmp_path / "script").write_text(done.stdout)
+    read = subprocess.run(
+        [shell, check, "script"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert read.returncode == 0, read.stderr
+
+
+def test_another_shell_is_refused(command):
+    refuse(command("completion", "tcsh"), 2, "tcsh", "bash")

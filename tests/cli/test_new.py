@@ -1,0 +1,128 @@
+"""`hpcsgd new`: the file says everything, and changes nothing."""
+
+import tomllib
+from dataclasses import asdict
+
+import pytest
+
+from hpcsgd.agreement import AGREEMENTS
+from hpcsgd.cli.template import comments, template
+from hpcsgd.cli.train import configuration
+from hpcsgd.config import RunConfig, read_toml
+from hpcsgd.data.sampling import MODES
+from hpcsgd.families import FAMILIES
+from hpcsgd.precision import RECIPES
+from hpcsgd.products import PRODUCTS
+from hpcsgd.rates import RATES
+from hpcsgd.schedule import Schedule
+from hpcsgd.updates import UPDATES
+from tests.cli.conftest import only_json
+from tests.cli.test_bad_input import refuse
+
+
+def test_the_unchanged_file_is_the_defaults(command, tmp_path):
+    done = command("new", "run.toml")
+    assert done.returncode == 0 and "run.toml" in done.stdout
+    assert RunConfig.parse(read_toml(tmp_path / "run.toml")) == RunConfig()
+
+
+def test_training_takes_it_as_the_defaults(tmp_path):
+    from hpcsgd.cli.parser import make_parser
+
+    (tmp_path / "run.toml").write_text(template())
+    arguments = make_parser().parse_args(["train", str(tmp_path / "run.toml")])
+    assert configuration(arguments) == RunConfig()
+
+
+def test_it_trains(command, susy):
+    command("new", "run.toml")
+    with_file = only_json(command("train", "run.toml", "--data", susy, "--json"))
+    without = only_json(command("train", "--data", susy, "--json"))
+    assert with_file["weights_sha256"] == without["weights_sha256"]
+    assert with_file["config"] == without["config"]
+
+
+def test_every_key_is_there_and_optional_ones_are_commented_out():
+    for section, table in asdict(RunConfig()).items():
+        for key, value in table.items():
+            start = f'\n# {key} = ""' if value is None else f"\n{key} = "
+            assert start in body(section), (section, key)
+
+
+def body(section):
+    """A section of the file without its head and without the sections below it."""
+    return "\n" + template().split(f"\n[{section}]\n")[1].split("\n[")[0]
+
+
+def test_optional_keys_can_be_switched_on():
+    """Every commented key stands where taking the # away is right."""
+    lines = [
+        line.removeprefix("# ") if line.startswith("# ") and ' = ""' in line else line
+        for line in template().splitlines()
+    ]
+    tables = tomllib.loads("\n".join(lines))
+    assert {k: set(v) for k, v in tables.items()} == {
+        k: set(v) for k, v in asdict(RunConfig()).items()
+    }
+    RunConfig.parse(tables)
+
+
+@pytest.mark.parametrize(
+    "section, key, names",
+    [
+        ("problem", "family", FAMILIES),
+        ("products", "kind", PRODUCTS),
+        ("agreement", "kind", AGREEMENTS),
+        ("update", "kind", UPDATES),
+        ("rate", "kind", RATES),
+        ("sampling", "mode", MODES),
+        ("precision", "recipe", RECIPES),
+    ],
+)
+def test_choices_are_listed(section, key, names):
+    said = remarks(section, key)
+    for name in names:
+        assert name in said, (section, key, name)
+
+
+def remarks(section, key):
+    """The comments above a key and beside it."""
+    lines = body(section).splitlines()
+    place = next(i for i, line in enumerate(lines) if line.startswith(f"{key} = "))
+    above = place
+    while above and lines[above - 1].startswith("#"):
+        above -= 1
+    return " ".join(lines[above : place + 1])
+
+
+def test_comments_come_from_the_source():
+    assert comments(Schedule)["steps"].startswith("larger = fewer messages")
+    text = template()
+    assert "# Batch b of one replica" in text
+    assert "storage of A" in text.split("[precision]")[1]
+    assert all(len(line) <= 88 for line in text.splitlines())
+
+
+def test_without_source_the_values_remain(monkeypatch):
+    def no_source(kind):
+        raise OSError
+
+    monkeypatch.setattr("hpcsgd.cli.template.inspect.getsource", no_source)
+    assert RunConfig.parse(tomllib.loads(template())) == RunConfig()
+    assert comments(Schedule) == {}
+
+
+def test_it_does_not_overwrite_unless_told(command, tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("mine")
+    refuse(command("new", "run.toml"), 2, "exists", "--force")
+    assert file.read_text() == "mine"
+    assert command("new", "run.toml", "--force").returncode == 0
+    assert file.read_text() == template()
+
+
+def test_places_that_cannot_be_written(command, tmp_path):
+    (tmp_path / "folder").mkdir()
+    refuse(command("new", "folder"), 2, "is a folder")
+    refuse(command("new", "no/run.toml"), 2, "no/run.toml")
+    refuse(command("new"), 2, "run.toml", "--help")

@@ -1,5 +1,6 @@
 """Train from Python: one call, on the ranks that the program was started with."""
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from hpcsgd.assembly.live import Live
 from hpcsgd.build import build
 from hpcsgd.callbacks import Callback, History
 from hpcsgd.comm import open_world
@@ -19,6 +21,10 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.report import report
 from hpcsgd.result import Result
 from hpcsgd.run_folder import RunFolder
+from hpcsgd.timing import Clock
+
+log = logging.getLogger(__name__)
+ONCE = {"on_all_ranks": True}  # all ranks would say it alike
 
 
 def train(
@@ -57,7 +63,7 @@ def train(
     >>> result.weights.shape
     (3,)
     """
-    began = time.perf_counter()
+    began, setup = time.perf_counter(), Clock()
     if not isinstance(config, RunConfig):
         config = RunConfig.parse(config or {})
     reader = _reader(config, X, y, sample_weight, offset)
@@ -65,7 +71,7 @@ def train(
     comm = world if world is not None else open_world(config.run.comm)
     comm.reproducible = comm.reproducible or config.run.reproducible
     result = _leaving_together(
-        comm, lambda: _train(config, comm, reader, callbacks or [], began)
+        comm, lambda: _train(config, comm, reader, callbacks or [], began, setup)
     )
     # Not after an error: others may still be in a sum, and closing waits for them.
     if opened:
@@ -91,20 +97,37 @@ def _train(
     reader: Callable[[], RowReader],
     callbacks: list[Callback],
     began: float,
+    setup: Clock,
 ) -> Result:
     folder = RunFolder(config.run.out if world.rank == 0 else None)
     history = History()
-    live = build(config, world, reader, [history, *callbacks])
+    live = build(config, world, reader, [history, *callbacks], setup)
     world.together(lambda: folder.begin(config))
     history.path = folder.history
+    log.info(*_chosen(live), extra=ONCE)
     live.warm_up()
     world.max_flag(0)
-    setup = time.perf_counter() - began
+    setup.lap("warm_up")
+    log.debug("set-up: %s", setup)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         state, status = live.engine.run(live.state, live.feed.groups())
-    result = report(live, state, status, history.records, began, setup)
+    log.debug("training: %s", live.task.clock)
+    result = report(live, state, status, history.records, began, setup.seconds)
     world.together(lambda: folder.finish(result))
     return result
+
+
+def _chosen(live: Live) -> tuple[Any, ...]:
+    """What runs, for the log: a format and its values."""
+    config, grid, shard = live.config, live.grid, live.loaded.shard
+    return (
+        "%d x %d on %d rank(s) as %d x %d, %s: %s by %s%s, batch %d, steps %d, %s",
+        *(shard.total_rows, shard.total_columns, grid.world.size),
+        *(grid.replicas.size, grid.members.size, grid.world.transport),
+        *(config.problem.family, live.product_name),
+        " with look-ahead" if live.look_ahead else "",
+        *(config.schedule.batch, config.schedule.steps, config.precision.recipe),
+    )
 
 
 def _reader(

@@ -14,6 +14,7 @@ from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
 from hpcsgd.data.readers import RowReader
 from hpcsgd.load import load
+from hpcsgd.timing import Clock
 
 
 def build(
@@ -21,9 +22,14 @@ def build(
     world: Communicator,
     reader: Callable[[], RowReader],
     callbacks: list[Callback],
+    setup: Clock,
 ) -> Live:
     """Everything a run needs; errors are raised on all ranks alike."""
     words = world.together(lambda: resolve(config, world))
     grid = Grid(words.world, config.grid.replicas, words.members)
+    setup.lap("open")
     loaded = load(grid, reader, words.family, words.backend, words.precision)
-    return world.together(lambda: assemble(config, words, grid, loaded, callbacks))
+    setup.lap("read")
+    live = world.together(lambda: assemble(config, words, grid, loaded, callbacks))
+    setup.lap("build")
+    return live

@@ -92,6 +92,7 @@ class RunSection:
     check_members: int = 0  # exchanges between comparisons of members; 0 = never
     check_every: int = 64  # exchanges between looks at non-finite weights and stops
     evaluate_every: int = 1  # epochs between full losses; 0 = only at the two ends
+    profile: bool = False  # report where the time went, on all ranks
 
     def __post_init__(self) -> None:
         for name, least in (("check_members", 0), ("check_every", 1)):

@@ -1,5 +1,6 @@
 """From a reader to the shard of this rank, checked on all ranks together."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from hpcsgd.families.base import Family
 from hpcsgd.precision import Precision, get_format
 
 Array = NDArray[Any]
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,10 @@ def load(
     )
     offsets = world.together(lambda: _column(reader.offset(rows), rows, "offset"))
     matrix = world.together(lambda: load_block(reader, rows, columns, backend.store))
+    log.debug(
+        *("read rows %d to %d, columns %d to %d", rows.start, rows.stop),
+        *(columns.start, columns.stop),
+    )
     inner = get_format(precision.inner).dtype
     shard = Shard(
         matrix=matrix,

@@ -4,6 +4,7 @@ import platform
 import resource
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import hpcsgd
 from hpcsgd.assembly.live import Live
 from hpcsgd.data.partition import split_range
 from hpcsgd.products.base import Array, State
+from hpcsgd.profiling import profile
 from hpcsgd.result import Result, Status
 
 
@@ -21,7 +23,7 @@ def report(
     status: Status,
     history: list[dict[str, Any]],
     began: float,
-    setup: float,
+    setup: Mapping[str, float],
 ) -> Result:
     """Gather the weights and everything measured; every rank gets the same model."""
     columns = live.task.columns
@@ -56,7 +58,9 @@ def _whole_weights(live: Live, state: State) -> Array:
     return out.reshape(total, columns)
 
 
-def _facts(live: Live, columns: int, began: float, setup: float) -> dict[str, Any]:
+def _facts(
+    live: Live, columns: int, began: float, setup: Mapping[str, float]
+) -> dict[str, Any]:
     config, view, clock = live.config, live.engine.view, live.task.clock
     grid, batch = live.grid, live.config.schedule.batch
     evaluate = clock.seconds.get("evaluate", 0.0)
@@ -81,7 +85,7 @@ def _facts(live: Live, columns: int, began: float, setup: float) -> dict[str, An
         "clipped_scores": live.engine.evaluation.clipped,
         "mended_members": live.engine.guard.mended,
         "seconds_total": view.seconds,
-        "seconds_setup": setup,
+        "seconds_setup": sum(setup.values()),
         "seconds_evaluate": evaluate,
         "seconds_wall": time.perf_counter() - began,
         "seconds_by_phase": phases,
@@ -90,6 +94,7 @@ def _facts(live: Live, columns: int, began: float, setup: float) -> dict[str, An
         "transport": grid.world.transport,
         "source": live.loaded.source,
         "versions": _versions(),
+        **({"profile": profile(live, setup)} if config.run.profile else {}),
     }
 
 

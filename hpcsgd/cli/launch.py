@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hpcsgd.callbacks.progress import TERMINAL
 from hpcsgd.cli import THREAD_SETTINGS
-from hpcsgd.comm import EXPECTED, is_launched
+from hpcsgd.comm import EXPECTED, is_launched, launched_size
 from hpcsgd.errors import ConfigError
 
 RANK_NAMES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
@@ -22,6 +22,11 @@ def launcher_rank() -> int | None:
     return None
 
 
+def launcher_size() -> int:
+    """How many processes a launcher started; 1 without one."""
+    return launched_size(os.environ) or 1 if is_launched(os.environ) else 1
+
+
 def speaks() -> bool:
     """True on the one rank whose words reach the user."""
     return launcher_rank() in (None, 0)
@@ -30,7 +35,9 @@ def speaks() -> bool:
 def relaunch(ranks: int, argv: list[str]) -> int:
     """Run `python -m hpcsgd argv` on `ranks` ranks; its exit code."""
     if ranks < 1:
-        raise ConfigError(f"--ranks {ranks}: at least 1 rank is needed")
+        raise ConfigError(
+            f"--ranks {ranks}: at least 1 rank is needed, for example --ranks 2"
+        )
     command = [*mpiexec(), "-n", str(ranks), sys.executable, "-m", "hpcsgd", *argv]
     process = subprocess.Popen(command, env=_environment(ranks))
     try:

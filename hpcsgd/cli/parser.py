@@ -1,13 +1,12 @@
 """The commands' parsers, and what happens to their errors."""
 
 import argparse
-import logging
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 import hpcsgd
-from hpcsgd.cli import data, info, launch, train
+from hpcsgd.cli import data, info, launch, logs, train
 from hpcsgd.errors import ConfigError, HpcsgdError
 
 COMMANDS = (train, data, info)
@@ -39,9 +38,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 def run(argv: Sequence[str]) -> int:
     """Parse, run, and turn what is wrong into one sentence and an exit code."""
-    logging.basicConfig(format="hpcsgd: %(levelname)s: %(message)s", stream=sys.stderr)
     try:
         arguments = make_parser().parse_args(argv)
+        logs.set_up(arguments)
         code: int = arguments.run(arguments, list(argv))
         return code
     except HpcsgdError as error:

@@ -2,15 +2,20 @@
 
 import argparse
 import sys
+from collections.abc import Mapping
 from typing import Any
 
+from hpcsgd.advice import in_short
 from hpcsgd.agreement import AGREEMENTS
-from hpcsgd.cli import launch
+from hpcsgd.callbacks.base import Callback
+from hpcsgd.cli import launch, logs
+from hpcsgd.cli.profile import show_profile
+from hpcsgd.cli.ranks import on_all_ranks
+from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.delayed import NETWORKS
 from hpcsgd.comm.grid import parse_grid
 from hpcsgd.config import RunConfig, apply_settings, read_toml
 from hpcsgd.data.sampling import MODES
-from hpcsgd.errors import HpcsgdError
 from hpcsgd.families import FAMILIES
 from hpcsgd.precision import RECIPES
 from hpcsgd.products import PRODUCTS
@@ -71,6 +76,7 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 SWITCHES = (
     ("--intercept", "problem.intercept", "learn an intercept (never penalised)"),
     ("--reproducible", "run.reproducible", "every member holds the same bits"),
+    ("--profile", "run.profile", "say where the time went, on all ranks"),
 )
 
 
@@ -82,6 +88,14 @@ def add_parser(commands: Any) -> None:
         description="Train a generalized linear model; flags override the TOML file.",
         allow_abbrev=False,
     )
+    add_settings(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    add_progress(parser)
+    parser.set_defaults(run=run)
+
+
+def add_settings(parser: Any) -> None:
+    """The file, the flags and --set: what every command that trains understands."""
     parser.add_argument("config", nargs="?", metavar="run.toml", help="configuration")
     for flag, setting, options in FLAGS:
         parser.add_argument(
@@ -96,7 +110,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="sets"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def add_progress(parser: Any) -> None:
+    """How much is said while it runs."""
     parser.add_argument(
         "--progress",
         type=float,
@@ -104,7 +121,7 @@ def add_parser(commands: Any) -> None:
         metavar="SECONDS",
         help="between progress lines when the output is no terminal; 0 = none",
     )
-    parser.set_defaults(run=run)
+    logs.add_volume(parser)
 
 
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
@@ -118,40 +135,55 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
 def configuration(arguments: argparse.Namespace) -> RunConfig:
     """The TOML file, then --set, then the flags."""
     tables = read_toml(arguments.config) if arguments.config else {}
-    tables = apply_settings(tables, arguments.sets)
+    return RunConfig.parse(overlaid(tables, arguments))
+
+
+def overlaid(
+    tables: Mapping[str, Mapping[str, Any]], arguments: argparse.Namespace
+) -> dict[str, dict[str, Any]]:
+    """`tables` with --set over them and the flags over both."""
+    merged = apply_settings(tables, arguments.sets)
     asked = [name for _, name, _ in FLAGS] + [name for _, name, _ in SWITCHES]
     for setting in asked:
         value = getattr(arguments, setting)
         if value is not None:
             section, key = setting.split(".")
-            tables.setdefault(section, {})[key] = value
+            merged.setdefault(section, {})[key] = value
     if arguments.grid:
         replicas, members = parse_grid(arguments.grid)
-        tables["grid"] = {"replicas": replicas, "members": members}
-    return RunConfig.parse(tables)
+        merged["grid"] = {"replicas": replicas, "members": members}
+    return merged
 
 
 def _train(config: RunConfig, arguments: argparse.Namespace) -> int:
     from hpcsgd.api import train
-    from hpcsgd.callbacks.progress import make_progress
-    from hpcsgd.comm import open_world
 
-    world = open_world(config.run.comm)
-    callbacks = make_progress(arguments.progress) if world.rank == 0 else []
-    try:
-        result = train(config, world=world, callbacks=callbacks)
-    except HpcsgdError as error:
-        if world.size > 1 and not error.on_all_ranks:
-            # Only this rank knows; the others wait in a collective.
-            print(f"hpcsgd: rank {world.rank}: error: {error}", file=sys.stderr)
-            world.abort(error.exit_code)
-        raise
-    if world.rank == 0:
-        print(result.json() if arguments.json else summary(result), flush=True)
-        if result.status is Status.DIVERGED:
-            print(f"hpcsgd: diverged: {result.status.advice}", file=sys.stderr)
-    world.close()
-    return 1 if result.status is Status.DIVERGED else 0
+    def action(world: Communicator) -> Result:
+        callbacks = progress(arguments) if world.rank == 0 else []
+        return train(config, world=world, callbacks=callbacks)
+
+    return on_all_ranks(
+        config.run.comm,
+        action,
+        show=lambda result: _show(result, arguments),
+        failed=lambda result: result.status is Status.DIVERGED,
+    )
+
+
+def progress(arguments: argparse.Namespace) -> list[Callback]:
+    """What rank 0 shows while it runs."""
+    from hpcsgd.callbacks.progress import make_progress
+
+    return [] if arguments.quiet else make_progress(arguments.progress)
+
+
+def _show(result: Result, arguments: argparse.Namespace) -> None:
+    """Print the result, and what its profile and its ending say."""
+    print(result.json() if arguments.json else summary(result), flush=True)
+    if "profile" in result.report:
+        show_profile(result.report)
+    if result.status is Status.DIVERGED:
+        print(f"hpcsgd: diverged: {result.status.advice}", file=sys.stderr)
 
 
 def summary(result: Result) -> str:
@@ -173,5 +205,6 @@ def summary(result: Result) -> str:
         f" {report['seconds_evaluate']:.3f} evaluating"
         f"   ({report['rows_per_second']:.4g} rows/s)",
         f"weights       sha256 {result.weights_sha256[:16]}…",
+        *(f"{title:13s} {line}" for title, line in in_short(result).items()),
     ]
     return "\n".join(lines)

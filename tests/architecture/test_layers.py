@@ -22,6 +22,8 @@ LAYERS = (
         "callbacks",
         "result",
         "report",
+        "profiling",
+        "advice",
         "run_folder",
         "config",
         "api",

@@ -6,6 +6,8 @@ from typing import Any
 from hpcsgd.result import Result, Status
 
 FLAT = 1e-4  # relative change of the loss in an epoch that nobody would wait for
+WORTH_TRYING = 0.05  # share of the training time that an estimate has to promise
+PLAIN_NETWORK = 1.25e9  # bytes per second of a link, where more was not seen
 DOMINATES = 0.5  # share of the training time worth doing something about
 
 
@@ -124,38 +126,64 @@ def _about_loss(result: Result) -> Iterator[str]:
 
 def _about_time(result: Result) -> Iterator[str]:
     """What would save the most time, where one thing has most of it."""
-    schedule = result.report["schedule"]
+    schedule, product = result.report["schedule"], result.report["products"]
     if waiting_for(result, "agreement") >= DOMINATES:
         yield (
             f"agreeing dominates: --period {2 * schedule['period']}"
             " agrees half as often (replicas drift further apart)"
         )
+    elif product != "direct" and result.report["grid"]["members"] == 1:
+        yield "one member has nobody to sum with: --products direct needs no Gram"
+    elif product != "direct":
+        yield from _about_steps(result)
     elif waiting_for(result, "products") >= DOMINATES:
-        yield from _fewer_sums(result)
-    elif _gram(result) >= DOMINATES and schedule["steps"] > 1:
+        steps = max(schedule["steps"], 8)
         yield (
-            f"the Gram takes {100 * _gram(result):.0f} % of the time:"
-            f" --steps {schedule['steps'] // 2} halves it, for twice the messages"
+            f"waiting for sums dominates: --products gram --steps {steps} sums once in"
+            f" {steps} steps, {_words(result, gram_words(result, steps))}"
         )
 
 
-def _fewer_sums(result: Result) -> Iterator[str]:
-    """Fewer, larger messages, and the words that they would cost."""
-    report, words = result.report, result.ledger["products"]["words"]
-    steps = report["schedule"]["steps"]
-    if report["products"] == "direct":
-        steps = max(steps, 8)
-        flags = f"--products gram --steps {steps}"
-        yield (
-            f"waiting for sums dominates: {flags} sums once in {steps} steps,"
-            f" about {words + gram_words(result, steps):.3g} words instead of {words}"
-        )
-        return
-    more = gram_words(result, 2 * steps) - gram_words(result, steps)
-    yield (
-        f"waiting for sums dominates: --steps {2 * steps} halves their number,"
-        f" about {words + more:.3g} words instead of {words}"
+def _about_steps(result: Result) -> Iterator[str]:
+    """The s, twice or half this one, that the figures promise something of."""
+    steps = result.report["schedule"]["steps"]
+    for other, number in ((2 * steps, "half as many"), (steps // 2, "twice as many")):
+        saved = saving(result, other) if other else 0.0
+        if saved >= WORTH_TRYING:
+            more = gram_words(result, other) - gram_words(result, steps)
+            yield (
+                f"{_burden(result)}: --steps {other} may save"
+                f" {100 * saved:.0f} % of the time by {number} sums,"
+                f" {_words(result, more)}"
+            )
+            return
+    hidden = result.report["look_ahead"] or result.report["products"] != "gram"
+    if waiting_for(result, "products") >= DOMINATES and not hidden:
+        yield "waiting for sums dominates: --look-ahead on hides them behind the work"
+
+
+def saving(result: Result, steps: int) -> float:
+    """Share of the training time that s = `steps` would save, by this run's figures.
+
+    With k = steps / s: the latency of all sums shrinks by k, what their words take
+    grows with the words, and the Gram's arithmetic grows by k. The words are charged
+    to the bandwidth that was seen, or to that of a plain network if that is more.
+    """
+    products, report = result.ledger["products"], result.report
+    waited, old = products["seconds"], report["schedule"]["steps"]
+    if not products["words"] or report["seconds_total"] <= 0.0 or waited <= 0.0:
+        return 0.0
+    bandwidth = max(products["wire_bytes"] / waited, PLAIN_NETWORK)
+    moving = products["wire_bytes"] / bandwidth
+    factor = steps / old
+    more = gram_words(result, steps) - gram_words(result, old)
+    gram = report["seconds_by_phase"].get("gram", 0.0)
+    saved = (
+        (waited - moving) * (1.0 - 1.0 / factor)
+        - moving * more / products["words"]
+        - gram * (factor - 1.0)
     )
+    return float(saved / report["seconds_total"])
 
 
 def gram_words(result: Result, steps: int) -> float:
@@ -173,8 +201,18 @@ def gram_words(result: Result, steps: int) -> float:
     return float(times * batch**2 * (steps - 1) / 2)
 
 
-def _gram(result: Result) -> float:
-    return _share(result, result.report["seconds_by_phase"].get("gram", 0.0))
+def _words(result: Result, more: float) -> str:
+    words = result.ledger["products"]["words"]
+    return f"about {words + more:.3g} words instead of {words:.3g}"
+
+
+def _burden(result: Result) -> str:
+    """What the products' time goes into, the Gram or the sums."""
+    gram = _share(result, result.report["seconds_by_phase"].get("gram", 0.0))
+    waits = waiting_for(result, "products")
+    if gram > waits:
+        return f"the Gram takes {100 * gram:.0f} % of the time"
+    return f"sums take {100 * waits:.0f} % of the time"
 
 
 def _share(result: Result, seconds: float) -> float:

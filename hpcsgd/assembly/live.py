@@ -10,6 +10,7 @@ from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.callbacks.base import Callback, View
 from hpcsgd.callbacks.guards import MemberCheck
 from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.ledger import Ledger
 from hpcsgd.config import RunConfig
 from hpcsgd.data.partition import split_range
 from hpcsgd.data.sampling import plan_groups
@@ -165,10 +166,24 @@ def _engine(
             exchanges_planned=feed.exchanges_per_epoch * schedule.epochs,
             total_rows=shard.total_rows,
             words=lambda: grid.world.ledger.words("products"),
+            phases=lambda: phases_so_far(task.clock, grid.world.ledger),
+            evaluations_planned=evaluations(schedule.epochs, run.evaluate_every),
         ),
         callbacks=callbacks,
         clock=task.clock,
     )
+
+
+def phases_so_far(clock: Clock, ledger: Ledger) -> dict[str, float]:
+    """Seconds of every phase; agreements are timed by the ledger, not the clock."""
+    return {**clock.seconds, "agreement": ledger.entries["agreement"].seconds}
+
+
+def evaluations(epochs: int, every: int) -> int:
+    """Full losses of a run: at both ends, and every so many epochs."""
+    if not every:
+        return 2
+    return 1 + -(-epochs // every)
 
 
 def _evaluation(

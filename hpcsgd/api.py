@@ -121,8 +121,9 @@ def _chosen(live: Live) -> tuple[Any, ...]:
     """What runs, for the log: a format and its values."""
     config, grid, shard = live.config, live.grid, live.loaded.shard
     return (
-        "%d x %d on %d rank(s) as %d x %d, %s: %s by %s%s, batch %d, steps %d, %s",
+        "%d x %d on %d rank%s as %d x %d, %s: %s by %s%s, batch %d, steps %d, %s",
         *(shard.total_rows, shard.total_columns, grid.world.size),
+        "" if grid.world.size == 1 else "s",
         *(grid.replicas.size, grid.members.size, grid.world.transport),
         *(config.problem.family, live.product_name),
         " with look-ahead" if live.look_ahead else "",

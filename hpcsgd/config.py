@@ -184,11 +184,11 @@ def apply_settings(
                 f"--set {setting}: write it as section.key=value,"
                 " for example schedule.steps=16"
             )
-        merged.setdefault(section, {})[key] = _value(text.strip())
+        merged.setdefault(section, {})[key] = toml_value(text.strip())
     return merged
 
 
-def _value(text: str) -> Any:
+def toml_value(text: str) -> Any:
     """A TOML value, or the plain word it is."""
     try:
         return tomllib.loads(f"value = {text}")["value"]

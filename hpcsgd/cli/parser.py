@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import hpcsgd
-from hpcsgd.cli import data, info, launch, logs, train
+from hpcsgd.cli import compare, data, info, launch, logs, train
 from hpcsgd.errors import ConfigError, HpcsgdError
 
-COMMANDS = (train, data, info)
+COMMANDS = (train, compare, data, info)
 
 
 class Parser(argparse.ArgumentParser):

@@ -16,6 +16,7 @@ from hpcsgd.comm.delayed import NETWORKS
 from hpcsgd.comm.grid import parse_grid
 from hpcsgd.config import RunConfig, apply_settings, read_toml
 from hpcsgd.data.sampling import MODES
+from hpcsgd.errors import ConfigError
 from hpcsgd.families import FAMILIES
 from hpcsgd.precision import RECIPES
 from hpcsgd.products import PRODUCTS
@@ -127,6 +128,7 @@ def add_progress(parser: Any) -> None:
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Check the configuration, then train here or under mpiexec."""
     config = configuration(arguments)
+    check_data(config)
     if launch.must_relaunch(arguments.ranks):
         return launch.relaunch(arguments.ranks, argv)
     return _train(config, arguments)
@@ -136,6 +138,12 @@ def configuration(arguments: argparse.Namespace) -> RunConfig:
     """The TOML file, then --set, then the flags."""
     tables = read_toml(arguments.config) if arguments.config else {}
     return RunConfig.parse(overlaid(tables, arguments))
+
+
+def check_data(config: RunConfig) -> None:
+    """Refuse a run without data here, where one process can say so."""
+    if not config.data.path:
+        raise ConfigError("no data: add --data FILE.h5, or [data] path in the file")
 
 
 def overlaid(

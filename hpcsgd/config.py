@@ -26,7 +26,8 @@ class ProblemConfig:
     def __post_init__(self) -> None:
         if not 0.0 <= self.l2 < float("inf"):
             raise ConfigError(
-                f"[problem] l2 = {self.l2!r} must be finite and at least 0"
+                f"[problem] l2 = {self.l2!r} must be finite and at least 0;"
+                " 0 is none, 1e-5 is usual"
             )
 
 
@@ -95,11 +96,16 @@ class RunSection:
     profile: bool = False  # report where the time went, on all ranks
 
     def __post_init__(self) -> None:
-        for name, least in (("check_members", 0), ("check_every", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"[run] {name} must be at least {least}")
-        if self.evaluate_every < 0:
-            raise ConfigError("[run] evaluate_every must be at least 0")
+        for name, least, remedy in (
+            ("check_members", 0, "0 never compares"),
+            ("check_every", 1, "64 is usual"),
+            ("evaluate_every", 0, "0 measures at the two ends only"),
+        ):
+            value = getattr(self, name)
+            if value < least:
+                raise ConfigError(
+                    f"[run] {name} = {value} must be at least {least}; {remedy}"
+                )
 
 
 @dataclass(frozen=True)
@@ -133,8 +139,8 @@ class RunConfig:
         for name, table in tables.items():
             if not isinstance(table, Mapping):
                 raise ConfigError(
-                    f"{name} = {table!r} stands outside a section;"
-                    f" known sections: {sorted(kinds)}"
+                    f"{name} = {table!r} stands outside a section; write it below"
+                    f" the one it belongs to: {sorted(kinds)}"
                 )
             sections[name] = _section(name, kinds[name], table)
         return cls(**sections)
@@ -165,7 +171,7 @@ def read_toml(path: str | Path) -> dict[str, dict[str, Any]]:
             f"cannot read the configuration {path}: {error.strerror}; check the name"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
+        raise ConfigError(f"{path} is not TOML: {error}; mend that line") from error
 
 
 def apply_settings(
@@ -218,7 +224,10 @@ def _typed(section: str, key: str, kind: Any, value: Any) -> Any:
         return float(value)
     if type(value) not in kinds:
         names = " or ".join(k.__name__ for k in kinds if k is not type(None))
-        raise ConfigError(f"[{section}] {key} = {value!r} must be of type {names}")
+        raise ConfigError(
+            f"[{section}] {key} = {value!r} must be of type {names};"
+            " write it so, text in quotes"
+        )
     return value
 
 

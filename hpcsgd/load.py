@@ -131,7 +131,9 @@ def _scale_to_mean_one(weights: Array | None, rows: int, total: float) -> Any:
     if weights is None:
         return None
     if total <= 0.0:
-        raise DataError("sample_weight sums to zero; at least one row must count")
+        raise DataError(
+            "sample_weight sums to zero; give at least one row a weight above 0"
+        )
     return weights * (rows / total)
 
 

@@ -100,7 +100,10 @@ def add_settings(parser: Any) -> None:
     parser.add_argument("config", nargs="?", metavar="run.toml", help="configuration")
     for flag, setting, options in FLAGS:
         parser.add_argument(
-            flag, dest=setting, default=None, **{"metavar": None, **options}
+            flag,
+            dest=setting,
+            default=None,
+            **{**_metavar(setting, options), **options},
         )
     for flag, setting, text in SWITCHES:
         parser.add_argument(
@@ -111,6 +114,11 @@ def add_settings(parser: Any) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="sets"
     )
+
+
+def _metavar(setting: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """The key in capitals, unless the choices say more."""
+    return {} if "choices" in options else {"metavar": setting.split(".")[1].upper()}
 
 
 def add_progress(parser: Any) -> None:

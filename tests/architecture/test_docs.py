@@ -37,7 +37,9 @@ def test_the_readme_example_runs(capsys):
     assert "Status.COMPLETED" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["hpcsgd.api", "hpcsgd.config"])
+@pytest.mark.parametrize(
+    "name", ["hpcsgd.api", "hpcsgd.config", "hpcsgd.study.settings"]
+)
 def test_examples_in_docstrings_run(name):
     """What users call has an example, and it is true."""
     results = doctest.testmod(importlib.import_module(name))

@@ -78,6 +78,7 @@ def test_one_table_from_one_launch_and_turns(hpcsgd, susy):
     assert [row[1] for row in rows] == ["32", "32"]
     assert [row[2] for row in rows] == ["1", "4"]
     assert [row[8] for row in rows] == ["126", "32"], "synchronisations"
+    assert len(done.stderr.splitlines()) == 4, "a line for each run, no more"
     turns = re.findall(r"(\S+), run (\d) of 2", done.stderr)
     assert turns == [("sgd", "1"), ("ca-sgd", "1"), ("sgd", "2"), ("ca-sgd", "2")]
 

@@ -108,14 +108,14 @@ def _about_loss(result: Result) -> Iterator[str]:
         return
     last = stretches[-1][1]
     if last <= -FLAT:
-        yield f"the loss rises: a smaller rate (--rate {rate / 3:.2g})"
+        yield f"the loss rises: a smaller rate (--rate {rate / 3:.3g})"
     elif last >= FLAT:
         yield (
             f"the loss still falls: more epochs (--epochs {2 * epochs})"
-            f" or a larger rate (--rate {2 * rate:.2g})"
+            f" or a larger rate (--rate {2 * rate:.3g})"
         )
     elif (since := flat_since(result)) == 0:
-        yield f"the loss hardly moved: a larger rate (--rate {10 * rate:.2g})"
+        yield f"the loss hardly moved: a larger rate (--rate {10 * rate:.3g})"
     elif len(stretches) > 1:
         enough = f"--epochs {since} is enough, or " if since < epochs else ""
         yield (

@@ -127,7 +127,7 @@ def test_an_ending_with_advice_speaks_for_itself(status):
     "losses, said",
     [
         ((0.7, 0.5, 0.4), "more epochs (--epochs 4) or a larger rate (--rate 1)"),
-        ((0.7, 0.4, 0.5), "a smaller rate (--rate 0.17)"),
+        ((0.7, 0.4, 0.5), "a smaller rate (--rate 0.167)"),
         (FLAT, "--epochs 2 is enough"),
         ((0.7, 0.5, 0.5), "--epochs 1 is enough"),
         (STILL, "the loss hardly moved: a larger rate (--rate 5)"),

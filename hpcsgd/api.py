@@ -1,26 +1,21 @@
 """Train from Python: one call, on the ranks that the program was started with."""
 
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import ArrayLike
 
-from hpcsgd.build import build
-from hpcsgd.callbacks import Callback, History
+from hpcsgd.callbacks import Callback
 from hpcsgd.comm import open_world
 from hpcsgd.comm.base import Communicator
 from hpcsgd.config import RunConfig
-from hpcsgd.damage import find_damage
 from hpcsgd.data.readers import RowReader, open_reader
 from hpcsgd.errors import ConfigError
-from hpcsgd.report import report
-from hpcsgd.result import Result, Status
-from hpcsgd.resume import resume
-from hpcsgd.run_folder import RunFolder
+from hpcsgd.result import Result
+from hpcsgd.session import run
+from hpcsgd.timing import Clock
 
 
 def train(
@@ -59,60 +54,17 @@ def train(
     >>> result.weights.shape
     (3,)
     """
-    began = time.perf_counter()
+    began, setup = time.perf_counter(), Clock()
     if not isinstance(config, RunConfig):
         config = RunConfig.parse(config or {})
     reader = _reader(config, X, y, sample_weight, offset)
     opened = world is None
     comm = world if world is not None else open_world(config.run.comm)
     comm.reproducible = comm.reproducible or config.run.reproducible
-    result = _leaving_together(
-        comm, lambda: _train(config, comm, reader, callbacks or [], began)
-    )
+    result = run(config, comm, reader, callbacks or [], began, setup)
     # Not after an error: others may still be in a sum, and closing waits for them.
     if opened:
         comm.close()
-    return result
-
-
-def _leaving_together(world: Communicator, action: Callable[[], Result]) -> Result:
-    """Run `action`; a rank that calls sys.exit in it takes all others along."""
-    try:
-        return action()
-    except SystemExit as leaving:
-        # No hook sees this one; the others would wait for this rank for ever.
-        if world.size > 1:
-            print(f"hpcsgd: rank {world.rank} leaves the run", file=sys.stderr)
-            world.abort(leaving.code if isinstance(leaving.code, int) else 1)
-        raise
-
-
-def _train(
-    config: RunConfig,
-    world: Communicator,
-    reader: Callable[[], RowReader],
-    callbacks: list[Callback],
-    began: float,
-) -> Result:
-    world.watch(config.run.timeout)
-    folder = RunFolder(config.run.out if world.rank == 0 else None)
-    live = build(config, world, reader, [History(folder.history), *callbacks])
-    world.together(folder.claim)
-    try:
-        goes_on = resume(config, live)
-        world.together(lambda: folder.begin(config, goes_on))
-        live.warm_up()
-        world.max_flag(0)
-        setup = time.perf_counter() - began
-        groups = live.feed.groups(live.engine.view.exchanges)
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            state, status = live.engine.run(live.state, groups)
-        damage = find_damage(live) if status is Status.DIVERGED else ""
-        result = report(live, state, status, began, setup, damage)
-        world.together(lambda: folder.finish(result))
-    finally:
-        folder.release()
-    world.unwatch()
     return result
 
 

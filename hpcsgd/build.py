@@ -15,6 +15,7 @@ from hpcsgd.config import RunConfig
 from hpcsgd.data.readers import RowReader
 from hpcsgd.load import load
 from hpcsgd.memory import check_memory
+from hpcsgd.timing import Clock
 
 
 def build(
@@ -22,11 +23,16 @@ def build(
     world: Communicator,
     reader: Callable[[], RowReader],
     callbacks: list[Callback],
+    setup: Clock,
 ) -> Live:
     """Everything a run needs; errors are raised on all ranks alike."""
     words = world.together(lambda: resolve(config, world))
     grid = Grid(words.world, config.grid.replicas, words.members)
     opened = grid.world.together(reader)
     check_memory(grid, opened, config, words.precision, words.update.states)
+    setup.lap("open")
     loaded = load(grid, opened, words.family, words.backend, words.precision)
-    return world.together(lambda: assemble(config, words, grid, loaded, callbacks))
+    setup.lap("read")
+    live = world.together(lambda: assemble(config, words, grid, loaded, callbacks))
+    setup.lap("build")
+    return live

@@ -29,7 +29,8 @@ class ProblemConfig:
     def __post_init__(self) -> None:
         if not 0.0 <= self.l2 < float("inf"):
             raise ConfigError(
-                f"[problem] l2 = {self.l2!r} must be finite and at least 0"
+                f"[problem] l2 = {self.l2!r} must be finite and at least 0;"
+                " 0 is none, 1e-5 is usual"
             )
 
 
@@ -98,17 +99,28 @@ class RunSection:
     check_every: int = 64  # exchanges between looks at non-finite weights and stops
     evaluate_every: int = 1  # epochs between full losses; 0 = only at the two ends
     timeout: float = 20.0  # seconds a rank waits for one that does nothing; 0 = ever
+    profile: bool = False  # report where the time went, on all ranks
 
     def __post_init__(self) -> None:
-        for name, least in (("check_members", 0), ("check_every", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"[run] {name} must be at least {least}")
-        if self.evaluate_every < 0:
-            raise ConfigError("[run] evaluate_every must be at least 0")
+        for name, least, remedy in (
+            ("check_members", 0, "0 never compares"),
+            ("check_every", 1, "64 is usual"),
+            ("evaluate_every", 0, "0 measures at the two ends only"),
+        ):
+            value = getattr(self, name)
+            if value < least:
+                raise ConfigError(
+                    f"[run] {name} = {value} must be at least {least}; {remedy}"
+                )
         if self.check_every > MOST_EXCHANGES:
-            raise ConfigError(f"[run] check_every must be at most {MOST_EXCHANGES}")
+            raise ConfigError(
+                f"[run] check_every must be at most {MOST_EXCHANGES}; 64 is usual"
+            )
         if not 0.0 <= self.memory < float("inf"):
-            raise ConfigError(f"[run] memory = {self.memory!r} GiB must be at least 0")
+            raise ConfigError(
+                f"[run] memory = {self.memory!r} GiB must be at least 0;"
+                " 0 asks the system"
+            )
         if not 0.0 <= self.timeout < float("inf"):
             raise ConfigError(
                 f"[run] timeout = {self.timeout!r} must be finite seconds, 0 = wait for"
@@ -148,8 +160,8 @@ class RunConfig:
         for name, table in tables.items():
             if not isinstance(table, Mapping):
                 raise ConfigError(
-                    f"{name} = {table!r} stands outside a section;"
-                    f" known sections: {sorted(kinds)}"
+                    f"{name} = {table!r} stands outside a section; write it below"
+                    f" the one it belongs to: {sorted(kinds)}"
                 )
             sections[name] = _section(name, kinds[name], table)
         return cls(**sections)
@@ -180,7 +192,7 @@ def read_toml(path: str | Path) -> dict[str, dict[str, Any]]:
             f"cannot read the configuration {path}: {error.strerror}; check the name"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
+        raise ConfigError(f"{path} is not TOML: {error}; mend that line") from error
 
 
 def apply_settings(
@@ -199,11 +211,11 @@ def apply_settings(
                 f"--set {setting}: write it as section.key=value,"
                 " for example schedule.steps=16"
             )
-        merged.setdefault(section, {})[key] = _value(text.strip())
+        merged.setdefault(section, {})[key] = toml_value(text.strip())
     return merged
 
 
-def _value(text: str) -> Any:
+def toml_value(text: str) -> Any:
     """A TOML value, or the plain word it is."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
@@ -233,7 +245,10 @@ def _typed(section: str, key: str, kind: Any, value: Any) -> Any:
         return float(value)
     if type(value) not in kinds:
         names = " or ".join(k.__name__ for k in kinds if k is not type(None))
-        raise ConfigError(f"[{section}] {key} = {value!r} must be of type {names}")
+        raise ConfigError(
+            f"[{section}] {key} = {value!r} must be of type {names};"
+            " write it so, text in quotes"
+        )
     return value
 
 

@@ -11,6 +11,7 @@ from hpcsgd.objective import Objective
 from hpcsgd.products.base import Array, State
 
 log = logging.getLogger(__name__)
+ONCE = {"on_all_ranks": True}  # the loss is that of all ranks together
 BLOW_UP = 1e3  # times the scale of the first loss: no useful step goes that far up
 
 
@@ -41,7 +42,10 @@ class Evaluation:
                 "%d scores lie beyond the range of exp and were clipped;"
                 " lower the rate or scale the columns",
                 self.clipped,
+                extra=ONCE,
             )
+        said = (view.epoch, view.exchanges, view.loss)
+        log.debug("epoch %d, exchange %d: loss %.8g", *said, extra=ONCE)
         self.measured_at = view.exchanges
         if self.first_loss is None:
             self.first_loss = view.loss

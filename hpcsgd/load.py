@@ -1,5 +1,6 @@
 """From a reader to the shard of this rank, checked on all ranks together."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from hpcsgd.families.base import Family
 from hpcsgd.precision import Precision, get_format
 
 Array = NDArray[Any]
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,10 @@ def load(
     if grid.member == 0:  # every member has read these; they count once
         for number, column in enumerate((raw, raw_weights, offsets)):
             seen.add_column(number, column, rows.start)
+    log.debug(
+        *("read rows %d to %d, columns %d to %d", rows.start, rows.stop),
+        *(columns.start, columns.stop),
+    )
     inner = get_format(precision.inner).dtype
     shard = Shard(
         matrix=matrix,
@@ -134,7 +140,9 @@ def _scale_to_mean_one(weights: Array | None, rows: int, total: float) -> Any:
     if weights is None:
         return None
     if total <= 0.0:
-        raise DataError("sample_weight sums to zero; at least one row must count")
+        raise DataError(
+            "sample_weight sums to zero; give at least one row a weight above 0"
+        )
     return weights * (rows / total)
 
 

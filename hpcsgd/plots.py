@@ -5,7 +5,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.errors import MissingPackage
+from hpcsgd.errors import ConfigError, MissingPackage
 
 
 def loss_curves(
@@ -20,7 +20,7 @@ def loss_curves(
     """
     figure, axes = _figure(len(panels))
     for (title, curves), (left, right) in zip(panels.items(), axes, strict=True):
-        styles = cycle(("-o", "--s", ":^"))
+        styles = cycle(("-o", "--s", ":^", "-.d"))
         for style, (name, records) in zip(styles, curves.items(), strict=False):
             losses = [record["loss"] for record in records]
             left.plot([r["epoch"] for r in records], losses, style, label=name)
@@ -29,11 +29,18 @@ def loss_curves(
         right.set(title=title, xlabel="seconds of training")
         left.legend()
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    try:
+        figure.savefig(path, dpi=110, format="png")
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write the figure {path}: {error.strerror};"
+            " choose a folder that exists and can be written"
+        ) from error
     return Path(path)
 
 
-def _figure(rows: int) -> tuple[Any, Any]:
+def require() -> Any:
+    """matplotlib, drawing into files; or the sentence that says how to get it."""
     try:
         import matplotlib
     except ImportError as missing:
@@ -41,6 +48,11 @@ def _figure(rows: int) -> tuple[Any, Any]:
             "figures need matplotlib; install it with: pip install matplotlib"
         ) from missing
     matplotlib.use("Agg")
+    return matplotlib
+
+
+def _figure(rows: int) -> tuple[Any, Any]:
+    require()
     from matplotlib import pyplot
 
     return pyplot.subplots(rows, 2, figsize=(9, 3.4 * rows), squeeze=False)

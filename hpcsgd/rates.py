@@ -36,12 +36,17 @@ class RateConfig:
             )
         if not 0.0 < self.value < float("inf"):
             raise ConfigError(
-                f"[rate] value = {self.value!r} must be positive and finite"
+                f"[rate] value = {self.value!r} must be positive and finite;"
+                " 0.1 is a cautious start"
             )
         if not 0.0 <= self.decay < float("inf"):
-            raise ConfigError(f"[rate] decay = {self.decay!r} must be at least 0")
+            raise ConfigError(
+                f"[rate] decay = {self.decay!r} must be at least 0; 0 is none"
+            )
         if self.warmup < 0:
-            raise ConfigError(f"[rate] warmup = {self.warmup!r} must be at least 0")
+            raise ConfigError(
+                f"[rate] warmup = {self.warmup!r} must be at least 0; 0 is none"
+            )
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import platform
 import resource
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 import hpcsgd
 from hpcsgd.assembly.live import Live
 from hpcsgd.products.base import State
+from hpcsgd.profiling import profile
 from hpcsgd.result import Result, Status
 
 
@@ -19,7 +21,7 @@ def report(
     state: State,
     status: Status,
     began: float,
-    setup: float,
+    setup: Mapping[str, float],
     damage: str = "",
 ) -> Result:
     """Gather the weights and everything measured; every rank gets the same model."""
@@ -41,7 +43,9 @@ def report(
     )
 
 
-def _facts(live: Live, columns: int, began: float, setup: float) -> dict[str, Any]:
+def _facts(
+    live: Live, columns: int, began: float, setup: Mapping[str, float]
+) -> dict[str, Any]:
     config, view, clock = live.config, live.engine.view, live.task.clock
     grid, batch = live.grid, live.config.schedule.batch
     evaluate = clock.seconds.get("evaluate", 0.0)
@@ -66,7 +70,7 @@ def _facts(live: Live, columns: int, began: float, setup: float) -> dict[str, An
         "clipped_scores": live.engine.evaluation.clipped,
         "mended_members": live.engine.guard.mended,
         "seconds_total": view.seconds,
-        "seconds_setup": setup,
+        "seconds_setup": sum(setup.values()),
         "seconds_evaluate": evaluate,
         "seconds_wall": time.perf_counter() - began,
         "seconds_by_phase": phases,
@@ -79,6 +83,7 @@ def _facts(live: Live, columns: int, began: float, setup: float) -> dict[str, An
         "checkpoints_written": live.engine.saver.written,
         "checkpoints_failed": live.engine.saver.failed,
         "versions": _versions(),
+        **({"profile": profile(live, setup)} if config.run.profile else {}),
     }
 
 

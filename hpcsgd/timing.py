@@ -24,3 +24,7 @@ class Clock:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + elapsed
         self._last = now
         return elapsed
+
+    def __str__(self) -> str:
+        said = (f"{name} {seconds:.3f} s" for name, seconds in self.seconds.items())
+        return ", ".join(said)

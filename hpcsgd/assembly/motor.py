@@ -12,6 +12,7 @@ from hpcsgd.capture import Capture
 from hpcsgd.checkpoint import Store
 from hpcsgd.columns import Columns
 from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.ledger import Ledger
 from hpcsgd.config import RunConfig
 from hpcsgd.engine import Engine, Pace
 from hpcsgd.evaluation import Evaluation
@@ -21,6 +22,7 @@ from hpcsgd.objective import Objective
 from hpcsgd.penalties import Ridge
 from hpcsgd.products.base import Product, Task
 from hpcsgd.saving import Saver
+from hpcsgd.timing import Clock
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,24 @@ def make_engine(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Engin
             exchanges_planned=each * schedule.epochs,
             total_rows=parts.loaded.shard.total_rows,
             words=lambda: grid.world.ledger.words("products"),
+            phases=lambda: phases_so_far(task.clock, grid.world.ledger),
+            evaluations_planned=evaluations(schedule.epochs, config.run.evaluate_every),
         ),
         callbacks=callbacks,
         clock=task.clock,
     )
+
+
+def phases_so_far(clock: Clock, ledger: Ledger) -> dict[str, float]:
+    """Seconds of every phase; agreements are timed by the ledger, not the clock."""
+    return {**clock.seconds, "agreement": ledger.entries["agreement"].seconds}
+
+
+def evaluations(epochs: int, every: int) -> int:
+    """Full losses of a run: at both ends, and every so many epochs."""
+    if not every:
+        return 2
+    return 1 + -(-epochs // every)
 
 
 def _agreement(parts: Parts) -> Agreement:

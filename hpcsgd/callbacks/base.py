@@ -1,6 +1,6 @@
 """What watches a run: a read-only view in, at most a wish out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -30,6 +30,8 @@ class View:
     loss: float = float("nan")  # at the last evaluation
     seconds: float = 0.0  # of training, evaluations left out
     words: Callable[[], int] = lambda: 0  # put on the wire for products so far
+    phases: Callable[[], Mapping[str, float]] = dict  # seconds of each phase so far
+    evaluations_planned: int = 0  # full losses, the one before the first exchange too
     status: str = "running"
     history: list[dict[str, Any]] = field(default_factory=list)  # of evaluations
 

@@ -33,7 +33,10 @@ def run_synth(arguments: argparse.Namespace, argv: list[str]) -> int:
     rows = shape.rows if arguments.rows is None else arguments.rows
     cols = shape.cols if arguments.cols is None else arguments.cols
     if rows < 1 or cols < 1:
-        raise ConfigError(f"--rows {rows} --cols {cols}: both must be at least 1")
+        raise ConfigError(
+            f"--rows {rows} --cols {cols}: both must be at least 1;"
+            " leave them out for those of the shape"
+        )
     path = Path(arguments.out)
     write_synthetic(path, arguments.shape, rows, cols, arguments.seed)
     said = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from hpcsgd.callbacks.progress import TERMINAL
 from hpcsgd.cli import THREAD_SETTINGS
 from hpcsgd.cli.job import OWN_CODES, Job, say_how_it_ended
-from hpcsgd.comm import EXPECTED, is_launched
+from hpcsgd.comm import EXPECTED, is_launched, launched_size
 from hpcsgd.errors import ConfigError
 
 RANK_NAMES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
@@ -23,6 +23,11 @@ def launcher_rank() -> int | None:
     return None
 
 
+def launcher_size() -> int:
+    """How many processes a launcher started; 1 without one."""
+    return launched_size(os.environ) or 1 if is_launched(os.environ) else 1
+
+
 def speaks() -> bool:
     """True on the one rank whose words reach the user."""
     return launcher_rank() in (None, 0)
@@ -31,7 +36,9 @@ def speaks() -> bool:
 def relaunch(ranks: int, argv: list[str], keeps_checkpoints: bool = False) -> int:
     """Run `python -m hpcsgd argv` on `ranks` ranks; its exit code."""
     if ranks < 1:
-        raise ConfigError(f"--ranks {ranks}: at least 1 rank is needed")
+        raise ConfigError(
+            f"--ranks {ranks}: at least 1 rank is needed, for example --ranks 2"
+        )
     command = [sys.executable, "-m", "hpcsgd", *argv]
     job = Job([*mpiexec(), "-n", str(ranks)], command, _environment(ranks))
     code = job.run()

@@ -6,7 +6,7 @@ from typing import Any
 
 from hpcsgd.cli.template import template
 from hpcsgd.errors import ConfigError
-from hpcsgd.result import write_text
+from hpcsgd.files import write_text
 
 
 def add_parser(commands: Any) -> None:

@@ -1,26 +1,37 @@
 """The commands' parsers, and what happens to their errors."""
 
 import argparse
-import logging
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 import hpcsgd
 from hpcsgd.cli import (
+    compare,
     completion,
     data,
     evaluate,
     info,
     inspect,
     launch,
+    logs,
     new,
     predict,
     train,
 )
 from hpcsgd.errors import ConfigError, HpcsgdError
 
-COMMANDS = (train, evaluate, predict, inspect, new, data, info, completion)
+COMMANDS = (
+    train,
+    compare,
+    evaluate,
+    predict,
+    inspect,
+    new,
+    data,
+    info,
+    completion,
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -49,9 +60,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 def run(argv: Sequence[str]) -> int:
     """Parse, run, and turn what is wrong into one sentence and an exit code."""
-    logging.basicConfig(format="hpcsgd: %(levelname)s: %(message)s", stream=sys.stderr)
     try:
         arguments = make_parser().parse_args(argv)
+        logs.set_up(arguments)
         code: int = arguments.run(arguments, list(argv))
         return code
     except HpcsgdError as error:

@@ -2,15 +2,21 @@
 
 import argparse
 import sys
+from collections.abc import Mapping
 from typing import Any
 
+from hpcsgd.advice import in_short
 from hpcsgd.agreement import AGREEMENTS
-from hpcsgd.cli import launch
+from hpcsgd.callbacks.base import Callback
+from hpcsgd.cli import launch, logs
+from hpcsgd.cli.profile import show_profile
+from hpcsgd.cli.ranks import on_all_ranks
+from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.delayed import NETWORKS
 from hpcsgd.comm.grid import parse_grid
 from hpcsgd.config import RunConfig, apply_settings, read_toml
 from hpcsgd.data.sampling import MODES
-from hpcsgd.errors import HpcsgdError
+from hpcsgd.errors import ConfigError
 from hpcsgd.families import FAMILIES
 from hpcsgd.precision import RECIPES
 from hpcsgd.products import PRODUCTS
@@ -99,6 +105,7 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 SWITCHES = (
     ("--intercept", "problem.intercept", "learn an intercept (never penalised)"),
     ("--reproducible", "run.reproducible", "every member holds the same bits"),
+    ("--profile", "run.profile", "say where the time went, on all ranks"),
 )
 
 
@@ -110,10 +117,21 @@ def add_parser(commands: Any) -> None:
         description="Train a generalized linear model; flags override the TOML file.",
         allow_abbrev=False,
     )
+    add_settings(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    add_progress(parser)
+    parser.set_defaults(run=run)
+
+
+def add_settings(parser: Any) -> None:
+    """The file, the flags and --set: what every command that trains understands."""
     parser.add_argument("config", nargs="?", metavar="run.toml", help="configuration")
     for flag, setting, options in FLAGS:
         parser.add_argument(
-            flag, dest=setting, default=None, **{"metavar": None, **options}
+            flag,
+            dest=setting,
+            default=None,
+            **{**_metavar(setting, options), **options},
         )
     for flag, setting, text in SWITCHES:
         parser.add_argument(
@@ -124,7 +142,15 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="sets"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def _metavar(setting: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """The key in capitals, unless the choices say more."""
+    return {} if "choices" in options else {"metavar": setting.split(".")[1].upper()}
+
+
+def add_progress(parser: Any) -> None:
+    """How much is said while it runs."""
     parser.add_argument(
         "--progress",
         type=float,
@@ -132,12 +158,13 @@ def add_parser(commands: Any) -> None:
         metavar="SECONDS",
         help="between progress lines when the output is no terminal; 0 = none",
     )
-    parser.set_defaults(run=run)
+    logs.add_volume(parser)
 
 
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Check the configuration, then train here or under mpiexec."""
     config = configuration(arguments)
+    check_data(config)
     if launch.must_relaunch(arguments.ranks):
         return launch.relaunch(arguments.ranks, argv, bool(config.run.out))
     return _train(config, arguments)
@@ -146,44 +173,63 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
 def configuration(arguments: argparse.Namespace) -> RunConfig:
     """The TOML file, then --set, then the flags."""
     tables = read_toml(arguments.config) if arguments.config else {}
-    tables = apply_settings(tables, arguments.sets)
+    return RunConfig.parse(overlaid(tables, arguments))
+
+
+def check_data(config: RunConfig) -> None:
+    """Refuse a run without data here, where one process can say so."""
+    if not config.data.path:
+        raise ConfigError("no data: add --data FILE.h5, or [data] path in the file")
+
+
+def overlaid(
+    tables: Mapping[str, Mapping[str, Any]], arguments: argparse.Namespace
+) -> dict[str, dict[str, Any]]:
+    """`tables` with --set over them and the flags over both."""
+    merged = apply_settings(tables, arguments.sets)
     asked = [name for _, name, _ in FLAGS] + [name for _, name, _ in SWITCHES]
     for setting in asked:
         value = getattr(arguments, setting)
         if value is not None:
             section, key = setting.split(".")
-            tables.setdefault(section, {})[key] = value
+            merged.setdefault(section, {})[key] = value
     if arguments.grid:
         replicas, members = parse_grid(arguments.grid)
-        tables["grid"] = {"replicas": replicas, "members": members}
-    return RunConfig.parse(tables)
+        merged["grid"] = {"replicas": replicas, "members": members}
+    return merged
 
 
 def _train(config: RunConfig, arguments: argparse.Namespace) -> int:
     from hpcsgd.api import train
-    from hpcsgd.callbacks.progress import make_progress
-    from hpcsgd.comm import open_world
 
-    world = open_world(config.run.comm)
-    callbacks = make_progress(arguments.progress) if world.rank == 0 else []
-    try:
+    def action(world: Communicator) -> Result:
+        callbacks = progress(arguments) if world.rank == 0 else []
         with Signals() as signals:
-            result = train(config, world=world, callbacks=[*callbacks, signals])
-    except HpcsgdError as error:
-        if world.size > 1 and not error.on_all_ranks:
-            # Only this rank knows; the others wait in a collective.
-            print(f"hpcsgd: rank {world.rank}: error: {error}", file=sys.stderr)
-            world.abort(error.exit_code)
-        raise
-    if world.rank == 0:
-        print(result.json() if arguments.json else summary(result), flush=True)
-        if result.status.advice:
-            print(
-                f"hpcsgd: {result.status.value}: {result.status.advice}",
-                file=sys.stderr,
-            )
-    world.close()
-    return result.status.exit_code
+            return train(config, world=world, callbacks=[*callbacks, signals])
+
+    return on_all_ranks(
+        config.run.comm,
+        action,
+        show=lambda result: _show(result, arguments),
+        code=lambda result: result.status.exit_code,
+    )
+
+
+def progress(arguments: argparse.Namespace) -> list[Callback]:
+    """What rank 0 shows while it runs."""
+    from hpcsgd.callbacks.progress import make_progress
+
+    return [] if arguments.quiet else make_progress(arguments.progress)
+
+
+def _show(result: Result, arguments: argparse.Namespace) -> None:
+    """Print the result, and what its profile and its ending say."""
+    print(result.json() if arguments.json else summary(result), flush=True)
+    if "profile" in result.report:
+        show_profile(result.report)
+    if result.status.advice:
+        said = f"{result.status.value}: {result.status.advice}"
+        print(f"hpcsgd: {said}", file=sys.stderr)
 
 
 def summary(result: Result) -> str:
@@ -205,5 +251,6 @@ def summary(result: Result) -> str:
         f" {report['seconds_evaluate']:.3f} evaluating"
         f"   ({report['rows_per_second']:.4g} rows/s)",
         f"weights       sha256 {result.weights_sha256[:16]}…",
+        *(f"{title:13s} {line}" for title, line in in_short(result).items()),
     ]
     return "\n".join(lines)

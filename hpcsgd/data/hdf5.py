@@ -108,7 +108,9 @@ def _check(path: Path, file: Any) -> None:
         raise _lacks("X", path, file)
     X = file["X"]
     if not isinstance(X, _h5py().Dataset) or len(X.shape or ()) != 2 or 0 in X.shape:
-        raise DataError(f"{path}: /X must be a dense rows x columns dataset")
+        raise DataError(
+            f"{path}: /X must be a dense rows x columns dataset; write it as one"
+        )
     for name in ("X", *COLUMNS):
         if name in file:
             _check_numbers(path, name, file[name])
@@ -116,7 +118,7 @@ def _check(path: Path, file: Any) -> None:
         if name in file and file[name].shape not in ((len(X),), (len(X), 1)):
             raise DataError(
                 f"{path}: /{name} has shape {file[name].shape} and /X has"
-                f" {len(X)} rows; they must match"
+                f" {len(X)} rows; write one value for each row"
             )
 
 
@@ -155,7 +157,8 @@ class Hdf5Writer:
             self.file = _h5py().File(self.temporary, "w")
         except OSError as error:
             raise ConfigError(
-                f"cannot write {self.path}: its folder is missing or not writable"
+                f"cannot write {self.path}: its folder is missing or not writable;"
+                " make it, or name another"
             ) from error
         try:
             self._lay_out(attributes)
@@ -184,7 +187,7 @@ class Hdf5Writer:
             self.abandon()
             raise DataError(
                 f"{self.path}: {self.done} of {self.rows} rows were written;"
-                " nothing was kept"
+                " nothing was kept; append all of them, or ask for fewer"
             )
         try:
             self.file.attrs["finished"] = True

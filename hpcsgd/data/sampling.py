@@ -25,7 +25,9 @@ class SamplingConfig:
                 f"[sampling] unknown mode: {self.mode!r}; known: {list(MODES)}"
             )
         if self.seed < 0:
-            raise ConfigError(f"[sampling] seed = {self.seed} must be at least 0")
+            raise ConfigError(
+                f"[sampling] seed = {self.seed} must be at least 0; 0 will do"
+            )
 
 
 @dataclass(frozen=True)

@@ -60,9 +60,12 @@ def _resolve(
     rows = kind.rows if rows is None else rows
     cols = kind.cols if cols is None else cols
     if rows < 1 or cols < 1:
-        raise ConfigError(f"{rows} rows x {cols} columns: both must be at least 1")
+        raise ConfigError(
+            f"{rows} rows x {cols} columns: both must be at least 1;"
+            " leave them out for those of the shape"
+        )
     if seed < 0:
-        raise ConfigError(f"seed = {seed} must be at least 0")
+        raise ConfigError(f"seed = {seed} must be at least 0; 0 will do")
     return kind, rows, cols
 
 

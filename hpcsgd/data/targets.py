@@ -102,7 +102,10 @@ def _label_fault(labels: Array, kind: str) -> str | None:
     shown = ", ".join(f"{label:g}" for label in labels[:5])
     shown += ", ..." if len(labels) > 5 else ""
     if len(labels) < 2:
-        return f"y has one label only ({shown}); a classifier needs rows of two"
+        return (
+            f"y has one label only ({shown}); a classifier needs rows of two:"
+            " add rows of another, or choose --family gaussian"
+        )
     if kind == "classes":
         if len(labels) > MOST_CLASSES or not (labels == np.round(labels)).all():
             return (

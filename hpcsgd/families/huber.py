@@ -16,7 +16,9 @@ class Huber:
 
     def __init__(self, delta: float = 1.0) -> None:
         if not 0.0 < delta < float("inf"):
-            raise ConfigError(f"huber: delta = {delta!r} must be positive and finite")
+            raise ConfigError(
+                f"huber: delta = {delta!r} must be positive and finite; 1 is usual"
+            )
         self.delta = delta
 
     def loss(self, t: Array, y: Array) -> Array:

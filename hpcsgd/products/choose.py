@@ -60,7 +60,7 @@ def uses_look_ahead(config: ProductsConfig, kind: str, latency: float) -> bool:
     if config.look_ahead == "on" and kind != "gram":
         raise ConfigError(
             f"[products] look_ahead = 'on' needs kind = 'gram', not {kind!r}:"
-            " nothing else has a Gram to send early"
+            " nothing else has a Gram to send early; say one or the other"
         )
     free = config.kind == "auto" and config.look_ahead == "auto"
     return kind == "gram" and (

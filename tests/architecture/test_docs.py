@@ -44,6 +44,7 @@ def test_the_readme_example_runs(capsys):
         "hpcsgd.config",
         "hpcsgd.prediction",
         "hpcsgd.assessment",
+        "hpcsgd.study.settings",
     ],
 )
 def test_examples_in_docstrings_run(name):

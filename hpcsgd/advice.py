@@ -1,0 +1,242 @@
+"""What a run reached, what it cost, what to try next: three lines from its figures."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from hpcsgd.result import Result, Status
+
+FLAT = 1e-4  # relative change of the loss in an epoch that nobody would wait for
+WORTH_TRYING = 0.05  # share of the training time that an estimate has to promise
+PLAIN_NETWORK = 1.25e9  # bytes per second of a link, where more was not seen
+DOMINATES = 0.5  # share of the training time worth doing something about
+
+
+def in_short(result: Result) -> dict[str, str]:
+    """reached, cost and next, a sentence each."""
+    return {"reached": reached(result), "cost": cost(result), "next": advise(result)}
+
+
+def reached(result: Result) -> str:
+    """The loss, and whether it still moves."""
+    epochs, asked = _epochs(result), result.report["schedule"]["epochs"]
+    done = f"{epochs} epoch{'' if epochs == 1 else 's'}"
+    if result.status is Status.DIVERGED:
+        return (
+            f"loss {result.loss:.4g}, the last good one:"
+            f" diverged after {done} of {asked}"
+        )
+    if result.status is Status.STOPPED:
+        done += f" of {asked}, stopped early"
+    return f"loss {result.loss:.4g} after {done}, {_motion(result)}"
+
+
+def cost(result: Result) -> str:
+    """Steps, exchanges, seconds, and what the network had of them."""
+    done = (
+        f"{result.iterations} steps in {result.exchanges} exchanges,"
+        f" {result.report['seconds_total']:.3g} s"
+    )
+    if result.report["ranks"] == 1:
+        return f"{done} on one rank; nothing sent"
+    sent = result.ledger["products"]["bytes"] + result.ledger["agreement"]["bytes"]
+    return (
+        f"{done}, of which {100 * waiting(result):.0f} % waiting for the network;"
+        f" {_size(sent)} sent per rank"
+    )
+
+
+def advise(result: Result) -> str:
+    """What to try next: what the ending says, else about the loss and the time."""
+    if result.status is not Status.COMPLETED:
+        return result.status.advice
+    found = [*_about_loss(result), *_about_time(result)]
+    return "; ".join(found) or "nothing stands out: keep these settings"
+
+
+def waiting(result: Result) -> float:
+    """The share of the training time spent in sums and agreements, on rank 0."""
+    return waiting_for(result, "products") + waiting_for(result, "agreement")
+
+
+def waiting_for(result: Result, purpose: str) -> float:
+    """The share of the training time spent in the collectives of `purpose`."""
+    return _share(result, result.ledger[purpose]["seconds"])
+
+
+def falls(result: Result) -> list[tuple[int, float]]:
+    """(epoch, relative fall in an epoch until then) of each stretch of the history."""
+    records, found = _looks(result), []
+    for before, after in zip(records, records[1:], strict=False):
+        scale = max(abs(before["loss"]), 1e-3 * abs(records[0]["loss"]), 1e-300)
+        fall = (before["loss"] - after["loss"]) / scale
+        found.append((after["epoch"], fall / (after["epoch"] - before["epoch"])))
+    return found
+
+
+def _motion(result: Result) -> str:
+    stretches = falls(result)
+    if len(stretches) < 2:
+        return _whole_fall(result)
+    last = stretches[-1][1]
+    if abs(last) < FLAT:
+        return f"flat since epoch {flat_since(result)}"
+    return f"{'still falling' if last > 0 else 'now rising'} {_percent(last)} an epoch"
+
+
+def _whole_fall(result: Result) -> str:
+    """What one stretch can tell, which is no trend."""
+    first = result.history[0]["loss"] if result.history else result.loss
+    return f"{'from' if result.loss <= first else 'up from'} {first:.4g} at the start"
+
+
+def flat_since(result: Result) -> int:
+    """The epoch after which no stretch changed the loss."""
+    since = _epochs(result)
+    records = _looks(result)
+    for before, (_, fall) in zip(records[::-1][1:], falls(result)[::-1], strict=False):
+        if abs(fall) >= FLAT:
+            break
+        since = before["epoch"]
+    return since
+
+
+def _about_loss(result: Result) -> Iterator[str]:
+    """What would lower the loss, from its last stretch."""
+    stretches = falls(result)
+    epochs, rate = _epochs(result), result.config["rate"]["value"]
+    if not stretches:
+        return
+    last = stretches[-1][1]
+    if last <= -FLAT:
+        yield f"the loss rises: a smaller rate (--rate {rate / 3:.3g})"
+    elif last >= FLAT:
+        yield (
+            f"the loss still falls: more epochs (--epochs {2 * epochs})"
+            f" or a larger rate (--rate {2 * rate:.3g})"
+        )
+    elif (since := flat_since(result)) == 0:
+        yield f"the loss hardly moved: a larger rate (--rate {10 * rate:.3g})"
+    elif len(stretches) > 1:
+        enough = f"--epochs {since} is enough, or " if since < epochs else ""
+        yield (
+            f"the loss is flat: {enough}a rate that decays"
+            " (--rate-kind inverse-sqrt) may end lower"
+        )
+
+
+def _about_time(result: Result) -> Iterator[str]:
+    """What would save the most time, where one thing has most of it."""
+    schedule, product = result.report["schedule"], result.report["products"]
+    if waiting_for(result, "agreement") >= DOMINATES:
+        yield (
+            f"agreeing dominates: --period {2 * schedule['period']}"
+            " agrees half as often (replicas drift further apart)"
+        )
+    elif product != "direct" and result.report["grid"]["members"] == 1:
+        yield "one member has nobody to sum with: --products direct needs no Gram"
+    elif product != "direct":
+        yield from _about_steps(result)
+    elif waiting_for(result, "products") >= DOMINATES:
+        steps = max(schedule["steps"], 8)
+        yield (
+            f"waiting for sums dominates: --products gram --steps {steps} sums once in"
+            f" {steps} steps, {_words(result, gram_words(result, steps))}"
+        )
+
+
+def _about_steps(result: Result) -> Iterator[str]:
+    """The s, twice or half this one, that the figures promise something of."""
+    steps = result.report["schedule"]["steps"]
+    for other, number in ((2 * steps, "half as many"), (steps // 2, "twice as many")):
+        saved = saving(result, other) if other else 0.0
+        if saved >= WORTH_TRYING:
+            more = gram_words(result, other) - gram_words(result, steps)
+            yield (
+                f"{_burden(result)}: --steps {other} may save"
+                f" {100 * saved:.0f} % of the time by {number} sums,"
+                f" {_words(result, more)}"
+            )
+            return
+    hidden = result.report["look_ahead"] or result.report["products"] != "gram"
+    if waiting_for(result, "products") >= DOMINATES and not hidden:
+        yield "waiting for sums dominates: --look-ahead on hides them behind the work"
+
+
+def saving(result: Result, steps: int) -> float:
+    """Share of the training time that s = `steps` would save, by this run's figures.
+
+    With k = steps / s: the latency of all sums shrinks by k, what their words take
+    grows with the words, and the Gram's arithmetic grows by k. The words are charged
+    to the bandwidth that was seen, or to that of a plain network if that is more.
+    """
+    products, report = result.ledger["products"], result.report
+    waited, old = products["seconds"], report["schedule"]["steps"]
+    if not products["words"] or report["seconds_total"] <= 0.0 or waited <= 0.0:
+        return 0.0
+    bandwidth = max(products["wire_bytes"] / waited, PLAIN_NETWORK)
+    moving = products["wire_bytes"] / bandwidth
+    factor = steps / old
+    more = gram_words(result, steps) - gram_words(result, old)
+    gram = report["seconds_by_phase"].get("gram", 0.0)
+    saved = (
+        (waited - moving) * (1.0 - 1.0 / factor)
+        - moving * more / products["words"]
+        - gram * (factor - 1.0)
+    )
+    return float(saved / report["seconds_total"])
+
+
+def gram_words(result: Result, steps: int) -> float:
+    """Words of Gram in the whole run with s = `steps`, ragged batches left out.
+
+    An exchange of s steps sends b² s (s−1)/2, a step therefore b² (s−1)/2; `cached`
+    sends them in the first epoch only, and `gather` sends rows instead.
+    """
+    batch, product = result.report["schedule"]["batch"], result.report["products"]
+    if product == "gather":
+        return 0.0
+    times = result.iterations
+    if product == "cached":
+        times //= max(_epochs(result), 1)
+    return float(times * batch**2 * (steps - 1) / 2)
+
+
+def _words(result: Result, more: float) -> str:
+    words = result.ledger["products"]["words"]
+    return f"about {words + more:.3g} words instead of {words:.3g}"
+
+
+def _burden(result: Result) -> str:
+    """What the products' time goes into, the Gram or the sums."""
+    gram = _share(result, result.report["seconds_by_phase"].get("gram", 0.0))
+    waits = waiting_for(result, "products")
+    if gram > waits:
+        return f"the Gram takes {100 * gram:.0f} % of the time"
+    return f"sums take {100 * waits:.0f} % of the time"
+
+
+def _share(result: Result, seconds: float) -> float:
+    total = result.report["seconds_total"]
+    return min(seconds / total, 1.0) if total > 0 else 0.0
+
+
+def _looks(result: Result) -> list[dict[str, Any]]:
+    """The records of the history that stand at the ends of epochs, once each."""
+    return list({record["epoch"]: record for record in result.history}.values())
+
+
+def _epochs(result: Result) -> int:
+    return int(result.history[-1]["epoch"]) if result.history else 0
+
+
+def _percent(share: float) -> str:
+    return f"{100 * abs(share):.2g} %"
+
+
+def _size(count: float) -> str:
+    """Bytes as a person says them."""
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"

@@ -1,0 +1,187 @@
+"""`hpcsgd compare`: several settings on the same data, in one table."""
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from hpcsgd import plots
+from hpcsgd.cli import launch, logs
+from hpcsgd.cli.ranks import on_all_ranks
+from hpcsgd.cli.train import (
+    FLAGS,
+    SWITCHES,
+    add_progress,
+    add_settings,
+    check_data,
+    overlaid,
+    progress,
+)
+from hpcsgd.comm.base import Communicator
+from hpcsgd.config import RunConfig, read_toml
+from hpcsgd.errors import ConfigError, MissingPackage
+from hpcsgd.study.compare import Comparison, Row, check, compare
+from hpcsgd.study.settings import Setting, expanded, make_setting, parse_setting
+
+WIDTH = 150  # where standard output is no terminal
+COLUMNS = (
+    *("global batch", "s", "products", "precision", "final loss", "gap"),
+    *("syncs", "words", "bytes", "seconds", "speed-up"),
+)
+# A flag's name stands for the setting behind it.
+SHORT = {flag[2:]: setting for flag, setting, _ in (*FLAGS, *SWITCHES)}
+
+log = logging.getLogger(__name__)
+
+
+def add_parser(commands: Any) -> None:
+    """Add `compare` to the commands."""
+    parser = commands.add_parser(
+        "compare",
+        help="train several settings on the same data, in one table",
+        description="Train several settings on the same data and ranks, in turns, and"
+        " print one table. Flags and the file say what all settings share.",
+        allow_abbrev=False,
+    )
+    add_settings(parser)
+    parser.add_argument(
+        "--setting",
+        action="append",
+        default=[],
+        dest="settings",
+        metavar="'NAME: KEY=VALUE ...'",
+        help="a row of the table; KEY is a flag's name or section.key",
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=3, metavar="N", help="runs of each; default 3"
+    )
+    parser.add_argument(
+        "--allow-unequal",
+        action="store_true",
+        help="compare other global batches too, and mark the table",
+    )
+    parser.add_argument("--plot", metavar="FILE.png", help="draw the loss curves")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    add_progress(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, argv: list[str]) -> int:
+    """Check every setting, then compare here or under mpiexec."""
+    base, settings = what_to_compare(arguments)
+    check(settings, arguments.repeats, arguments.allow_unequal)
+    check_data(base)
+    if arguments.plot:
+        plots.require()
+    if launch.must_relaunch(arguments.ranks):
+        return launch.relaunch(arguments.ranks, argv)
+    if not arguments.verbose:
+        logs.CHATTY.setLevel(logging.WARNING)
+    return _compare(base, settings, arguments)
+
+
+def what_to_compare(arguments: argparse.Namespace) -> tuple[RunConfig, list[Setting]]:
+    """What all share, and the settings: the file's tables, then those of --setting."""
+    tables: dict[str, Any] = read_toml(arguments.config) if arguments.config else {}
+    found = _of_file(tables.pop("compare", {}))
+    found += [parse_setting(text) for text in arguments.settings]
+    base = overlaid(tables, arguments)
+    shared = RunConfig.parse(base)
+    return shared, [make_setting(n, base, expanded(n, t, SHORT)) for n, t in found]
+
+
+def _of_file(tables: Any) -> list[tuple[str, dict[str, Any]]]:
+    """The [compare.NAME] tables."""
+    for table in tables.values() if isinstance(tables, dict) else [tables]:
+        if not isinstance(table, dict):
+            raise ConfigError(
+                f"compare: {table!r} is no setting; write [compare.NAME],"
+                ' and below it lines like products = "gram"'
+            )
+    return list(tables.items())
+
+
+def _compare(
+    base: RunConfig, settings: list[Setting], arguments: argparse.Namespace
+) -> int:
+    def action(world: Communicator) -> Comparison:
+        return compare(
+            settings,
+            repeats=arguments.repeats,
+            allow_unequal=arguments.allow_unequal,
+            out=base.run.out,
+            world=world,
+            callbacks=lambda: progress(arguments) if world.rank == 0 else [],
+        )
+
+    return on_all_ranks(
+        base.run.comm,
+        action,
+        show=lambda found: _show(found, base.run.out, arguments),
+        code=lambda found: 1 if found.diverged else 0,
+    )
+
+
+def _show(found: Comparison, out: str | None, arguments: argparse.Namespace) -> None:
+    """Save, draw and print; what diverged is said on standard error."""
+    curves = {"": found.histories()}
+    if out:
+        found.save(Path(out))
+        try:
+            plots.loss_curves(curves, Path(out) / "compare.png")
+        except MissingPackage as missing:
+            log.info("no figure in %s: %s", out, missing)
+    if arguments.plot:
+        plots.loss_curves(curves, arguments.plot)
+    if arguments.json:
+        print(found.json(), flush=True)
+    else:
+        width = None if sys.stdout.isatty() else WIDTH
+        Console(highlight=False, width=width).print(table_of(found))
+    for name in found.diverged:
+        print(f"hpcsgd: {name} diverged; lower its rate (rate=...)", file=sys.stderr)
+
+
+def table_of(found: Comparison) -> Table:
+    """A row for each setting."""
+    drawn = Table(title=_title(found), title_justify="left", box=SIMPLE_HEAD)
+    drawn.add_column("setting")
+    for column in COLUMNS:
+        drawn.add_column(column, justify="right")
+    for row in found.rows:
+        drawn.add_row(row.setting.name, *_cells(found, row))
+    return drawn
+
+
+def _title(found: Comparison) -> str:
+    ranks, repeats = found.rows[0].result.report["ranks"], len(found.rows[0].times)
+    said = f"{ranks} rank{'' if ranks == 1 else 's'}, median of {repeats}"
+    if found.is_equal_batch:
+        return said
+    return f"{said}; UNEQUAL GLOBAL BATCHES: the steps do not see as many rows"
+
+
+def _cells(found: Comparison, row: Row) -> tuple[str, ...]:
+    """The figures of one row, in the order of COLUMNS."""
+    report, first = row.result.report, found.rows[0].setting.global_batch
+    mark = "" if row.setting.global_batch == first else " *"
+    diverged = row.setting.name in found.diverged
+    ahead = " ahead" if report["look_ahead"] else ""
+    return (
+        f"{row.setting.global_batch}{mark}",
+        str(report["schedule"]["steps"]),
+        report["products"] + ahead,
+        row.setting.config.precision.recipe,
+        f"{row.result.loss:.6f}",
+        "diverged" if diverged else f"{100 * found.loss_gap(row):+.4f} %",
+        str(row.traffic("calls")),
+        str(row.traffic("words")),
+        str(row.traffic("bytes")),
+        f"{row.seconds:.3f}",
+        f"{found.speed_up(row):.2f}x",
+    )

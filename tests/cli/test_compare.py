@@ -1,0 +1,223 @@
+"""`hpcsgd compare`: full runs, in turns, at an equal global batch, in one table."""
+
+import json
+import re
+
+import pytest
+
+from hpcsgd.result import load_result
+from tests.cli.conftest import only_json
+
+BASE = ("--batch", 32, "--rate", 0.5, "--epochs", 2, "--precision", "fp64")
+SGD, CA = "sgd: products=direct steps=1", "ca-sgd: products=gram steps=4"
+
+
+def compare(data, *more, settings=(SGD, CA)):
+    flags = [word for text in settings for word in ("--setting", text)]
+    return ["compare", "--data", data, *BASE, *flags, *more]
+
+
+def refused(process, *words):
+    """One sentence, wrong input, nothing on standard output."""
+    assert process.returncode == 2, process.stderr
+    assert process.stdout == ""
+    lines = process.stderr.strip().splitlines()
+    assert len(lines) == 1, process.stderr
+    for word in words:
+        assert word in lines[0], lines[0]
+
+
+@pytest.fixture
+def no_matplotlib(tmp_path, monkeypatch):
+    """A package of that name that cannot be imported stands before the real one."""
+    (tmp_path / "fake" / "matplotlib").mkdir(parents=True)
+    text = "raise ImportError('not here')\n"
+    (tmp_path / "fake" / "matplotlib" / "__init__.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fake"))
+
+
+def test_each_row_is_a_full_run_of_train(hpcsgd, susy):
+    """The same bits and the same words as the command alone; nothing adds up."""
+    common = ("--ranks", 2, "--json")
+    said = only_json(hpcsgd(*compare(susy, "--repeats", 2, *common)))
+    assert [row["name"] for row in said["settings"]] == ["sgd", "ca-sgd"]
+    assert said["ranks"] == 2 and said["repeats"] == 2 and said["equal_global_batch"]
+    for row, flags in zip(
+        said["settings"],
+        (("--products", "direct", "--steps", 1), ("--products", "gram", "--steps", 4)),
+        strict=True,
+    ):
+        alone = only_json(hpcsgd("train", "--data", susy, *BASE, *flags, *common))
+        assert row["weights_sha256"] == alone["weights_sha256"]
+        assert row["loss"] == alone["loss"]
+        for figure in ("calls", "words", "bytes"):
+            assert (
+                row["ledger"]["products"][figure]
+                == (alone["ledger"]["products"][figure])
+            )
+        assert row["synchronisations"] == alone["ledger"]["products"]["calls"]
+        assert row["words"] == alone["ledger"]["products"]["words"]
+        assert len(row["seconds_of_repeats"]) == 2
+        assert row["seconds"] == pytest.approx(sum(row["seconds_of_repeats"]) / 2)
+
+
+def test_gaps_and_speed_ups_are_those_to_the_first(hpcsgd, susy):
+    first, second = only_json(hpcsgd(*compare(susy, "--json")))["settings"]
+    assert first["loss_gap"] == 0.0 and first["speed_up"] == 1.0
+    gap = (second["loss"] - first["loss"]) / first["loss"]
+    assert second["loss_gap"] == pytest.approx(gap)
+    assert second["speed_up"] == pytest.approx(first["seconds"] / second["seconds"])
+
+
+def test_one_table_from_one_launch_and_turns(hpcsgd, susy):
+    done = hpcsgd(*compare(susy, "--ranks", 2, "--repeats", 2))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("speed-up") == 1 and "UNEQUAL" not in done.stdout
+    rows = [line.split() for line in done.stdout.splitlines() if "fp64" in line]
+    assert [row[0] for row in rows] == ["sgd", "ca-sgd"]
+    assert [row[1] for row in rows] == ["32", "32"]
+    assert [row[2] for row in rows] == ["1", "4"]
+    assert [row[8] for row in rows] == ["126", "32"], "synchronisations"
+    assert len(done.stderr.splitlines()) == 4, "a line for each run, no more"
+    turns = re.findall(r"(\S+), run (\d) of 2", done.stderr)
+    assert turns == [("sgd", "1"), ("ca-sgd", "1"), ("sgd", "2"), ("ca-sgd", "2")]
+
+
+def test_settings_do_not_leak_into_each_other(hpcsgd, susy):
+    """Reproducible sums are two calls, of the setting that asked for them alone."""
+    settings = ("a: products=gram reproducible=true", "b: products=gram")
+    more = ("--ranks", 2, "--json", "--repeats", 1)
+    a, b = only_json(hpcsgd(*compare(susy, *more, settings=settings)))["settings"]
+    assert a["synchronisations"] == 2 * b["synchronisations"]
+
+
+UNEQUAL = ("sgd: batch=32", "local: grid=2x1 batch=32 products=direct")
+
+
+def test_other_global_batches_are_refused_with_the_equal_one(hpcsgd, susy):
+    done = hpcsgd(*compare(susy, "--ranks", 2, settings=UNEQUAL))
+    refused(done, "sgd 32 (batch 32 x 1 replicas)", "local 64 (batch 32 x 2 replicas)")
+    assert "batch=32 for sgd, batch=16 for local" in done.stderr
+    assert "--allow-unequal" in done.stderr
+
+
+def test_a_batch_that_replicas_cannot_share_is_rounded_up_for_all(hpcsgd, susy):
+    settings = ("sgd: batch=31", "local: grid=2x1 batch=31 products=direct")
+    done = hpcsgd(*compare(susy, settings=settings))
+    refused(done, "batch=32 for sgd, batch=16 for local makes it 32 for all")
+
+
+def test_unequal_batches_are_marked_where_allowed(hpcsgd, susy):
+    more = ("--ranks", 2, "--allow-unequal", "--repeats", 1)
+    done = hpcsgd(*compare(susy, *more, settings=UNEQUAL))
+    assert done.returncode == 0, done.stderr
+    assert "UNEQUAL GLOBAL BATCHES" in done.stdout and "64 *" in done.stdout
+    said = only_json(hpcsgd(*compare(susy, *more, "--json", settings=UNEQUAL)))
+    assert said["equal_global_batch"] is False
+    assert [row["global_batch"] for row in said["settings"]] == [32, 64]
+
+
+FILE = """
+[schedule]
+batch = 32
+epochs = 2
+[rate]
+value = 0.5
+[precision]
+recipe = "fp64"
+[compare.sgd]
+"products.kind" = "direct"
+steps = 1
+[compare.ca-sgd]
+products = { kind = "gram" }
+schedule = { steps = 4 }
+"""
+
+
+def test_settings_of_a_file(hpcsgd, susy, tmp_path):
+    (tmp_path / "c.toml").write_text(FILE)
+    more = ("--data", susy, "--repeats", 1, "--json")
+    said = only_json(hpcsgd("compare", "c.toml", *more, "--setting", "again: steps=2"))
+    flags = only_json(hpcsgd(*compare(susy, "--repeats", 1, "--json")))
+    assert [r["name"] for r in said["settings"]] == ["sgd", "ca-sgd", "again"]
+    for row, other in zip(said["settings"], flags["settings"], strict=False):
+        assert row["weights_sha256"] == other["weights_sha256"]
+    assert [row["steps"] for row in said["settings"]] == [1, 4, 2]
+
+
+def test_run_folders_account_and_figure(hpcsgd, susy, tmp_path):
+    pytest.importorskip("matplotlib")
+    command = compare(susy, "--repeats", 2, "--out", "c", "--plot", "curve.png")
+    for _ in range(2):
+        assert hpcsgd(*command).returncode == 0
+    runs = {f"{name}-{k}" for name in ("sgd", "ca-sgd") for k in (1, 2)}
+    account = {"compare.json", "compare.png"}
+    earlier = {"compare-earlier-1.json", "compare-earlier-1.png"}
+    assert {p.name for p in (tmp_path / "c").iterdir()} == runs | account | earlier
+    said = json.loads((tmp_path / "c" / "compare.json").read_text())
+    result = load_result(tmp_path / "c" / "ca-sgd-2")
+    assert result.weights_sha256 == said["settings"][1]["weights_sha256"]
+    for figure in (tmp_path / "c" / "compare.png", tmp_path / "curve.png"):
+        assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_figure_without_matplotlib(hpcsgd, susy, tmp_path, no_matplotlib):
+    """Asked for: refused before anything runs. Not asked for: left out, and said."""
+    refused(hpcsgd(*compare(susy, "--plot", "a.png")), "pip install matplotlib")
+    done = hpcsgd(*compare(susy, "--out", "c", "--repeats", 1))
+    assert done.returncode == 0, done.stderr
+    assert "no figure in c" in done.stderr and "pip install" in done.stderr
+    assert (tmp_path / "c" / "compare.json").exists()
+
+
+def test_a_figure_that_cannot_be_written(hpcsgd, susy):
+    pytest.importorskip("matplotlib")
+    done = hpcsgd(*compare(susy, "--plot", "no/where.png", "--repeats", 1, "-q"))
+    refused(done, "no/where.png", "choose a folder")
+
+
+WRONG = [
+    ((), ["nothing to compare", "--setting"]),
+    (("sgd",), ["'NAME: key=value", "sgd"]),
+    (("steps=4 batch=2",), ["'NAME: key=value"]),
+    (("a: steps",), ["setting 'a'", "'steps' is no key=value"]),
+    (("a: stepz=4",), ["setting 'a'", "unknown key 'stepz'", "steps"]),
+    (("a: schedule.stepz=4",), ["setting 'a'", "unknown: ['stepz']", "'steps'"]),
+    (("a: steps=0",), ["setting 'a'", "steps = 0", "at least 1"]),
+    (("a: grid=2",), ["setting 'a'", "RxC"]),
+    (("a: steps=1", "A: steps=2"), ["two settings", "a name of its own"]),
+    (("--: steps=1",), ["needs a letter or a digit"]),
+    (("a: data=other.h5",), ["data.path is one for all settings"]),
+    (("a: run.comm=mpi",), ["run.comm is one for all settings"]),
+    (("a: steps=1", "b: grid=3x1 batch=12 products=direct"), ["global batch"]),
+    (("a: batch=30", "b: grid=3x1 batch=10"), ["needs 3 ranks", "--ranks 3"]),
+    (("a: precision=fp7",), ["fp7", "fp32"]),
+]
+
+
+@pytest.mark.parametrize("settings, words", WRONG, ids=lambda x: " | ".join(x))
+def test_wrong_settings(hpcsgd, susy, tmp_path, settings, words):
+    done = hpcsgd(*compare(susy, "--out", "c", settings=settings))
+    refused(done, *words)
+    assert not (tmp_path / "c").exists(), "found before anything was trained"
+
+
+def test_wrong_flags_and_files(hpcsgd, susy, tmp_path):
+    refused(hpcsgd(*compare(susy, "--repeats", 0)), "--repeats 0", "at least 1")
+    refused(hpcsgd("compare", "--setting", SGD, "--ranks", 2), "no data", "--data")
+    (tmp_path / "c.toml").write_text('[compare]\nproducts = "gram"\n')
+    refused(hpcsgd("compare", "c.toml"), "no setting", "[compare.NAME]")
+
+
+def test_an_error_in_a_run_names_the_setting(hpcsgd, susy):
+    settings = ("b: products=cached sampling=reshuffle",)
+    done = hpcsgd(*compare(susy, "--ranks", 2, "-q", settings=settings))
+    refused(done, "setting 'b'", "shuffle-once")
+
+
+def test_a_setting_that_diverges(hpcsgd, susy):
+    settings = ("good: rate=0.5", "bad: rate=1e300")
+    done = hpcsgd(*compare(susy, "--repeats", 1, settings=settings))
+    assert done.returncode == 1
+    assert "diverged" in done.stdout and "bad diverged; lower" in done.stderr
+    assert "Traceback" not in done.stderr

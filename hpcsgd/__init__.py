@@ -4,14 +4,10 @@ Names are loaded when they are first used, so that importing the package costs n
 and needs nothing; training in memory needs NumPy and SciPy only.
 """
 
-import logging
 from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-
-# A library does not decide where its log goes; the command line installs a handler.
-logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 _NAMES = {
     "train": "hpcsgd.api",

@@ -1,4 +1,4 @@
-"""`hpcsgd inspect`: what a run folder or a model is, in a few lines."""
+"""`hpcsgd inspect`: what a run folder, model or checkpoint is, in a few lines."""
 
 import argparse
 import json
@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.checkpoint import read_checkpoint
 from hpcsgd.config import RunConfig, read_toml
 from hpcsgd.errors import DataError
 from hpcsgd.result import Result, finite, load_result
 from hpcsgd.run_folder import FILES
+from hpcsgd.sealed import is_sealed
 
 LARGEST = 10  # weights shown
-HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 Facts = dict[str, Any]
 
 
@@ -22,11 +23,15 @@ def add_parser(commands: Any) -> None:
     """Add `inspect` to the commands."""
     parser = commands.add_parser(
         "inspect",
-        help="say what a run folder or a model is",
+        help="say what a run folder, a model or a checkpoint is",
         description="Status, loss, weights, settings and origin of what training left.",
         allow_abbrev=False,
     )
-    parser.add_argument("path", metavar="RUN|MODEL", help="run folder or result.h5")
+    parser.add_argument(
+        "path",
+        metavar="RUN|MODEL|CHECKPOINT",
+        help="run folder, result.h5 or checkpoint",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.set_defaults(run=run)
 
@@ -67,16 +72,8 @@ def run_facts(path: Path) -> Facts:
 
 
 def is_model(path: Path) -> bool:
-    """An HDF5 file; whether it is a result, reading it will say."""
-    if not path.is_file():
-        return False
-    try:
-        with open(path, "rb") as file:
-            return file.read(len(HDF5_SIGNATURE)) == HDF5_SIGNATURE
-    except OSError as error:
-        raise DataError(
-            f"{path} cannot be read ({error.strerror}); change its permissions"
-        ) from error
+    """A file that says it is a result."""
+    return is_sealed(path, "result")
 
 
 def model_facts(path: Path) -> Facts:
@@ -84,10 +81,40 @@ def model_facts(path: Path) -> Facts:
     return result_facts(load_result(path))
 
 
+def is_checkpoint(path: Path) -> bool:
+    """A file that says it is a checkpoint."""
+    return is_sealed(path, "checkpoint")
+
+
+def checkpoint_facts(path: Path) -> Facts:
+    """Where a run stood when it was saved."""
+    checkpoint = read_checkpoint(path)
+    said, weights = checkpoint.document, checkpoint.arrays["weights"]
+    return {
+        "exchanges": f"{checkpoint.exchanges}, {said['exchanges_per_epoch']} an epoch",
+        "loss": said["loss"],
+        "family": said["config"]["problem"]["family"],
+        "rows": said["rows"],
+        "columns": weights.shape[1],
+        "ran": f"{said['product']} on {said['ranks']} rank(s)",
+        "replicas": said["replicas"],
+        "copies": f"{len(weights)} (one for each replica where they were apart)",
+        "dtype": str(weights.dtype),
+        "norm": float(np.linalg.norm(weights)),
+        "arrays": sorted(checkpoint.arrays),
+        "resumes": said["resumes"],
+        "settings": changed(said["config"]),
+        "ledger": {k: v for k, v in said["ledger"].items() if v.get("calls")},
+        "data": said["fingerprint"],
+        "versions": said["versions"],
+    }
+
+
 # kind -> (does it know the path, what it says of it), asked in this order
 KINDS: dict[str, tuple[Callable[[Path], bool], Callable[[Path], Facts]]] = {
     "run folder": (is_run, run_facts),
     "model file": (is_model, model_facts),
+    "checkpoint": (is_checkpoint, checkpoint_facts),
 }
 
 

@@ -90,12 +90,27 @@ class Job:
         if self.interrupts > 1:
             self._kill()
             return
+        if not self._tell_ranks(number):
+            late = threading.Thread(target=self._tell_later, args=(number,))
+            late.daemon = True
+            late.start()
+
+    def _tell_ranks(self, number: int) -> bool:
+        """False where there are none (yet) that can be seen from here."""
         ranks = self.family.ranks(self.command)
         if ranks:
             self.family.tell(PASSED_ON[signal.Signals(number)], ranks)
-        else:  # not started yet, or on other nodes: their launcher knows them
-            polite = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
-            self._signal(polite)
+        return bool(ranks)
+
+    def _tell_later(self, number: int) -> None:
+        """Ranks that are being started; a launcher drops what comes before them."""
+        until = time.monotonic() + GRACE
+        while time.monotonic() < until:
+            if self._process.returncode is not None or self._tell_ranks(number):
+                return
+            time.sleep(0.05)
+        # All of them on other nodes: their launcher knows them.
+        self._signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
 
     def _kill(self) -> None:
         """Ranks first: their launcher could start nothing new, only clean up."""

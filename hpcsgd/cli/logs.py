@@ -12,7 +12,7 @@ from typing import Any
 from hpcsgd.cli import launch
 
 ROOT = "hpcsgd"
-CHATTY = logging.getLogger("hpcsgd.api")  # a few lines a run
+CHATTY = logging.getLogger("hpcsgd.session")  # a few lines a run
 
 
 def add_volume(parser: Any) -> None:

@@ -109,9 +109,27 @@ def test_wrong_input_is_one_sentence(command, tmp_path):
     refuse(command("inspect", "none"), 2, "none does not exist")
     refuse(command("inspect", "text"), 2, "neither a run folder", "model")
     refuse(command("inspect", "empty"), 2, "neither a run folder", "model")
-    refuse(command("inspect", "d.h5"), 2, "not a result")
-    (tmp_path / "run" / "result.h5").write_bytes(b"\x89HDF\r\n\x1a\n and no more")
-    refuse(command("inspect", "run"), 2, "cannot be read as a result")
+    refuse(command("inspect", "d.h5"), 2, "neither a run folder", "checkpoint")
+    result = tmp_path / "run" / "result.h5"
+    result.write_bytes(result.read_bytes()[:-100])
+    refuse(command("inspect", "run"), 2, "result.h5 cannot be used", "bytes")
+    refuse(command("inspect", "run/result.h5"), 2, "result.h5 cannot be used")
+
+
+def test_a_checkpoint(command, tmp_path):
+    train_into(tmp_path, "logistic")
+    (path,) = (tmp_path / "run" / "checkpoints").iterdir()
+    said = only_json(command("inspect", path, "--json"))
+    result = only_json(command("inspect", "run", "--json"))
+    assert said["kind"] == "checkpoint"
+    for name in ("family", "rows", "columns", "loss", "settings", "versions"):
+        assert said[name] == result[name], name
+    assert said["arrays"] == ["good_weights", "weights"]
+    assert str(result["steps"]).endswith(
+        f"in {said['exchanges'].split(',')[0]} exchanges"
+    )
+    path.write_bytes(path.read_bytes()[:-1])
+    refuse(command("inspect", path), 2, "cannot be used")
 
 
 def test_a_new_kind_is_one_row(tmp_path, monkeypatch, capsys):

@@ -62,9 +62,9 @@ class Stall(hpcsgd.Callback):
 def stall_while_loading(action):
     load_block = hpcsgd.load.load_block
 
-    def stuck(*arguments):
+    def stuck(*arguments, **options):
         action()
-        return load_block(*arguments)
+        return load_block(*arguments, **options)
 
     hpcsgd.load.load_block = stuck
 

@@ -91,12 +91,17 @@ class RunSection:
     reproducible: bool = False  # every member holds the same bits, at a second message
     check_members: int = 0  # exchanges between comparisons of members; 0 = never
     check_every: int = 64  # exchanges between looks at non-finite weights and stops
+    node_sharing: str = "auto"  # memory shared by ranks of a node: auto, on or off
     evaluate_every: int = 1  # epochs between full losses; 0 = only at the two ends
 
     def __post_init__(self) -> None:
         for name, least in (("check_members", 0), ("check_every", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"[run] {name} must be at least {least}")
+        if self.node_sharing not in ("auto", "on", "off"):
+            raise ConfigError(
+                f"[run] node_sharing = {self.node_sharing!r}; known: auto, on, off"
+            )
         if self.evaluate_every < 0:
             raise ConfigError("[run] evaluate_every must be at least 0")
 

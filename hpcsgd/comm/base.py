@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from hpcsgd.comm import wire
 from hpcsgd.comm.ledger import Ledger
+from hpcsgd.comm.workspace import Workspace
 from hpcsgd.errors import HpcsgdError, TransportError
 
 Array = NDArray[Any]
@@ -41,6 +42,7 @@ class Communicator(ABC):
 
     transport = "one process"  # what carries the words
     waits_busily = False  # True: its ranks spin in collectives and own a core each
+    node_sharing = "auto"  # whether ranks of a node share memory: auto, on or off
 
     def __init__(
         self, rank: int, size: int, ledger: Ledger, reproducible: bool = False
@@ -60,11 +62,41 @@ class Communicator(ABC):
             return buffer
         if self.reproducible:
             return self._sum_in_one_place(buffer, purpose)
-        _check_summable(buffer)
+        check_summable(buffer.dtype)
         began = perf_counter()
         self._sum(buffer)
         self._book(purpose, buffer, wire.sum_bytes(buffer.nbytes, self.size), began)
         return buffer
+
+    def workspace(self, words: int, dtype: Any) -> Workspace:
+        """A message that is summed again and again, by the fastest way there is.
+
+        Asked for by all ranks in one order, as collectives are; so is `keep`.
+        """
+        if self.size == 1:
+            return Workspace(self, words, dtype)
+        check_summable(np.dtype(dtype))
+        if self.reproducible:
+            return Workspace(self, words, dtype)
+        return self._workspace(words, dtype)
+
+    def sum_workspace(self, workspace: Workspace, purpose: str) -> Array:
+        """Σ over ranks of what they wrote into the workspace; booked as `sum` is."""
+        written = workspace.array
+        if self.size == 1 or self.reproducible:
+            return self.sum(written, purpose)
+        began = perf_counter()
+        total = workspace.add()
+        self._book(purpose, written, wire.sum_bytes(written.nbytes, self.size), began)
+        return total
+
+    def keep(self, array: Array) -> Array:
+        """A lasting copy of what all ranks hold alike; ranks of a node may share it."""
+        return array.copy() if self.size == 1 else self._keep(array)
+
+    def share_nodes(self, how: str) -> None:
+        """Say whether ranks of a node share memory; groups split later inherit it."""
+        self.node_sharing = how
 
     def start_sum(self, buffer: Array, purpose: str) -> Pending:
         """Begin a sum; the buffer belongs to it until `wait`."""
@@ -72,7 +104,7 @@ class Communicator(ABC):
             return Pending(buffer)
         if self.reproducible:
             return Pending(self._sum_in_one_place(buffer, purpose))
-        _check_summable(buffer)
+        check_summable(buffer.dtype)
         began = perf_counter()
         finish = self._start_sum(buffer)
         self._book(purpose, buffer, wire.sum_bytes(buffer.nbytes, self.size), began)
@@ -165,6 +197,14 @@ class Communicator(ABC):
     @abstractmethod
     def _start_sum(self, buffer: Array) -> Callable[[], None]: ...
 
+    def _workspace(self, words: int, dtype: Any) -> Workspace:
+        """The transport's own kind of it."""
+        return Workspace(self, words, dtype)
+
+    def _keep(self, array: Array) -> Array:
+        """The transport's own kind of it."""
+        return array.copy()
+
     @abstractmethod
     def _reduce(self, buffer: Array) -> None:
         """Sum into the buffer of rank 0; the others' keep what they held."""
@@ -186,7 +226,7 @@ class Communicator(ABC):
         self.ledger.record(purpose, sent.size, sent.nbytes, wire_bytes, elapsed)
 
     def _sum_in_one_place(self, buffer: Array, purpose: str) -> Array:
-        _check_summable(buffer)
+        check_summable(buffer.dtype)
         began = perf_counter()
         self._reduce(buffer)
         self._book(purpose, buffer, wire.reduce_bytes(buffer.nbytes, self.size), began)
@@ -198,10 +238,9 @@ class Communicator(ABC):
         self.ledger.wait(purpose, perf_counter() - began)
 
 
-def _check_summable(buffer: Array) -> None:
+def check_summable(dtype: np.dtype[Any]) -> None:
     """MPI has no 16-bit float, and a sum of integers that hold some is nonsense."""
-    if buffer.dtype.char not in "fdg":
+    if dtype.char not in "fdg":
         raise TransportError(
-            f"a buffer of {np.dtype(buffer.dtype)} cannot be summed over ranks;"
-            " sum float32 or float64"
+            f"a buffer of {dtype} cannot be summed over ranks; sum float32 or float64"
         )

@@ -44,7 +44,7 @@ def test_shared_sums_are_the_ordinary_ones(comm, kind):
     for words in WORDS:
         space = world.workspace(words, np.float64)
         assert type(space) is kind
-        for _ in range(5):
+        for _ in range(3):
             part = rng.normal(size=words)
             space.array[...] = part
             total = space.sum("products")
@@ -66,7 +66,7 @@ def test_sums_over_pretended_nodes(comm, per_node):
     for words in WORDS:
         space = world.workspace(words, np.float64)
         assert isinstance(space, SummedInSlices) == (per_node == 2)
-        for turn in range(20):
+        for turn in range(5):
             space.array[...] = np.arange(words) + turn * comm.rank
             total = space.sum("products")
             np.testing.assert_array_equal(total, 4 * np.arange(words) + 6 * turn)
@@ -86,7 +86,7 @@ def test_nodes_are_shared_inside_the_parts_of_a_grid(comm):
         assert (space.sum("products") == sum(own)).all()
 
 
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(2)
 def test_a_buffer_is_summed_thousands_of_times(comm, kind):
     """Two in turns, and other calls between."""
     world = world_on(comm)
@@ -211,7 +211,7 @@ def test_a_total_that_all_read_is_not_to_be_written(comm, monkeypatch):
 
 @pytest.mark.ranks(2, 4)
 def test_windows_are_freed_when_nobody_looks_any_more(comm):
-    """At the next split of the world, and not before the last array is gone anywhere."""
+    """At the next split of the world, once the last array is gone on every rank."""
     for per_node in (None, 2):
         world = world_on(comm, per_node)
         held = world._ways._held
@@ -251,17 +251,18 @@ def test_many_runs_in_one_world_hold_the_windows_of_the_last(comm):
     world.close()
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(2, 4, timeout=20)
 def test_where_one_rank_finds_no_room_none_shares(comm, monkeypatch):
+    """No sums anywhere in the group, and no copies on its node."""
     if comm.rank == comm.size - 1:
         monkeypatch.setattr(node, "has_room", lambda size: False)
-    world = world_on(comm)
+    world = world_on(comm, 2)
     space = world.workspace(5000, np.float32)
     assert type(space) is Workspace
     space.array[...] = 1
     assert (space.sum("products") == comm.size).all()
     kept = world.keep(np.ones(5000))
-    assert kept.flags.writeable and kept.base is None
+    assert kept.flags.writeable == (comm.rank >= comm.size - 2)
 
 
 class NoWindows:

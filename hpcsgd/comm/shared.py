@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hpcsgd.comm.base import Communicator
 
 # Words beyond the first rank's that a rank adds itself before a second barrier pays.
-ALONE_UP_TO = 40_000
+ALONE_UP_TO = 20_000
 
 
 class SummedByEach(Workspace):

@@ -134,7 +134,10 @@ class Delayed(Communicator):
         self._feel(wire.sum_bytes(buffer.nbytes, self.felt))
 
     def _workspace(self, words: int, dtype: Any) -> Workspace:
-        return DelayedWorkspace(self, self.inner._workspace(words, dtype))
+        inner = self.inner._workspace(words, dtype)
+        if type(inner) is Workspace:  # an ordinary sum: this group's own
+            return Workspace(self, words, dtype)
+        return DelayedWorkspace(self, inner)
 
     def _keep(self, array: Array) -> Array:
         return self.inner._keep(array)

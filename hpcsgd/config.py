@@ -97,6 +97,7 @@ class RunSection:
     reproducible: bool = False  # every member holds the same bits, at a second message
     check_members: int = 0  # exchanges between comparisons of members; 0 = never
     check_every: int = 64  # exchanges between looks at non-finite weights and stops
+    node_sharing: str = "auto"  # memory shared by ranks of a node: auto, on or off
     evaluate_every: int = 1  # epochs between full losses; 0 = only at the two ends
     timeout: float = 20.0  # seconds a rank waits for one that does nothing; 0 = ever
     profile: bool = False  # report where the time went, on all ranks
@@ -125,6 +126,10 @@ class RunSection:
             raise ConfigError(
                 f"[run] timeout = {self.timeout!r} must be finite seconds, 0 = wait for"
                 " ever"
+            )
+        if self.node_sharing not in ("auto", "on", "off"):
+            raise ConfigError(
+                f"[run] node_sharing = {self.node_sharing!r}; known: auto, on, off"
             )
 
 

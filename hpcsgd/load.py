@@ -66,12 +66,12 @@ def load(
         *("read rows %d to %d, columns %d to %d", rows.start, rows.stop),
         *(columns.start, columns.stop),
     )
-    inner = get_format(precision.inner).dtype
+    inner, keep = get_format(precision.inner).dtype, grid.members.keep
     shard = Shard(
         matrix=matrix,
-        targets=encoded.astype(inner),
-        weights=None if weights is None else weights.astype(inner)[:, None],
-        offsets=None if offsets is None else offsets.astype(inner)[:, None],
+        targets=keep(encoded.astype(inner)),
+        weights=None if weights is None else keep(weights.astype(inner)[:, None]),
+        offsets=None if offsets is None else keep(offsets.astype(inner)[:, None]),
         rows=rows,
         columns=columns,
         total_rows=reader.rows,

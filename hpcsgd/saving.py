@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from hpcsgd.callbacks.base import View, Wish
 from hpcsgd.checkpoint import Checkpoint, CheckpointConfig, Store
@@ -21,11 +22,18 @@ class Saver:
     """
 
     def __init__(
-        self, config: CheckpointConfig | None, capture: Capture, store: Store | None
+        self,
+        config: CheckpointConfig | None,
+        capture: Capture,
+        store: Store | None,
+        working: Callable[[str], AbstractContextManager[None]] = lambda what: (
+            nullcontext()
+        ),
     ) -> None:
         self.config = config  # None: this run leaves nothing behind
         self.capture = capture
         self.store = store
+        self.working = working  # told what we wait for: it is no rank
         self.failed = 0
         self.written = 0
         self._last_good: int | None = None
@@ -63,7 +71,8 @@ class Saver:
     def finish(self) -> None:
         """Wait until what was handed over is on disk."""
         if self._writer is not None:
-            self._writer.join()
+            with self.working("writing a checkpoint"):
+                self._writer.join()
             self._writer = None
 
     def _is_writing(self) -> bool:

@@ -79,7 +79,8 @@ def _in_folder(live: Live, folder: RunFolder, began: float, setup: Clock) -> Res
     log.debug("training: %s", live.task.clock)
     damage = find_damage(live) if status is Status.DIVERGED else ""
     result = report(live, state, status, began, setup.seconds, damage)
-    world.together(lambda: folder.finish(result))
+    with world.working("writing the result"):
+        world.together(lambda: folder.finish(result))
     return result
 
 

@@ -129,4 +129,4 @@ def _saver(parts: Parts, capture: Capture) -> Saver:
         return Saver(None, capture.take, None)
     writes = parts.grid.world.rank == 0
     store = Store(Path(out), config.keep) if writes else None
-    return Saver(config, capture.take, store)
+    return Saver(config, capture.take, store, parts.grid.world.working)

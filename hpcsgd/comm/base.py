@@ -7,6 +7,7 @@ transport has to supply are the hooks behind them.
 import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from time import perf_counter
 from typing import Any, NoReturn, TypeVar
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from hpcsgd.comm import wire
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.comm.place import Place
+from hpcsgd.comm.workspace import Workspace
 from hpcsgd.errors import HpcsgdError, TransportError
 
 Array = NDArray[Any]
@@ -43,6 +45,7 @@ class Communicator(ABC):
     transport = "one process"  # what carries the words
     waits_busily = False  # True: its ranks spin in collectives and own a core each
     timeout = 0.0  # seconds that a rank waits for one that does nothing; 0 = for ever
+    node_sharing = "auto"  # whether ranks of a node share memory: auto, on or off
 
     def __init__(
         self, rank: int, size: int, ledger: Ledger, reproducible: bool = False
@@ -63,12 +66,47 @@ class Communicator(ABC):
             return buffer
         if self.reproducible:
             return self._sum_in_one_place(buffer, purpose)
-        _check_summable(buffer)
+        check_summable(buffer.dtype)
         began = perf_counter()
         with self._inside("sum", purpose):
             self._sum(buffer)
         self._book(purpose, buffer, wire.sum_bytes(buffer.nbytes, self.size), began)
         return buffer
+
+    def workspace(self, words: int, dtype: Any) -> Workspace:
+        """A message that is summed again and again, by the fastest way there is.
+
+        Asked for by all ranks in one order, as collectives are; so is `keep`.
+        """
+        if self.size == 1:
+            return Workspace(self, words, dtype)
+        check_summable(np.dtype(dtype))
+        if self.reproducible:
+            return Workspace(self, words, dtype)
+        with self._inside("opening of a workspace", "control"):
+            return self._workspace(words, dtype)
+
+    def sum_workspace(self, workspace: Workspace, purpose: str) -> Array:
+        """Σ over ranks of what they wrote into the workspace; booked as `sum` is."""
+        written = workspace.array
+        if self.size == 1 or self.reproducible:
+            return self.sum(written, purpose)
+        began = perf_counter()
+        with self._inside("sum", purpose):
+            total = workspace.add()
+        self._book(purpose, written, wire.sum_bytes(written.nbytes, self.size), began)
+        return total
+
+    def keep(self, array: Array) -> Array:
+        """A lasting copy of what all ranks hold alike; ranks of a node may share it."""
+        if self.size == 1:
+            return array.copy()
+        with self._inside("copy for the node", "control"):
+            return self._keep(array)
+
+    def share_nodes(self, how: str) -> None:
+        """Say whether ranks of a node share memory; groups split later inherit it."""
+        self.node_sharing = how
 
     def start_sum(self, buffer: Array, purpose: str) -> Pending:
         """Begin a sum; the buffer belongs to it until `wait`."""
@@ -76,7 +114,7 @@ class Communicator(ABC):
             return Pending(buffer)
         if self.reproducible:
             return Pending(self._sum_in_one_place(buffer, purpose))
-        _check_summable(buffer)
+        check_summable(buffer.dtype)
         began = perf_counter()
         with self._inside("start of the sum", purpose):
             finish = self._start_sum(buffer)
@@ -157,6 +195,10 @@ class Communicator(ABC):
             raise found[0]
         return result  # type: ignore[return-value]
 
+    def working(self, what: str) -> AbstractContextManager[None]:
+        """`with` it around what others wait for although it looks idle: slow disks."""
+        return self.ledger.place.working(what)
+
     def watch(self, timeout: float) -> None:
         """From now on no rank waits longer than that for one that does nothing.
 
@@ -186,6 +228,14 @@ class Communicator(ABC):
     @abstractmethod
     def _start_sum(self, buffer: Array) -> Callable[[], None]: ...
 
+    def _workspace(self, words: int, dtype: Any) -> Workspace:
+        """The transport's own kind of it."""
+        return Workspace(self, words, dtype)
+
+    def _keep(self, array: Array) -> Array:
+        """The transport's own kind of it."""
+        return array.copy()
+
     @abstractmethod
     def _reduce(self, buffer: Array) -> None:
         """Sum into the buffer of rank 0; the others' keep what they held."""
@@ -207,7 +257,7 @@ class Communicator(ABC):
         self.ledger.record(purpose, sent.size, sent.nbytes, wire_bytes, elapsed)
 
     def _sum_in_one_place(self, buffer: Array, purpose: str) -> Array:
-        _check_summable(buffer)
+        check_summable(buffer.dtype)
         began = perf_counter()
         with self._inside("reduction", purpose):
             self._reduce(buffer)
@@ -226,10 +276,9 @@ class Communicator(ABC):
         self.ledger.wait(purpose, perf_counter() - began)
 
 
-def _check_summable(buffer: Array) -> None:
+def check_summable(dtype: np.dtype[Any]) -> None:
     """MPI has no 16-bit float, and a sum of integers that hold some is nonsense."""
-    if buffer.dtype.char not in "fdg":
+    if dtype.char not in "fdg":
         raise TransportError(
-            f"a buffer of {np.dtype(buffer.dtype)} cannot be summed over ranks;"
-            " sum float32 or float64"
+            f"a buffer of {dtype} cannot be summed over ranks; sum float32 or float64"
         )

@@ -20,6 +20,7 @@ import numpy as np
 
 from hpcsgd.comm import wire
 from hpcsgd.comm.base import Array, Communicator
+from hpcsgd.comm.workspace import Workspace
 from hpcsgd.errors import ConfigError
 
 PR_SET_TIMERSLACK = 29
@@ -127,6 +128,10 @@ class Delayed(Communicator):
         """Abort the inner one."""
         self.inner.abort(code)
 
+    def share_nodes(self, how: str) -> None:
+        """Tell the inner one."""
+        self.inner.share_nodes(how)
+
     def charge(self, wire_bytes: float) -> float:
         """α⌈log₂p⌉ + bytes / bandwidth."""
         hops = ceil(log2(self.felt))
@@ -135,6 +140,15 @@ class Delayed(Communicator):
     def _sum(self, buffer: Array) -> None:
         self.inner._sum(buffer)
         self._feel(wire.sum_bytes(buffer.nbytes, self.felt))
+
+    def _workspace(self, words: int, dtype: Any) -> Workspace:
+        inner = self.inner._workspace(words, dtype)
+        if type(inner) is Workspace:  # an ordinary sum: this group's own
+            return Workspace(self, words, dtype)
+        return DelayedWorkspace(self, inner)
+
+    def _keep(self, array: Array) -> Array:
+        return self.inner._keep(array)
 
     def _start_sum(self, buffer: Array) -> Callable[[], None]:
         finish = self.inner._start_sum(buffer)
@@ -170,6 +184,27 @@ class Delayed(Communicator):
 
     def _feel(self, wire_bytes: float) -> None:
         self.link.wait_until(self.link.book(self.charge(wire_bytes)))
+
+
+class DelayedWorkspace(Workspace):
+    """The inner transport's workspace, each sum as late as the network makes it."""
+
+    def __init__(self, group: Delayed, inner: Workspace) -> None:
+        super().__init__(group, 0, inner.array.dtype)
+        self.inner = inner
+        self._feel = group._feel
+        self._wire_bytes = wire.sum_bytes(inner.array.nbytes, group.felt)
+
+    @property
+    def array(self) -> Array:
+        """That of the inner one."""
+        return self.inner.array
+
+    def add(self) -> Array:
+        """Σ over ranks, then the wait."""
+        total = self.inner.add()
+        self._feel(self._wire_bytes)
+        return total
 
 
 def _spin_until(moment: float) -> None:

@@ -15,6 +15,8 @@ from hpcsgd.comm.base import Array, Communicator
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.comm.mail import MpiMail
 from hpcsgd.comm.watch import Watchdog
+from hpcsgd.comm.ways import Ways
+from hpcsgd.comm.workspace import Workspace
 from hpcsgd.errors import MissingPackage
 
 FORWARDING = 0.2  # seconds for a launcher to pass a traceback on
@@ -43,12 +45,17 @@ class MpiCommunicator(Communicator):
     waits_busily = True
 
     def __init__(
-        self, comm: Any, ledger: Ledger | None = None, reproducible: bool = False
+        self,
+        comm: Any,
+        ledger: Ledger | None = None,
+        reproducible: bool = False,
+        ways: Ways | None = None,
     ) -> None:
         super().__init__(comm.rank, comm.size, ledger or Ledger(), reproducible)
         self._comm = comm
         self._mpi = load_mpi()
         self.transport = library_name(self._mpi)
+        self._ways = ways or Ways(comm, self._mpi)
         # One word for flags, allocated once: they are asked for all the time.
         self._flag = np.zeros(1, dtype=np.int64)
         self._watchdog: Watchdog | None = None
@@ -83,11 +90,16 @@ class MpiCommunicator(Communicator):
         """MPI_Comm_split."""
         with self._inside("split", "control"):
             part = self._comm.Split(color, key)
-        return MpiCommunicator(part, self.ledger, self.reproducible)
+            self._ways.release()
+            ways = self._ways.of_part(part)
+            group = MpiCommunicator(part, self.ledger, self.reproducible, ways)
+            group.share_nodes(self.node_sharing)
+        return group
 
     def close(self) -> None:
         """Free the communicator, with all others."""
         self.unwatch()
+        self._ways.close()
         self._comm.Free()
 
     def abort(self, code: int = 1) -> NoReturn:
@@ -101,6 +113,12 @@ class MpiCommunicator(Communicator):
 
     def _sum(self, buffer: Array) -> None:
         self._comm.Allreduce(self._mpi.IN_PLACE, buffer)
+
+    def _workspace(self, words: int, dtype: Any) -> Workspace:
+        return self._ways.workspace(self, words, dtype)
+
+    def _keep(self, array: Array) -> Array:
+        return self._ways.keep(self.node_sharing, array)
 
     def _start_sum(self, buffer: Array) -> Callable[[], None]:
         request = self._comm.Iallreduce(self._mpi.IN_PLACE, buffer)

@@ -1,5 +1,7 @@
 """Where a rank's main thread is: in which collective, or since when in none."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -22,12 +24,13 @@ class Place:
     What belongs together is stored as one tuple: a reader sees all of it or nothing.
     """
 
-    __slots__ = ("last", "now", "since")
+    __slots__ = ("last", "now", "since", "task")
 
     def __init__(self) -> None:
         self.now: tuple[str, str, int, int, float] | None = None
         self.last: tuple[str, str, int, int, float] | None = None
         self.since = perf_counter()  # when the last collective ended
+        self.task: str | None = None  # what it does that looks idle and is not
 
     def enter(self, what: str, purpose: str, number: int, size: int) -> "Place":
         """A collective begins; `with` ends it, however it ends."""
@@ -39,6 +42,15 @@ class Place:
 
     def __exit__(self, *error: object) -> None:
         self.last, self.now, self.since = self.now, None, perf_counter()
+
+    @contextmanager
+    def working(self, what: str) -> Iterator[None]:
+        """The main thread waits for a disk, not for ranks: it is busy with `what`."""
+        self.task = what
+        try:
+            yield
+        finally:
+            self.task = None
 
     def spot(self) -> tuple[Spot | None, float]:
         """(the collective that the main thread is in, or None; since when)."""

@@ -170,7 +170,7 @@ class Watchdog:
             before=self.place.before(),
             since=now - since,
             awake=now - max(since, self.resumed),
-            busy=self.usage.is_busy(),
+            busy=self.place.task is not None or self.usage.is_busy(),
             looks={r: state for r, state in looks.items() if state},
         )
 

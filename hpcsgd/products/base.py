@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from hpcsgd.backends.base import Backend, Batch
 from hpcsgd.comm.base import Communicator
+from hpcsgd.comm.workspace import Workspace
 from hpcsgd.data.shard import Shard, take
 from hpcsgd.families.base import Family
 from hpcsgd.precision import Precision, get_format, round_through
@@ -89,6 +90,7 @@ class Scratch:
 
     def __init__(self) -> None:
         self._arrays: dict[tuple[Any, ...], Array] = {}
+        self._workspaces: dict[tuple[Any, ...], Workspace] = {}
 
     def array(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
         """An uninitialised array, the same one for the same arguments."""
@@ -96,6 +98,20 @@ class Scratch:
         found = self._arrays.get(key)
         if found is None:
             found = self._arrays[key] = np.empty(shape, dtype=dtype)
+        return found
+
+    def workspace(
+        self, members: Communicator, name: str, words: int, dtype: Any
+    ) -> Workspace:
+        """A message to sum over members, the same one for the same arguments.
+
+        It is opened where it is first summed: members that sum in one order, as they
+        must, open in one order too.
+        """
+        key = (name, words, dtype)
+        found = self._workspaces.get(key)
+        if found is None:
+            found = self._workspaces[key] = members.workspace(words, dtype)
         return found
 
 
@@ -121,6 +137,8 @@ def store_margins(task: Task, margins: Array) -> Array:
     """Round the summed margins to the format they are stored in."""
     stored, summed = task.precision.margin, task.precision.margin_sum
     if get_format(stored).unit_roundoff > get_format(summed).unit_roundoff:
+        # What several members read in place is not for one of them to write.
+        margins = margins if margins.flags.writeable else margins.copy()
         round_through(margins, stored)
     return margins
 

@@ -39,7 +39,7 @@ class CachedGram:
 
     def _kept_gram(self, gram: Array) -> Array:
         self.task.clock.start()
-        kept = gram.copy()
+        kept = self.task.members.keep(gram)
         self.task.clock.lap("gram")
         return kept
 

@@ -29,38 +29,39 @@ class Direct:
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """One synchronisation per step."""
         rows = gather_rows(self.task, self.scratch, "rows", group)
-        return walk(self.task, state, group, rows, summed=True)
+        return walk(self.task, state, group, rows, self.scratch)
 
     def finish(self) -> None:
         """Nothing is begun early."""
 
 
-def walk(task: Task, state: State, group: Group, rows: Array, summed: bool) -> State:
-    """s steps one after the other on `rows`; scores are summed where asked."""
+def walk(
+    task: Task, state: State, group: Group, rows: Array, scratch: Scratch | None
+) -> State:
+    """s steps one after the other on `rows`; with `scratch`, scores are summed."""
     batch = batch_of(task, group.rows)
     residuals = []
     starts = group.blocks.starts
     for j, plan in enumerate(group.steps):
         part = slice(starts[j], starts[j + 1])
         residuals.append(
-            _step(task, state, plan, rows[part], _part(batch, part), summed)
+            _step(task, state, plan, rows[part], _part(batch, part), scratch)
         )
     state.residuals = residuals[0] if len(residuals) == 1 else np.vstack(residuals)
     return state
 
 
 def _step(
-    task: Task, state: State, plan: Any, rows: Array, batch: Batch, summed: bool
+    task: Task,
+    state: State,
+    plan: Any,
+    rows: Array,
+    batch: Batch,
+    scratch: Scratch | None,
 ) -> Array:
     """t = Σ_c Y w;  r = residual(t, y);  w ← M w + u Yᵀr."""
     backend, clock = task.backend, task.clock
-    margins = np.empty((len(rows), task.columns), dtype=task.margin_dtype)
-    backend.scores(rows, probed(task, state.weights), margins)
-    clock.lap("scores")
-    if summed:
-        task.members.sum(margins, "products")
-        clock.lap("communicate")
-    store_margins(task, margins)
+    margins = store_margins(task, _margins(task, state, rows, scratch))
     residuals = backend.corrected_residuals(
         margins, task.no_gram, plan, task.family, batch, state.intercept
     )
@@ -68,6 +69,23 @@ def _step(
     backend.descend(state.weights, rows, residuals, plan)
     clock.lap("update")
     return residuals
+
+
+def _margins(task: Task, state: State, rows: Array, scratch: Scratch | None) -> Array:
+    """Scores of one batch, summed over members where there is a `scratch`."""
+    shape, point = (len(rows), task.columns), probed(task, state.weights)
+    if scratch is None:
+        margins = np.empty(shape, dtype=task.margin_dtype)
+        task.backend.scores(rows, point, margins)
+        task.clock.lap("scores")
+        return margins
+    words = shape[0] * shape[1]
+    message = scratch.workspace(task.members, "margins", words, task.margin_dtype)
+    task.backend.scores(rows, point, message.array.reshape(shape))
+    task.clock.lap("scores")
+    total = message.sum("products")
+    task.clock.lap("communicate")
+    return total.reshape(shape)
 
 
 def probed(task: Task, weights: Array) -> Array:

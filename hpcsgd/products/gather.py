@@ -24,7 +24,7 @@ class Gather:
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Rows of all columns, then plain steps on them."""
-        return walk(self.task, state, group, self._whole_rows(group), summed=False)
+        return walk(self.task, state, group, self._whole_rows(group), None)
 
     def finish(self) -> None:
         """Nothing is begun early."""

@@ -6,6 +6,7 @@ packed one behind the other in one buffer where their formats are equal.
 
 import numpy as np
 
+from hpcsgd.comm.workspace import Workspace
 from hpcsgd.precision import get_format
 from hpcsgd.products.base import (
     Array,
@@ -41,31 +42,49 @@ class Gram:
     ) -> tuple[Array, Array]:
         """Packed G and z of `group`, summed over members."""
         task, blocks = self.task, group.blocks
-        messages, gram, margins = self._buffers(group)
+        messages = self._messages(group)
+        gram, margins = self._parts(group, [m.array for m in messages])
         task.backend.strict_gram(rows, blocks, gram)
         task.clock.lap("gram")
         task.backend.scores(rows, state.weights, margins)
         task.clock.lap("scores")
-        for message in messages:
-            task.members.sum(message, "products")
+        totals = [message.sum("products") for message in messages]
         task.clock.lap("communicate")
-        return gram, margins
+        return self._parts(group, totals)
 
-    def _buffers(self, group: Group) -> tuple[list[Array], Array, Array]:
-        """What is sent, and the Gram and the margins as views of it."""
+    def _messages(self, group: Group) -> list[Workspace]:
+        """What is sent: Gram and margins together where their formats are equal."""
+        task, blocks = self.task, group.blocks
+        words, wire = margin_words(task, group), get_format(task.precision.gram_wire)
+        if task.precision.one_message:
+            sizes = {"products": (blocks.gram_words + words, task.margin_dtype)}
+        else:
+            sizes = {
+                "gram": (blocks.gram_words, wire.dtype),
+                "margins": (words, task.margin_dtype),
+            }
+        return [
+            self.scratch.workspace(task.members, name, *size)
+            for name, size in sizes.items()
+        ]
+
+    def _parts(self, group: Group, arrays: list[Array]) -> tuple[Array, Array]:
+        """The Gram and the margins as views of what is sent, or of its sums."""
         words, shape = group.blocks.gram_words, margin_shape(self.task, group)
-        if self.task.precision.one_message:
-            size = words + shape[0] * shape[1]
-            whole = self.scratch.array("products", (size,), self.task.margin_dtype)
-            return [whole], whole[:words], whole[words:].reshape(shape)
-        gram = gram_buffer(self.task, self.scratch, "gram", group)
-        margins = self.scratch.array("margins", shape, self.task.margin_dtype)
-        return [gram, margins], gram, margins
+        if len(arrays) == 1:
+            return arrays[0][:words], arrays[0][words:].reshape(shape)
+        return arrays[0], arrays[1].reshape(shape)
 
 
 def margin_shape(task: Task, group: Group) -> tuple[int, int]:
     """z holds K columns for each state."""
     return group.blocks.rows, task.states * task.columns
+
+
+def margin_words(task: Task, group: Group) -> int:
+    """How many words that is."""
+    rows, columns = margin_shape(task, group)
+    return rows * columns
 
 
 def gram_buffer(task: Task, scratch: Scratch, name: str, group: Group) -> Array:
@@ -79,9 +98,10 @@ def sum_margins(
 ) -> Array:
     """z alone, where G is known already or travels apart."""
     shape = margin_shape(task, group)
-    margins = scratch.array("margins", shape, task.margin_dtype)
-    task.backend.scores(rows, state.weights, margins)
+    words = margin_words(task, group)
+    message = scratch.workspace(task.members, "margins", words, task.margin_dtype)
+    task.backend.scores(rows, state.weights, message.array.reshape(shape))
     task.clock.lap("scores")
-    task.members.sum(margins, "products")
+    total = message.sum("products")
     task.clock.lap("communicate")
-    return margins
+    return total.reshape(shape)

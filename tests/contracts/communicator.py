@@ -69,6 +69,64 @@ def refuses_to_sum_integers(world):
         for dtype in (np.uint16, np.float16, np.int64):
             with pytest.raises(TransportError, match="cannot be summed"):
                 world.sum(np.ones(2, dtype=dtype), "products")
+            with pytest.raises(TransportError, match="cannot be summed"):
+                world.workspace(2, dtype)
+
+
+def sums_workspaces_again_and_again(world):
+    """Of every size, on every setting, in turns; totals are good until the next sum."""
+    p = world.size
+    for how in ("auto", "on", "off"):
+        world.share_nodes(how)
+        for dtype in (np.float32, np.float64):
+            spaces = [world.workspace(words, dtype) for words in (0, 1, 7, 700, 50_000)]
+            for turn in range(5):
+                totals = []
+                for space in spaces:
+                    space.array[...] = np.arange(space.array.size) % 97 + turn
+                    space.array[...] += world.rank
+                    totals.append(space.sum("products"))
+                for total in totals:
+                    expected = p * (np.arange(total.size) % 97 + turn)
+                    assert total.dtype == dtype
+                    np.testing.assert_array_equal(total, expected + p * (p - 1) / 2)
+
+
+def books_workspaces_as_sums(world):
+    """The same calls, words and bytes, whatever carries them."""
+    grown = []
+    for how in ("off", "auto", "on"):
+        world.share_nodes(how)
+        before = world.ledger.as_dict()["products"]
+        for words in (5, 5000):
+            space = world.workspace(words, np.float32)
+            space.array[...] = 1
+            space.sum("products")
+        after = world.ledger.as_dict()["products"]
+        grown.append({k: after[k] - before[k] for k in after if k != "seconds"})
+    before = world.ledger.as_dict()["products"]
+    for words in (5, 5000):
+        world.sum(np.zeros(words, np.float32), "products")
+    after = world.ledger.as_dict()["products"]
+    plain = {k: after[k] - before[k] for k in after if k != "seconds"}
+    for one in grown:
+        assert one == pytest.approx(plain)
+    assert plain["calls"] == (2 if world.size > 1 else 0)
+
+
+def keeps_copies(world):
+    """A lasting copy of what all ranks hold, of any shape and size."""
+    for how in ("auto", "on", "off"):
+        world.share_nodes(how)
+        for shape in ((3,), (1000, 2), (0,), (5000, 1)):
+            array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+            kept = world.keep(array)
+            expected = array.copy()
+            array[...] = -1
+            assert kept.dtype == array.dtype
+            np.testing.assert_array_equal(kept, expected)
+            world.max_flag(0)  # nobody overwrites before all have looked
+            np.testing.assert_array_equal(kept, expected)
 
 
 def splits_into_grids(world):
@@ -143,4 +201,7 @@ CHECKS = [
     splits_into_grids,
     raises_together,
     counts_what_is_said,
+    sums_workspaces_again_and_again,
+    books_workspaces_as_sums,
+    keeps_copies,
 ]

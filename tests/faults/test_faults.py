@@ -46,7 +46,9 @@ def test_nan_in_the_memory_of_one_rank(case, undisturbed):
 
 
 def test_a_disk_that_is_full_for_a_while(case, undisturbed):
-    ended = case.run("--fault", "fills_the_disk", "--at", 41, "--rank", 0)
+    ended = case.run(
+        "--fault", "fills_the_disk", "--at", 43, "--rank", 0, "--slow", 0.03
+    )
     assert ended.code == 0, ended.output
     said = reports("cannot be written", ended.output)
     assert len(said) == 1

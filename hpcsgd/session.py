@@ -66,8 +66,9 @@ def _watched(
 def _in_folder(live: Live, folder: RunFolder, began: float, setup: Clock) -> Result:
     """Go on or begin, train, and leave everything where it belongs."""
     config, world = live.config, live.grid.world
-    goes_on = resume(config, live)
-    world.together(lambda: folder.begin(config, goes_on))
+    with world.working("preparing the run folder"):
+        goes_on = resume(config, live)
+        world.together(lambda: folder.begin(config, goes_on))
     log.info(*_chosen(live), extra=ONCE)
     live.warm_up()
     world.max_flag(0)

@@ -33,11 +33,12 @@ kind = "momentum"
 [rate]
 value = 0.05
 [checkpoint]
-every = 5
+every = {every}
 [run]
 out = "{out}"
 resume = "{resume}"
 evaluate_every = {evaluate_every}
+timeout = {timeout}
 
 """
 
@@ -64,6 +65,7 @@ class Case:
         self.folder, self.data, self.ranks = folder, data, ranks
         self.out = folder / "run"
         self.epochs, self.evaluate_every = 3, 1
+        self.every, self.timeout = 5, 20.0
 
     def config(self, resume="auto"):
         path = self.folder / "run.toml"
@@ -73,6 +75,8 @@ class Case:
             resume=resume,
             epochs=self.epochs,
             evaluate_every=self.evaluate_every,
+            every=self.every,
+            timeout=self.timeout,
         )
         path.write_text(text)
         return path

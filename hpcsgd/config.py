@@ -99,6 +99,7 @@ class RunSection:
     check_every: int = 64  # exchanges between looks at non-finite weights and stops
     node_sharing: str = "auto"  # memory shared by ranks of a node: auto, on or off
     evaluate_every: int = 1  # epochs between full losses; 0 = only at the two ends
+    on_failure: str = "stop"  # shrink: go on with the ranks that are left (ULFM)
     timeout: float = 20.0  # seconds a rank waits for one that does nothing; 0 = ever
     profile: bool = False  # report where the time went, on all ranks
 
@@ -126,6 +127,10 @@ class RunSection:
             raise ConfigError(
                 f"[run] timeout = {self.timeout!r} must be finite seconds, 0 = wait for"
                 " ever"
+            )
+        if self.on_failure not in ("stop", "shrink"):
+            raise ConfigError(
+                f"[run] on_failure = {self.on_failure!r}; known: stop, shrink"
             )
         if self.node_sharing not in ("auto", "on", "off"):
             raise ConfigError(

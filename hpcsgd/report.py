@@ -22,7 +22,7 @@ def report(
     status: Status,
     began: float,
     setup: Mapping[str, float],
-    damage: str = "",
+    more: Mapping[str, Any],
 ) -> Result:
     """Gather the weights and everything measured; every rank gets the same model."""
     columns = live.task.columns
@@ -39,7 +39,7 @@ def report(
         history=list(live.engine.view.history),
         ledger=live.grid.world.ledger.as_dict(),
         config=live.config.tables(),
-        report=_facts(live, columns, began, setup) | {"damage": damage},
+        report=_facts(live, columns, began, setup) | dict(more),
     )
 
 

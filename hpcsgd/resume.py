@@ -19,14 +19,17 @@ log = logging.getLogger(__name__)
 FIXED = ("problem", "schedule", "update", "rate", "sampling", "precision", "agreement")
 
 
-def resume(config: RunConfig, live: Live) -> bool:
+def resume(config: RunConfig, live: Live, known: Checkpoint | None = None) -> bool:
     """Put a run back to its checkpoint, on all ranks together; False if there is none.
 
-    Rank 0 reads, everybody checks, and nobody starts before all have agreed.
+    Rank 0 reads, everybody checks, and nobody starts before all have agreed. Survivors
+    of a failure have the checkpoint in memory: all of them `known` the same one.
     """
     world = live.grid.world
-    found = world.together(lambda: _find(config.run) if world.rank == 0 else None)
-    checkpoint = _share(world, found)
+    checkpoint = known
+    if known is None:
+        found = world.together(lambda: _find(config.run) if world.rank == 0 else None)
+        checkpoint = _share(world, found)
     if checkpoint is None:
         return False
     world.together(lambda: _check(config, live, checkpoint))

@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -12,6 +13,10 @@ from hpcsgd.products.base import State
 
 log = logging.getLogger(__name__)
 Capture = Callable[[State, View], Checkpoint]
+
+
+def _unwatched(what: str) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 class Saver:
@@ -26,16 +31,16 @@ class Saver:
         config: CheckpointConfig | None,
         capture: Capture,
         store: Store | None,
-        working: Callable[[str], AbstractContextManager[None]] = lambda what: (
-            nullcontext()
-        ),
+        working: Callable[[str], AbstractContextManager[None]] | None = None,
+        remember: int = 0,
     ) -> None:
         self.config = config  # None: this run leaves nothing behind
         self.capture = capture
         self.store = store
-        self.working = working or (
-            lambda what: nullcontext()
-        )  # told what we wait for: it is no rank
+        # Told what we wait for when it is no rank.
+        self.working = working if working is not None else _unwatched
+        # The last ones in memory, on every rank: what survivors go on from.
+        self.remembered: deque[Checkpoint] = deque(maxlen=remember)
         self.failed = 0
         self.written = 0
         self._last_good: int | None = None
@@ -60,6 +65,7 @@ class Saver:
         if self.config is None:
             return
         checkpoint = self.capture(state, view)
+        self.remembered.append(checkpoint)
         self._began = time.monotonic()
         if self.store is None:
             return

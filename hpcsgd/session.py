@@ -10,6 +10,7 @@ import numpy as np
 from hpcsgd.assembly.live import Live
 from hpcsgd.build import build
 from hpcsgd.callbacks import Callback, History
+from hpcsgd.checkpoint import Checkpoint
 from hpcsgd.comm.base import Communicator
 from hpcsgd.config import RunConfig
 from hpcsgd.damage import find_damage
@@ -18,71 +19,115 @@ from hpcsgd.report import report
 from hpcsgd.result import Result, Status
 from hpcsgd.resume import resume
 from hpcsgd.run_folder import RunFolder
+from hpcsgd.survive import last_common, smaller_grid
 from hpcsgd.timing import Clock
 
 log = logging.getLogger(__name__)
 ONCE = {"on_all_ranks": True}  # all ranks would say it alike
 
 
-def run(
-    config: RunConfig,
-    world: Communicator,
-    reader: Callable[[], RowReader],
-    callbacks: list[Callback],
-    began: float,
-    setup: Clock,
-) -> Result:
-    """Train; a rank that leaves takes all others along."""
-    try:
-        return _watched(config, world, reader, callbacks, began, setup)
-    except SystemExit as leaving:
-        # No hook sees this one; the others would wait for this rank for ever.
-        if world.size > 1:
-            print(f"hpcsgd: rank {world.rank} leaves the run", file=sys.stderr)
-            world.abort(leaving.code if isinstance(leaving.code, int) else 1)
-        raise
+class Session:
+    """The run of one call, which may outlive some of its ranks."""
 
+    def __init__(
+        self,
+        config: RunConfig,
+        world: Communicator,
+        reader: Callable[[], RowReader],
+        callbacks: list[Callback],
+        began: float,
+        setup: Clock,
+    ) -> None:
+        self.config = config
+        self.world = world
+        self.reader = reader
+        self.callbacks = callbacks
+        self.began = began
+        self.setup = setup
+        self.live: Live | None = None
+        self.last: Checkpoint | None = None  # what survivors go on from
+        self.lost = 0  # ranks
 
-def _watched(
-    config: RunConfig,
-    world: Communicator,
-    reader: Callable[[], RowReader],
-    callbacks: list[Callback],
-    began: float,
-    setup: Clock,
-) -> Result:
-    world.watch(config.run.timeout)
-    folder = RunFolder(config.run.out if world.rank == 0 else None)
-    live = build(config, world, reader, [History(folder.history), *callbacks], setup)
-    world.together(folder.claim)
-    try:
-        result = _in_folder(live, folder, began, setup)
-    finally:
-        folder.release()
-    world.unwatch()
-    return result
+    def run(self) -> Result:
+        """Train; a rank that leaves takes all others along."""
+        try:
+            return self._until_done()
+        except SystemExit as leaving:
+            # No hook sees this one; the others would wait for this rank for ever.
+            world = self.world
+            if world.size > 1:
+                print(f"hpcsgd: rank {world.rank} leaves the run", file=sys.stderr)
+                world.abort(leaving.code if isinstance(leaving.code, int) else 1)
+            raise
 
+    def _until_done(self) -> Result:
+        while True:
+            try:
+                return self._watched()
+            except Exception as error:
+                shrinks = self.config.run.on_failure == "shrink"
+                if not (shrinks and self.world.has_lost_ranks(error)):
+                    raise
+                self._go_on_without_them()
 
-def _in_folder(live: Live, folder: RunFolder, began: float, setup: Clock) -> Result:
-    """Go on or begin, train, and leave everything where it belongs."""
-    config, world = live.config, live.grid.world
-    with world.working("preparing the run folder"):
-        goes_on = resume(config, live)
-        world.together(lambda: folder.begin(config, goes_on))
-    log.info(*_chosen(live), extra=ONCE)
-    live.warm_up()
-    world.max_flag(0)
-    setup.lap("warm_up")
-    log.debug("set-up: %s", setup)
-    groups = live.feed.groups(live.engine.view.exchanges)
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        state, status = live.engine.run(live.state, groups)
-    log.debug("training: %s", live.task.clock)
-    damage = find_damage(live) if status is Status.DIVERGED else ""
-    result = report(live, state, status, began, setup.seconds, damage)
-    with world.working("writing the result"):
-        world.together(lambda: folder.finish(result))
-    return result
+    def _go_on_without_them(self) -> None:
+        """Survivors become the world, with the last state that all of them know."""
+        before, live = self.world.size, self.live
+        self.world = self.world.survivors()
+        self.lost += before - self.world.size
+        self.config = smaller_grid(self.config, self.world.size)
+        known = [] if live is None else list(live.engine.saver.remembered)
+        self.last = last_common(self.world, known) or self.last
+        for callback in self.callbacks:
+            if live is not None:
+                callback.on_end(live.engine.view)
+        if self.world.rank == 0:
+            log.warning(
+                "%d of %d ranks were lost; the others go on as %d x %d %s",
+                before - self.world.size,
+                before,
+                self.config.grid.replicas,
+                self.world.size // self.config.grid.replicas,
+                "from the start"
+                if self.last is None
+                else f"after exchange {self.last.exchanges}",
+            )
+
+    def _watched(self) -> Result:
+        config, world, self.live = self.config, self.world, None
+        world.watch(config.run.timeout)
+        folder = RunFolder(config.run.out if world.rank == 0 else None)
+        callbacks = [History(folder.history), *self.callbacks]
+        self.live = build(config, world, self.reader, callbacks, self.setup)
+        world.together(folder.claim)
+        try:
+            result = self._in_folder(self.live, folder)
+        finally:
+            folder.release()
+        world.unwatch()
+        return result
+
+    def _in_folder(self, live: Live, folder: RunFolder) -> Result:
+        """Go on or begin, train, and leave everything where it belongs."""
+        config, world, setup = live.config, live.grid.world, self.setup
+        with world.working("preparing the run folder"):
+            goes_on = resume(config, live, self.last)
+            world.together(lambda: folder.begin(config, goes_on))
+        log.info(*_chosen(live), extra=ONCE)
+        live.warm_up()
+        world.max_flag(0)
+        setup.lap("warm_up")
+        log.debug("set-up: %s", setup)
+        groups = live.feed.groups(live.engine.view.exchanges)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            state, status = live.engine.run(live.state, groups)
+        log.debug("training: %s", live.task.clock)
+        damage = find_damage(live) if status is Status.DIVERGED else ""
+        more = {"damage": damage, "lost_ranks": self.lost}
+        result = report(live, state, status, self.began, setup.seconds, more)
+        with world.working("writing the result"):
+            world.together(lambda: folder.finish(result))
+        return result
 
 
 def _chosen(live: Live) -> tuple[Any, ...]:

@@ -125,8 +125,10 @@ def _capture(
 
 def _saver(parts: Parts, capture: Capture) -> Saver:
     config, out = parts.config.checkpoint, parts.config.run.out
-    if out is None:
+    shrinks = parts.config.run.on_failure == "shrink"
+    if out is None and not shrinks:
         return Saver(None, capture.take, None)
-    writes = parts.grid.world.rank == 0
-    store = Store(Path(out), config.keep) if writes else None
-    return Saver(config, capture.take, store, parts.grid.world.working)
+    world = parts.grid.world
+    store = Store(Path(out), config.keep) if out and world.rank == 0 else None
+    # Two: a rank may be lost while the newest is being collected.
+    return Saver(config, capture.take, store, world.working, 2 if shrinks else 0)

@@ -40,7 +40,9 @@ def resolve(config: RunConfig, world: Communicator) -> Vocabulary:
         get_product(config.products.kind)
     precision, update = config.precision.resolve(), config.update
     network = parse_network(config.run.network) if config.run.network else None
-    world.share_nodes(config.run.node_sharing)
+    # Ranks that wait for each other in shared memory would not see one die.
+    shrinks = config.run.on_failure == "shrink"
+    world.share_nodes("off" if shrinks else config.run.node_sharing)
     return Vocabulary(
         world=Delayed(world, network) if network else world,
         members=members,

@@ -11,6 +11,7 @@ from hpcsgd.cli import THREAD_SETTINGS
 from hpcsgd.cli.job import OWN_CODES, Job, say_how_it_ended
 from hpcsgd.comm import EXPECTED, is_launched, launched_size
 from hpcsgd.errors import ConfigError
+from hpcsgd.result import REQUEUE
 
 RANK_NAMES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
@@ -33,17 +34,27 @@ def speaks() -> bool:
     return launcher_rank() in (None, 0)
 
 
-def relaunch(ranks: int, argv: list[str], keeps_checkpoints: bool = False) -> int:
-    """Run `python -m hpcsgd argv` on `ranks` ranks; its exit code."""
+def relaunch(
+    ranks: int,
+    argv: list[str],
+    keeps_checkpoints: bool = False,
+    shrinks: bool = False,
+) -> int:
+    """Run `python -m hpcsgd argv` on `ranks` ranks; its exit code.
+
+    A run that was to go on without a lost rank and could not asks to be requeued.
+    """
     if ranks < 1:
         raise ConfigError(
             f"--ranks {ranks}: at least 1 rank is needed, for example --ranks 2"
         )
     command = [sys.executable, "-m", "hpcsgd", *argv]
-    job = Job([*mpiexec(), "-n", str(ranks)], command, _environment(ranks))
+    job = Job([*mpiexec(shrinks), "-n", str(ranks)], command, _environment(ranks))
     code = job.run()
     say_how_it_ended(code, keeps_checkpoints)
-    return code if code in OWN_CODES else 1
+    if code in OWN_CODES:
+        return code
+    return REQUEUE if shrinks and keeps_checkpoints else 1
 
 
 def must_relaunch(ranks: int | None) -> bool:
@@ -59,7 +70,7 @@ def must_relaunch(ranks: int | None) -> bool:
     return True
 
 
-def mpiexec() -> list[str]:
+def mpiexec(shrinks: bool = False) -> list[str]:
     """The launcher that belongs to the MPI that mpi4py loads."""
     beside = Path(sys.executable).parent / "mpiexec"
     path = str(beside) if beside.exists() else shutil.which("mpiexec")
@@ -68,16 +79,22 @@ def mpiexec() -> list[str]:
             "--ranks needs an MPI and no mpiexec was found;"
             " install one with: pip install mpi4py mpich"
         )
-    return [path, *_flags(path)]
+    return [path, *_flags(path, shrinks)]
 
 
-def _flags(path: str) -> list[str]:
-    """Open MPI refuses more ranks than cores unless told; MPICH does not care."""
+def _flags(path: str, shrinks: bool) -> list[str]:
+    """Open MPI refuses more ranks than cores unless told; MPICH does not care.
+
+    It also outlives a lost rank only when told.
+    """
     shown = subprocess.run(
         [path, "--version"], capture_output=True, text=True, check=False
     ).stdout
     is_open_mpi = any(name in shown for name in ("Open MPI", "OpenRTE", "PRTE", "prte"))
-    return ["--oversubscribe", "--bind-to", "none"] if is_open_mpi else []
+    if not is_open_mpi:
+        return []
+    survive = ["--with-ft", "ulfm"] if shrinks else []
+    return ["--oversubscribe", "--bind-to", "none", *survive]
 
 
 def _environment(ranks: int) -> dict[str, str]:

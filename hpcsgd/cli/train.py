@@ -93,6 +93,11 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         {"type": int, "metavar": "N", "help": "compare members every N exchanges"},
     ),
     (
+        "--on-failure",
+        "run.on_failure",
+        {"choices": ["stop", "shrink"], "help": "when a rank is lost (needs ULFM)"},
+    ),
+    (
         "--timeout",
         "run.timeout",
         {
@@ -166,7 +171,8 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     config = configuration(arguments)
     check_data(config)
     if launch.must_relaunch(arguments.ranks):
-        return launch.relaunch(arguments.ranks, argv, bool(config.run.out))
+        shrinks = config.run.on_failure == "shrink"
+        return launch.relaunch(arguments.ranks, argv, bool(config.run.out), shrinks)
     return _train(config, arguments)
 
 

@@ -206,6 +206,16 @@ class Communicator(ABC):
         """
         self.timeout = timeout
 
+    def has_lost_ranks(self, error: BaseException) -> bool:
+        """True where `error` says that other ranks are gone and we may go on."""
+        return False
+
+    def survivors(self) -> "Communicator":
+        """Those that are left; called by all of them, after such an error."""
+        raise TransportError(
+            f"{self.transport} cannot go on without a rank; use --on-failure stop"
+        )
+
     def unwatch(self) -> None:
         """The end of `watch`, on all ranks."""
         self.timeout = 0.0

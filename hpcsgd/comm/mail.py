@@ -25,8 +25,11 @@ class MpiMail:
 
     def fetch(self) -> tuple[int, Any] | None:
         """The next letter that has arrived whole; else this is one cheap look."""
-        while (letter := self.comm.improbe()) is not None:
-            self._arriving.append(letter.irecv())
+        try:
+            while (letter := self.comm.improbe()) is not None:
+                self._arriving.append(letter.irecv())
+        except RuntimeError:  # ranks were lost: the main thread hears of it, not we
+            return None
         for request in self._arriving:
             arrived, content = request.test()
             if arrived:

@@ -14,6 +14,7 @@ import numpy as np
 from hpcsgd.comm.base import Array, Communicator
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.comm.mail import MpiMail
+from hpcsgd.comm.ulfm import is_loss, shrink
 from hpcsgd.comm.watch import Watchdog
 from hpcsgd.comm.ways import Ways
 from hpcsgd.comm.workspace import Workspace
@@ -59,6 +60,21 @@ class MpiCommunicator(Communicator):
         # One word for flags, allocated once: they are asked for all the time.
         self._flag = np.zeros(1, dtype=np.int64)
         self._watchdog: Watchdog | None = None
+        self._groups: list[Any] = []  # what was split off: revoked with us
+
+    def has_lost_ranks(self, error: BaseException) -> bool:
+        """What an MPI with ULFM raises instead of ending the job."""
+        return is_loss(self._mpi, error)
+
+    def survivors(self) -> "MpiCommunicator":
+        """Those that are left, in the order they had."""
+        dog, self._watchdog = self._watchdog, None
+        groups = list(self._groups)
+        if dog is not None:
+            dog.stop()
+            groups += [dog.mail.comm] if isinstance(dog.mail, MpiMail) else []
+        left = shrink(self._mpi, self._comm, groups)
+        return MpiCommunicator(left, Ledger(), self.reproducible)
 
     def watch(self, timeout: float) -> None:
         """Start a watchdog beside the thread that calls this."""
@@ -90,6 +106,7 @@ class MpiCommunicator(Communicator):
         """MPI_Comm_split."""
         with self._inside("split", "control"):
             part = self._comm.Split(color, key)
+            self._groups.append(part)
             self._ways.release()
             ways = self._ways.of_part(part)
             group = MpiCommunicator(part, self.ledger, self.reproducible, ways)

@@ -16,6 +16,41 @@ LIMIT = 60.0  # seconds a rank waits for the others, where nobody says otherwise
 SHARE = 0.05  # of a core: a process that uses more has ranks that work
 
 
+class RankDied(BaseException):
+    """Raised by a rank that is to vanish, as if it had been killed."""
+
+
+class LostRank(TransportError):
+    """Another rank is gone."""
+
+
+class Census:
+    """Who is left of a world: counts the dead, and waits until all others are there."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.dead = 0
+        self.left: list[int] = []
+        self.world: list[Board] = []  # of those that are left, once they have met
+        self.changed = threading.Condition()
+
+    def bury(self) -> None:
+        """One rank less."""
+        with self.changed:
+            self.dead += 1
+            self.changed.notify_all()
+
+    def meet(self, rank: int) -> tuple[int, "list[Board]"]:
+        """The new number of `rank` and the new world's board, once all are here."""
+        with self.changed:
+            self.left.append(rank)
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: len(self.left) + self.dead >= self.size)
+            if not self.world:
+                self.world.append(Board(len(self.left)))
+            return sorted(self.left).index(rank), self.world
+
+
 class Board:
     """Where the ranks of a group leave what they say, each message under its number."""
 
@@ -26,6 +61,7 @@ class Board:
         self.taken: dict[int, int] = {}
         self.changed = threading.Condition()
         self.broken = False
+        self.census = Census(size)
 
     def put(self, number: int, rank: int, item: Any) -> None:
         """Say `item` as message `number` of this group."""
@@ -38,7 +74,7 @@ class Board:
         with self.changed:
             complete = self._wait_for(number)
             if self.broken:
-                raise TransportError("another rank failed")
+                raise LostRank("another rank failed; its own error says more")
             if not complete:
                 raise TransportError(f"{waits()}: {self._missing(number)}")
             said = self.items[number]
@@ -96,6 +132,17 @@ class ThreadCommunicator(Communicator):
         super().watch(timeout)
         for board in list(self._boards):
             board.limit = timeout
+
+    def has_lost_ranks(self, error: BaseException) -> bool:
+        """What those hear who wait for a rank that vanished."""
+        return isinstance(error, LostRank)
+
+    def survivors(self) -> "ThreadCommunicator":
+        """Those that are left, in the order they had."""
+        for board in list(self._boards):
+            board.break_up()  # not everybody has noticed
+        rank, boards = self._board.census.meet(self.rank)
+        return ThreadCommunicator(rank, boards[0], boards, Ledger(), self.reproducible)
 
     def split(self, color: int, key: int) -> "ThreadCommunicator":
         """Ranks of one color; the first of them brings the new board."""
@@ -175,6 +222,13 @@ class ThreadCommunicator(Communicator):
         return number
 
 
+def newest_world(boards: list[Board]) -> list[Board]:
+    """The boards of the world that came of this one, loss by loss."""
+    while boards[0].census.world:
+        boards = boards[0].census.world
+    return boards
+
+
 def run_ranks(
     n: int,
     function: Callable[[ThreadCommunicator], Any],
@@ -183,7 +237,8 @@ def run_ranks(
 ) -> list[Any]:
     """function(world) on n thread ranks; their results in rank order.
 
-    The first rank that raises frees the others, and its exception is raised here.
+    The first rank that raises frees the others, and its exception is raised here;
+    one that raises RankDied just vanishes.
     """
     boards = [Board(n)]
     results: list[Any] = [None] * n
@@ -194,8 +249,11 @@ def run_ranks(
         try:
             results[rank] = function(world)
         except BaseException as error:  # whatever it is, the others must not wait
-            failures.append(error)
-            for board in list(boards):
+            now = newest_world(boards)
+            now[0].census.bury()
+            if not isinstance(error, RankDied):
+                failures.append(error)
+            for board in list(now):
                 board.break_up()
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(n)]

@@ -36,6 +36,7 @@ LAYERS = (
         "memory",
         "damage",
         "session",
+        "survive",
         "prediction",
         "assessment",
         "config",

@@ -60,8 +60,8 @@ def test_a_disk_that_is_full_for_a_while(case, undisturbed):
 
 def test_a_slow_disk_is_no_stall(case, undisturbed):
     """Rank 0 waits for its checkpoints much longer than `timeout`."""
-    case.timeout, case.every = 0.5, 40
-    ended = case.run("--slow-disk", 3.0, limit=60)
+    case.timeout, case.every = 0.6, 40
+    ended = case.run("--slow-disk", 0.9, limit=60)
     assert ended.code == 0, ended.output
     assert ended.result["weights_sha256"] == undisturbed(2)
 

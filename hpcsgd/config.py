@@ -97,9 +97,10 @@ class RunSection:
     check_members: int = 0  # exchanges between comparisons of members; 0 = never
     check_every: int = 64  # exchanges between looks at non-finite weights and stops
     evaluate_every: int = 1  # epochs between full losses; 0 = only at the two ends
+    record: int = 3  # exchanges kept for `hpcsgd verify`; 0 = none
 
     def __post_init__(self) -> None:
-        for name, least in (("check_members", 0), ("check_every", 1)):
+        for name, least in (("check_members", 0), ("check_every", 1), ("record", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"[run] {name} must be at least {least}")
         if self.evaluate_every < 0:

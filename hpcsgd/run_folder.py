@@ -7,9 +7,18 @@ from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.files import write_text
 from hpcsgd.folder_lock import FolderLock
+from hpcsgd.recording import NAME
 from hpcsgd.result import Result
 
-FILES = ("resolved.toml", "history.jsonl", "result.h5", "result.json", FOLDER)
+FILES = (
+    "resolved.toml",
+    "history.jsonl",
+    "result.h5",
+    "result.json",
+    NAME,
+    "verification.json",
+    FOLDER,
+)
 
 
 class RunFolder:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpcsgd.agreement import AGREEMENTS, Agreement
 from hpcsgd.assembly.feed import Feed
@@ -20,6 +21,7 @@ from hpcsgd.looks import Looks
 from hpcsgd.objective import Objective
 from hpcsgd.penalties import Ridge
 from hpcsgd.products.base import Product, Task
+from hpcsgd.recording import NAME, Recorder, choose_exchanges
 from hpcsgd.saving import Saver
 
 
@@ -34,6 +36,7 @@ class Parts:
     task: Task
     product: Product
     product_name: str
+    look_ahead: bool
     feed: Feed
     columns: Columns
 
@@ -63,6 +66,7 @@ def make_engine(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Engin
         ),
         callbacks=callbacks,
         clock=task.clock,
+        recorder=_recorder(parts),
     )
 
 
@@ -114,3 +118,36 @@ def _saver(parts: Parts, capture: Capture) -> Saver:
     writes = parts.grid.world.rank == 0
     store = Store(Path(out), config.keep) if writes else None
     return Saver(config, capture.take, store)
+
+
+def _recorder(parts: Parts) -> Recorder:
+    config, grid = parts.config, parts.grid
+    run, total = config.run, parts.feed.exchanges_per_epoch * config.schedule.epochs
+    if run.out is None or not run.record or grid.replica:
+        return Recorder(frozenset())
+    return Recorder(
+        chosen=choose_exchanges(run.record, config.sampling.seed, total),
+        columns=parts.columns,
+        to_host=parts.task.backend.to_host,
+        path=Path(run.out) / NAME if grid.world.rank == 0 else None,
+        facts={
+            "fingerprint": parts.loaded.fingerprint,
+            "replicas": grid.replicas.size,
+            "sections": _identity(config),
+        },
+        leg={
+            "planned": total,
+            "members": grid.members.size,
+            "product": parts.product_name,
+            "look_ahead": parts.look_ahead,
+            "reproducible": grid.world.reproducible,
+        },
+    )
+
+
+def _identity(config: RunConfig) -> dict[str, Any]:
+    """What makes two legs parts of one run: a run may be made longer."""
+    names = ("problem", "schedule", "update", "rate", "sampling", "precision")
+    tables = {name: dict(config.tables()[name]) for name in names}
+    del tables["schedule"]["epochs"]
+    return tables

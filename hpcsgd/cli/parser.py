@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import hpcsgd
-from hpcsgd.cli import data, info, launch, train
+from hpcsgd.cli import data, info, launch, train, verify
 from hpcsgd.errors import ConfigError, HpcsgdError
 
-COMMANDS = (train, data, info)
+COMMANDS = (train, verify, data, info)
 
 
 class Parser(argparse.ArgumentParser):

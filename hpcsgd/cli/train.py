@@ -86,6 +86,11 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "run.check_members",
         {"type": int, "metavar": "N", "help": "compare members every N exchanges"},
     ),
+    (
+        "--record",
+        "run.record",
+        {"type": int, "metavar": "N", "help": "exchanges kept for hpcsgd verify"},
+    ),
 )
 SWITCHES = (
     ("--intercept", "problem.intercept", "learn an intercept (never penalised)"),

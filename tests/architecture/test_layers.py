@@ -29,6 +29,7 @@ LAYERS = (
         "columns",
         "looks",
         "saving",
+        "recording",
         "resume",
         "signals",
         "memory",
@@ -36,7 +37,7 @@ LAYERS = (
         "config",
         "api",
     ),
-    ("estimators", "plots", "cli", "jobs", "study", "__main__"),
+    ("estimators", "plots", "verify", "cli", "jobs", "study", "__main__"),
 )
 SIBLINGS = ("backends", "comm", "data")
 HOMES = {

@@ -145,12 +145,12 @@ def read_recording(path: Path) -> Recording:
 
 def _state(path: Path, number: int, arrays: dict[str, Array]) -> dict[str, Array]:
     """The arrays of one exchange, equal in shape before and after."""
-    state = {}
+    state: dict[str, Array] = {}
     for kind, needed in (("weights", True), ("intercept", False)):
         pair = [arrays.get(f"{kind}_{m}_{number}") for m in ("before", "after")]
-        if not needed and pair == [None, None]:
-            continue
         before, after = pair
+        if not needed and before is None and after is None:
+            continue
         if before is None or after is None or before.shape != after.shape:
             raise DataError(
                 f"{path} holds no {kind} of exchange {number}; train the run again"

@@ -14,12 +14,12 @@ from hpcsgd.data.readers import RowReader, open_reader
 from hpcsgd.errors import DataError
 from hpcsgd.files import write_text
 from hpcsgd.result import finite
+from hpcsgd.run_folder import CERTIFICATE
 from hpcsgd.verify import loss, traffic
 from hpcsgd.verify.replay import compare
 from hpcsgd.verify.scene import Scene, open_scene
 from hpcsgd.verify.source import Source, open_source
 
-NAME = "verification.json"
 Figures = dict[str, Any]
 
 
@@ -53,7 +53,9 @@ class Certificate:
     def json(self) -> str:
         """One document, the same bytes for the same run, k and seed."""
         checks = [asdict(check) for check in self.checks]
-        document = {"verified": self.ok, **self.facts, "checks": checks}
+        skipped = [check.name for check in self.checks if check.ok is None]
+        document = {"verified": self.ok, "not_checked": skipped, **self.facts}
+        document["checks"] = checks
         return json.dumps(finite(document), indent=2, allow_nan=False)
 
 
@@ -86,11 +88,11 @@ def certify(
         reader.close()
     found = Certificate(_facts(scene, folder, exchanges, seed, data), checks)
     try:
-        write_text(scene.folder / NAME, found.json() + "\n")
+        write_text(scene.folder / CERTIFICATE, found.json() + "\n")
     except OSError as error:
         raise DataError(
-            f"{scene.folder / NAME} cannot be written ({error.strerror}); make room or"
-            " change its permissions"
+            f"{scene.folder / CERTIFICATE} cannot be written ({error.strerror});"
+            " make room or change its permissions"
         ) from error
     return found
 
@@ -198,7 +200,9 @@ def _loss(scene: Scene, source: Source) -> Check:
     result = scene.result
     if not result.status.is_finished and result.status.value != "diverged":
         # Of such a run the loss is that of an earlier evaluation.
-        return Check("loss", None, {}, f"a run {result.status.value} takes no last loss")
+        return Check(
+            "loss", None, {}, f"a run {result.status.value} takes no last loss"
+        )
     w, b = scene.model()
     now, allowed = loss.recompute(source, scene.family, w, b, scene.config.problem.l2)
     deviation = abs(now - result.loss)

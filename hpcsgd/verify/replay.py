@@ -76,9 +76,7 @@ def replay(exchange: Exchange, start: Point, errors: Errors | None = None) -> Po
     first = 0
     for size, rate in zip(exchange.sizes, exchange.rates, strict=True):
         batch = slice(first, first + size)
-        gradient, pull = _gradient(
-            exchange, point, batch, reach, stored[batch], errors
-        )
+        gradient, pull = _gradient(exchange, point, batch, reach, stored[batch], errors)
         before = point["w"]
         point = _step(exchange, point, gradient, pull, L(rate))
         if errors is not None:
@@ -128,7 +126,9 @@ def _gradient(
         t = t + errors.of(size + errors.residual * np.abs(t))
     r = residual(exchange.family, t, y, exchange.clip) * c
     if errors is not None:
-        r = r + errors.of(errors.residual * (np.abs(r) + c * target_size(exchange.family, y)))
+        r = r + errors.of(
+            errors.residual * (np.abs(r) + c * target_size(exchange.family, y))
+        )
     count = len(Y)
     g, pull = Y.T @ r / count, r.sum(axis=0) / count
     if errors is not None:

@@ -89,7 +89,8 @@ class Scene:
         key = 0 if sampling.mode == "shuffle-once" else epoch + 1
         rng = np.random.default_rng((sampling.seed, 0, key))
         if sampling.mode == "replacement":
-            return rng.integers(rows, size=rows)
+            drawn: Array = rng.integers(rows, size=rows)
+            return drawn
         return rng.permutation(np.arange(rows))
 
     def _rates(self, epoch: int, index: int) -> Array:

@@ -113,6 +113,18 @@ def test_a_resumed_run(tmp_path, product, at):
     check(tmp_path, reader_of(drawn, data=False))
 
 
+def test_a_leg_without_a_record_is_not_guessed(tmp_path):
+    """As a kill leaves it: the traffic is not checked, and the reason is said."""
+    drawn = make_problem("logistic")
+    interrupted(2, drawn, tmp_path)
+    found = read_recording(tmp_path / NAME)
+    del found.legs[0]
+    write_recording(tmp_path / NAME, found)
+    certificate = certify(tmp_path, reader=reader_of(drawn, data=False))
+    assert [c.name for c in certificate.checks if c.ok is None] == ["traffic"]
+    assert json.loads(certificate.json())["not_checked"] == ["traffic"]
+
+
 def test_the_same_bytes_twice(tmp_path):
     reader = train(tmp_path)
     check(tmp_path, reader)
@@ -145,14 +157,24 @@ def one_sign(state):
     state["weights_after"][largest] *= -1
 
 
-def small_error(state):
+def small_error(state, part=1e-3):
     step = state["weights_after"] - state["weights_before"]
-    state["weights_after"] += (1e-3 * step).astype(step.dtype)
+    state["weights_after"] += (part * step).astype(step.dtype)
+
+
+def tenth(state):
+    small_error(state, 0.1)
 
 
 @pytest.mark.parametrize(
     "change, recipe",
-    [(one_sign, "fp64"), (one_sign, "fp32"), (one_sign, "c"), (small_error, "fp32")],
+    [
+        (one_sign, "fp64"),
+        (one_sign, "fp32"),
+        (one_sign, "c"),
+        (small_error, "fp32"),
+        (tenth, "c"),
+    ],
 )
 def test_a_wrong_state(tmp_path, change, recipe):
     reader = train(tmp_path, precision={"recipe": recipe})

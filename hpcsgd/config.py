@@ -99,6 +99,7 @@ class RunSection:
     check_every: int = 64  # exchanges between looks at non-finite weights and stops
     node_sharing: str = "auto"  # memory shared by ranks of a node: auto, on or off
     evaluate_every: int = 1  # epochs between full losses; 0 = only at the two ends
+    record: int = 3  # exchanges kept for `hpcsgd verify`; 0 = none
     on_failure: str = "stop"  # shrink: go on with the ranks that are left (ULFM)
     timeout: float = 20.0  # seconds a rank waits for one that does nothing; 0 = ever
     profile: bool = False  # report where the time went, on all ranks
@@ -107,6 +108,7 @@ class RunSection:
         for name, least, remedy in (
             ("check_members", 0, "0 never compares"),
             ("check_every", 1, "64 is usual"),
+            ("record", 0, "0 keeps none"),
             ("evaluate_every", 0, "0 measures at the two ends only"),
         ):
             value = getattr(self, name)

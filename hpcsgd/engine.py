@@ -13,6 +13,7 @@ from hpcsgd.comm.grid import Grid
 from hpcsgd.evaluation import Evaluation
 from hpcsgd.looks import BROKEN, Looks
 from hpcsgd.products.base import Group, Product, State
+from hpcsgd.recording import Recorder
 from hpcsgd.result import Status
 from hpcsgd.saving import Saver
 from hpcsgd.timing import Clock
@@ -54,6 +55,7 @@ class Engine:
         view: View,
         callbacks: list[Callback],
         clock: Clock,
+        recorder: Recorder,
     ) -> None:
         self.grid = grid
         self.product = product
@@ -66,6 +68,7 @@ class Engine:
         self.view = view
         self.callbacks = callbacks
         self.clock = clock
+        self.recorder = recorder
         self.wish = Wish.NONE
 
     def run(self, state: State, groups: Iterator[Group | None]) -> tuple[State, Status]:
@@ -73,7 +76,9 @@ class Engine:
         self._tell("on_start")
         if not self.view.history:
             self._evaluate(state)
+        first = self.view.exchanges
         status = self._train(state, groups)
+        self.recorder.finish(first, self.view.exchanges)
         self.product.finish()
         self.agreement.settle(state, self.view.exchanges)
         if status.is_finished and not self.evaluation.is_fresh(self.view):
@@ -89,6 +94,7 @@ class Engine:
         group = next(groups, None)
         self.looks.begin(self.view.exchanges, self.view.seconds)
         for number in range(self.view.exchanges + 1, self.pace.exchanges + 1):
+            self.recorder.before(state, number)
             began = perf_counter()
             self.clock.start()
             upcoming = next(groups, None)
@@ -97,6 +103,7 @@ class Engine:
                 state = self.product.advance(state, group, upcoming)
                 self.view.steps += len(group.steps)
                 self.view.rows += len(group.rows) * self.grid.replicas.size
+            self.recorder.after(state, number)
             group = upcoming
             self.view.exchanges = number
             self.agreement.after_exchange(state, number)

@@ -7,9 +7,19 @@ from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.files import write_text
 from hpcsgd.folder_lock import FolderLock
+from hpcsgd.recording import NAME
 from hpcsgd.result import Result
 
-FILES = ("resolved.toml", "history.jsonl", "result.h5", "result.json", FOLDER)
+CERTIFICATE = "verification.json"  # written by hpcsgd verify
+FILES = (
+    "resolved.toml",
+    "history.jsonl",
+    "result.h5",
+    "result.json",
+    NAME,
+    CERTIFICATE,
+    FOLDER,
+)
 
 
 class RunFolder:
@@ -45,6 +55,8 @@ class RunFolder:
         try:
             if not goes_on:
                 self._put_aside(self.path)
+            # A certificate says nothing of what is trained from here on.
+            (self.path / CERTIFICATE).unlink(missing_ok=True)
             write_text(self.path / "resolved.toml", config.toml())
         except OSError as error:
             raise self._unwritable(error) from error

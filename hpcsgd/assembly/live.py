@@ -78,7 +78,9 @@ def assemble(
     feed = _feed(config, words, grid, loaded)
     total = loaded.shard.total_columns
     columns = Columns(grid, total, product.holds_all_columns)
-    parts = Parts(config, words, grid, loaded, task, product, name, feed, columns)
+    parts = Parts(
+        config, words, grid, loaded, task, product, name, look_ahead, feed, columns
+    )
     capture, engine = make_engine(parts, callbacks)
     return Live(
         config=config,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpcsgd.agreement import AGREEMENTS, Agreement
 from hpcsgd.assembly.feed import Feed
@@ -21,6 +22,7 @@ from hpcsgd.looks import Looks
 from hpcsgd.objective import Objective
 from hpcsgd.penalties import Ridge
 from hpcsgd.products.base import Product, Task
+from hpcsgd.recording import NAME, Recorder, choose_exchanges
 from hpcsgd.saving import Saver
 from hpcsgd.timing import Clock
 
@@ -36,6 +38,7 @@ class Parts:
     task: Task
     product: Product
     product_name: str
+    look_ahead: bool
     feed: Feed
     columns: Columns
 
@@ -67,6 +70,7 @@ def make_engine(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Engin
         ),
         callbacks=callbacks,
         clock=task.clock,
+        recorder=_recorder(parts),
     )
 
 
@@ -132,3 +136,36 @@ def _saver(parts: Parts, capture: Capture) -> Saver:
     store = Store(Path(out), config.keep) if out and world.rank == 0 else None
     # Two: a rank may be lost while the newest is being collected.
     return Saver(config, capture.take, store, world.working, 2 if shrinks else 0)
+
+
+def _recorder(parts: Parts) -> Recorder:
+    config, grid = parts.config, parts.grid
+    run, total = config.run, parts.feed.exchanges_per_epoch * config.schedule.epochs
+    if run.out is None or not run.record or grid.replica:
+        return Recorder(frozenset())
+    return Recorder(
+        chosen=choose_exchanges(run.record, config.sampling.seed, total),
+        columns=parts.columns,
+        to_host=parts.task.backend.to_host,
+        path=Path(run.out) / NAME if grid.world.rank == 0 else None,
+        facts={
+            "fingerprint": parts.loaded.fingerprint,
+            "replicas": grid.replicas.size,
+            "sections": _identity(config),
+        },
+        leg={
+            "planned": total,
+            "members": grid.members.size,
+            "product": parts.product_name,
+            "look_ahead": parts.look_ahead,
+            "reproducible": grid.world.reproducible,
+        },
+    )
+
+
+def _identity(config: RunConfig) -> dict[str, Any]:
+    """What makes two legs parts of one run: a run may be made longer."""
+    names = ("problem", "schedule", "update", "rate", "sampling", "precision")
+    tables = {name: dict(config.tables()[name]) for name in names}
+    del tables["schedule"]["epochs"]
+    return tables

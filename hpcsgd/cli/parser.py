@@ -18,6 +18,7 @@ from hpcsgd.cli import (
     new,
     predict,
     train,
+    verify,
 )
 from hpcsgd.errors import ConfigError, HpcsgdError
 
@@ -27,6 +28,7 @@ COMMANDS = (
     evaluate,
     predict,
     inspect,
+    verify,
     new,
     data,
     info,

@@ -106,6 +106,11 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
             "help": "a rank waits for one that does nothing; 0 = for ever",
         },
     ),
+    (
+        "--record",
+        "run.record",
+        {"type": int, "metavar": "N", "help": "exchanges kept for hpcsgd verify"},
+    ),
 )
 SWITCHES = (
     ("--intercept", "problem.intercept", "learn an intercept (never penalised)"),

@@ -31,6 +31,7 @@ LAYERS = (
         "columns",
         "looks",
         "saving",
+        "recording",
         "resume",
         "signals",
         "memory",
@@ -42,7 +43,7 @@ LAYERS = (
         "config",
         "api",
     ),
-    ("estimators", "plots", "cli", "jobs", "study", "__main__"),
+    ("estimators", "plots", "verify", "cli", "jobs", "study", "__main__"),
 )
 SIBLINGS = ("backends", "comm", "data")
 HOMES = {

@@ -67,7 +67,7 @@ def test_the_run_folder(hpcsgd, susy, tmp_path):
     said = only_json(hpcsgd(*flags(susy, "--out", "run", "--json")))
     folder = tmp_path / "run"
     names = {"resolved.toml", "history.jsonl", "result.h5", "result.json"}
-    names |= {"checkpoints"}
+    names |= {"checkpoints", "exchanges.h5"}
     assert {p.name for p in folder.iterdir()} == names
     config = RunConfig.parse(read_toml(folder / "resolved.toml"))
     assert config.schedule.steps == 4

@@ -1,0 +1,71 @@
+"""`hpcsgd verify`: replay a run's recorded exchanges, count its messages again."""
+
+import argparse
+import sys
+from typing import Any
+
+from hpcsgd.errors import ConfigError, DataError
+
+
+def add_parser(commands: Any) -> None:
+    """Add `verify` to the commands."""
+    parser = commands.add_parser(
+        "verify",
+        help="check a finished run, and write a certificate",
+        description="Replay recorded exchanges as plain SGD in extended precision;"
+        " recount messages; recompute the loss.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("folder", metavar="RUN", help="the run folder")
+    parser.add_argument(
+        "--exchanges", type=int, default=3, metavar="K", help="how many are replayed"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="which of the recorded ones"
+    )
+    parser.add_argument("--data", metavar="FILE", help="where the data is now")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, argv: list[str]) -> int:
+    """Write the certificate, say what holds."""
+    from hpcsgd.verify import certify
+
+    if arguments.exchanges < 1 or arguments.seed < 0:
+        raise ConfigError("--exchanges must be at least 1 and --seed at least 0")
+    found = certify(
+        arguments.folder, arguments.exchanges, arguments.seed, arguments.data
+    )
+    print(found.json() if arguments.json else table(found), flush=True)
+    if "data" in found.failed:
+        raise DataError(
+            "the data is not what the run was trained on; name the right file with"
+            " --data"
+        )
+    if not found.ok:
+        failed = ", ".join(found.failed)
+        print(f"hpcsgd: verify: does not hold: {failed}", file=sys.stderr)
+    return 0 if found.ok else 1
+
+
+def table(found: Any) -> str:
+    """One line for each check."""
+    words = {True: "holds", False: "FAILS", None: "not checked"}
+    lines = [
+        f"{check.name:14} {words[check.ok]:12} {_figures(check)}".rstrip()
+        for check in found.checks
+    ]
+    return "\n".join([*lines, f"again: {found.facts['command']}"])
+
+
+def _figures(check: Any) -> str:
+    if check.why:
+        return str(check.why)
+    if "deviation" in check.figures:
+        deviation, allowed = check.figures["deviation"], check.figures["tolerance"]
+        return f"deviation {deviation:.1e}, allowed {allowed:.1e}"
+    if check.name == "traffic":
+        calls = {k: v["calls"] for k, v in check.figures["ledger"].items()}
+        return f"{calls['products']} calls for products, {calls['agreement']} to agree"
+    return ""

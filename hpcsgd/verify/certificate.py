@@ -1,0 +1,215 @@
+"""All checks of a run, put together into one file that can be made again."""
+
+import json
+import shlex
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import hpcsgd
+from hpcsgd.data.readers import RowReader, open_reader
+from hpcsgd.errors import DataError
+from hpcsgd.files import write_text
+from hpcsgd.result import finite
+from hpcsgd.run_folder import CERTIFICATE
+from hpcsgd.verify import loss, traffic
+from hpcsgd.verify.replay import compare
+from hpcsgd.verify.scene import Scene, open_scene
+from hpcsgd.verify.source import Source, open_source
+
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at; `ok` is None where it could not be, and `why` says so."""
+
+    name: str
+    ok: bool | None
+    figures: Figures
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What was checked, with its figures."""
+
+    facts: Figures
+    checks: list[Check]
+
+    @property
+    def failed(self) -> list[str]:
+        """The names of the checks that do not hold."""
+        return [check.name for check in self.checks if check.ok is False]
+
+    @property
+    def ok(self) -> bool:
+        """True where nothing that was checked fails."""
+        return not self.failed
+
+    def json(self) -> str:
+        """One document, the same bytes for the same run, k and seed."""
+        checks = [asdict(check) for check in self.checks]
+        skipped = [check.name for check in self.checks if check.ok is None]
+        document = {"verified": self.ok, "not_checked": skipped, **self.facts}
+        document["checks"] = checks
+        return json.dumps(finite(document), indent=2, allow_nan=False)
+
+
+def certify(
+    folder: str | Path,
+    exchanges: int = 3,
+    seed: int = 0,
+    data: str | None = None,
+    reader: RowReader | None = None,
+) -> Certificate:
+    """Check the run in `folder` and write verification.json into it.
+
+    Parameters
+    ----------
+    folder : the run folder
+    exchanges : k, how many of the recorded exchanges are replayed
+    seed : which ones
+    data : the data file, where it is not at the place that the run read it from
+    reader : the data, instead of a file
+
+    Returns
+    -------
+    Certificate
+    """
+    scene = open_scene(Path(folder))
+    reader = reader or open_reader(_data_file(scene, data))
+    try:
+        checks = list(_checks(scene, reader, exchanges, seed))
+    finally:
+        reader.close()
+    found = Certificate(_facts(scene, folder, exchanges, seed, data), checks)
+    try:
+        write_text(scene.folder / CERTIFICATE, found.json() + "\n")
+    except OSError as error:
+        raise DataError(
+            f"{scene.folder / CERTIFICATE} cannot be written ({error.strerror});"
+            " make room or change its permissions"
+        ) from error
+    return found
+
+
+def _data_file(scene: Scene, data: str | None) -> Path:
+    path = data or scene.config.data.path
+    if not path:
+        raise DataError("the run was trained from memory; name its data with --data")
+    if not Path(path).exists():
+        raise DataError(f"{path} does not exist; say with --data where the data is now")
+    return Path(path)
+
+
+def _facts(
+    scene: Scene, folder: str | Path, exchanges: int, seed: int, data: str | None
+) -> Figures:
+    words = ["hpcsgd", "verify", str(folder), "--exchanges", str(exchanges)]
+    words += ["--seed", str(seed), *(["--data", data] if data else [])]
+    return {
+        "versions": {"hpcsgd": hpcsgd.__version__, "numpy": np.__version__},
+        "data_fingerprint": scene.result.report["data_fingerprint"],
+        "weights_sha256": scene.result.weights_sha256,
+        "exchanges": exchanges,
+        "seed": seed,
+        "command": shlex.join(words),
+    }
+
+
+def _checks(scene: Scene, reader: RowReader, count: int, seed: int) -> Iterator[Check]:
+    yield _model(scene)
+    source = None
+    if (reader.rows, reader.cols) == (scene.shape.rows, scene.shape.columns):
+        source = open_source(reader, scene.family, scene.precision)
+    data = _data(scene, reader, source)
+    yield data
+    yield _traffic(scene)
+    numbers = _chosen(scene, count, seed)
+    if source is None or not data.ok:
+        why = "not the data that the run was trained on"
+        names = [f"exchange {number}" for number in numbers]
+        yield from (Check(name, None, {}, why) for name in (*names, "loss"))
+        return
+    for number in numbers:
+        yield _exchange(scene, source, number, seed)
+    if not numbers:
+        yield Check("exchanges", None, {}, "the run recorded none before it ended")
+    yield _loss(scene, source)
+
+
+def _chosen(scene: Scene, count: int, seed: int) -> list[int]:
+    """k of the recorded exchanges."""
+    known = sorted(scene.recording.states)
+    drawn = np.random.default_rng(seed).permutation(len(known))[:count]
+    return sorted(known[i] for i in drawn)
+
+
+def _model(scene: Scene) -> Check:
+    """The model in result.h5 is the one that result.json speaks of."""
+    path = scene.folder / "result.json"
+    try:
+        said = json.loads(path.read_text())["weights_sha256"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} cannot be read; take a whole copy") from error
+    found = scene.result.weights_sha256
+    return Check("model", said == found, {"result.h5": found, "result.json": said})
+
+
+def _data(scene: Scene, reader: RowReader, source: Source | None) -> Check:
+    then = scene.result.report["data_fingerprint"]
+    now = f"{reader.rows}x{reader.cols}" if source is None else source.fingerprint()
+    return Check("data", now == then, {"now": now, "then": then})
+
+
+def _traffic(scene: Scene) -> Check:
+    """The ledger against the formulas, to the byte."""
+    legs, report = scene.recording.legs, scene.result.report
+    gap = traffic.gap_in(legs, scene.result.exchanges, report["resumes"])
+    if gap:
+        return Check("traffic", None, {}, gap)
+    expected = traffic.expected(scene.shape, legs)
+    found = {
+        purpose: {key: scene.result.ledger.get(purpose, {}).get(key) for key in entry}
+        for purpose, entry in expected.items()
+    }
+    figures = {"expected": expected, "ledger": found}
+    return Check("traffic", expected == found, figures)
+
+
+def _exchange(scene: Scene, source: Source, number: int, seed: int) -> Check:
+    exchange = scene.exchange(number, source)
+    before, after = scene.points(number)
+    found = compare(exchange, before, after, scene.precision, seed)
+    figures = {
+        "number": number,
+        "steps": len(exchange.sizes),
+        "rows": len(exchange.rows),
+        "part": found.part,
+        "deviation": found.deviation,
+        "tolerance": found.tolerance,
+    }
+    return Check(f"exchange {number}", found.ok, figures)
+
+
+def _loss(scene: Scene, source: Source) -> Check:
+    result = scene.result
+    if not result.status.is_finished and result.status.value != "diverged":
+        # Of such a run the loss is that of an earlier evaluation.
+        return Check(
+            "loss", None, {}, f"a run {result.status.value} takes no last loss"
+        )
+    w, b = scene.model()
+    now, allowed = loss.recompute(source, scene.family, w, b, scene.config.problem.l2)
+    deviation = abs(now - result.loss)
+    figures = {
+        "reported": result.loss,
+        "recomputed": now,
+        "deviation": deviation,
+        "tolerance": allowed,
+    }
+    return Check("loss", deviation <= allowed, figures)

@@ -1,0 +1,156 @@
+"""What a finished run worked on: read from its folder, its configuration, its data."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcsgd.config import RunConfig
+from hpcsgd.data.partition import split_range
+from hpcsgd.data.sampling import plan_groups
+from hpcsgd.errors import DataError
+from hpcsgd.families import get_family
+from hpcsgd.families.base import Array, Family
+from hpcsgd.precision import Precision, get_format
+from hpcsgd.rates import make_rate
+from hpcsgd.recording import NAME, Recording, read_recording
+from hpcsgd.result import Result, load_result
+from hpcsgd.verify.replay import Exchange, L, Point, clip_of
+from hpcsgd.verify.source import Source
+from hpcsgd.verify.traffic import Shape
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A run folder, read."""
+
+    folder: Path
+    result: Result
+    recording: Recording
+    config: RunConfig
+    precision: Precision
+    family: Family
+
+    @property
+    def shape(self) -> Shape:
+        """What the words of the run depend on."""
+        report, update = self.result.report, self.config.update.kind
+        return Shape(
+            schedule=self.config.schedule,
+            precision=self.precision,
+            rows=report["rows"],
+            columns=report["columns"],
+            classes=report["classes"],
+            states=1 if update == "sgd" else 2,
+            intercept=self.config.problem.intercept,
+            replicas=report["grid"]["replicas"],
+        )
+
+    def model(self) -> tuple[Array, Array]:
+        """w (d, K) and the intercept (K,), zero where there is none."""
+        w = self.result.weights
+        w = w.reshape(len(w), -1)
+        b = self.result.intercept
+        return w, np.zeros(w.shape[1]) if b is None else np.reshape(b, w.shape[1])
+
+    def exchange(self, number: int, source: Source) -> Exchange:
+        """The rows, rates and settings of exchange `number`, from 1."""
+        config, shape = self.config, self.shape
+        groups = shape.groups()
+        epoch, index = divmod(number - 1, len(groups))
+        first = sum(map(sum, groups[:index]))
+        rows = self._order(epoch)[first : first + sum(groups[index])]
+        update = config.update
+        return Exchange(
+            family=self.family,
+            rows=source.rows(rows),
+            targets=source.targets[rows].astype(L),
+            weights=source.weights[rows].astype(L),
+            offsets=source.offsets[rows].astype(L),
+            sizes=groups[index],
+            rates=self._rates(epoch, index),
+            l2=config.problem.l2,
+            update=update.kind,
+            momentum=0.0 if update.kind == "sgd" else update.momentum,
+            intercept=config.problem.intercept,
+            clip=clip_of(get_format(self.precision.residual).dtype),
+        )
+
+    def points(self, number: int) -> tuple[Point, Point]:
+        """The recorded state before and after exchange `number`."""
+        found, K = self.recording.states[number], self.result.report["classes"]
+        return _point(found, "before", K), _point(found, "after", K)
+
+    def _order(self, epoch: int) -> Array:
+        """The local rows of replica 0, as docs/train.md defines them."""
+        sampling = self.config.sampling
+        rows = split_range(self.shape.rows, self.shape.replicas, 0).stop
+        key = 0 if sampling.mode == "shuffle-once" else epoch + 1
+        rng = np.random.default_rng((sampling.seed, 0, key))
+        if sampling.mode == "replacement":
+            drawn: Array = rng.integers(rows, size=rows)
+            return drawn
+        return rng.permutation(np.arange(rows))
+
+    def _rates(self, epoch: int, index: int) -> Array:
+        schedule = self.config.schedule
+        rows = split_range(self.shape.rows, self.shape.replicas, 0).stop
+        steps = [len(g) for g in plan_groups(rows, schedule.batch, schedule.steps)]
+        rate = make_rate(self.config.rate, schedule.epochs * sum(steps))
+        return rate.at(epoch * sum(steps) + sum(steps[:index]), steps[index])
+
+
+def open_scene(folder: Path) -> Scene:
+    """Read the folder; a run without a recording is refused."""
+    result = load_result(folder)
+    if not (folder / NAME).exists():
+        raise DataError(
+            f"{folder} holds no {NAME}, so no exchange can be replayed; train with"
+            " --out and --record of at least 1"
+        )
+    recording = read_recording(folder / NAME)
+    config = RunConfig.parse(result.config)
+    scene = Scene(
+        folder,
+        result,
+        recording,
+        config,
+        config.precision.resolve(),
+        get_family(config.problem.family),
+    )
+    _check_report(scene)
+    return scene
+
+
+def _check_report(scene: Scene) -> None:
+    """Refuse a result of an older package, or a recording of another run."""
+    report, said = scene.result.report, scene.recording.facts
+    wanted = {"rows", "columns", "classes", "grid", "data_fingerprint", "resumes"}
+    if not wanted <= set(report):
+        raise DataError(f"{scene.folder} was written by another hpcsgd; train it again")
+    if said["fingerprint"] != report["data_fingerprint"]:
+        raise DataError(
+            f"{scene.folder / NAME} belongs to a run on other data; train it again"
+        )
+    wide = scene.shape.classes * scene.shape.states
+    for number, state in scene.recording.states.items():
+        shape = state["weights_before"].shape
+        if shape != (report["columns"], wide) or number > scene.result.exchanges:
+            raise DataError(
+                f"{scene.folder / NAME} holds exchange {number} of another run;"
+                " train it again"
+            )
+
+
+def _point(found: dict[str, Array], moment: str, classes: int) -> Point:
+    weights = found[f"weights_{moment}"]
+    none: Array = np.zeros((1, classes))
+    intercept: Any = found.get(f"intercept_{moment}", none)
+    speed = weights[:, classes:]
+    return {
+        "w": weights[:, :classes],
+        "v": speed if speed.size else np.zeros_like(weights),
+        "b": intercept[0],
+        "bv": intercept[1] if len(intercept) > 1 else none[0],
+    }

@@ -1,0 +1,75 @@
+"""The data of a run, read once more by one process."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hpcsgd.data.fingerprint import Fingerprint
+from hpcsgd.data.readers import CHUNK_BYTES, RowReader
+from hpcsgd.data.targets import encode_targets
+from hpcsgd.families.base import Array, Family
+from hpcsgd.precision import Precision, decode, encode, get_format
+
+L = np.longdouble
+
+
+@dataclass(frozen=True)
+class Source:
+    """Rows as they are in the file, and columns as the run stored them."""
+
+    reader: RowReader
+    precision: Precision
+    targets: Array  # (n, 1), encoded for the family
+    weights: Array  # (n, 1), mean 1; ones where there are none
+    offsets: Array  # (n, 1)
+
+    def rows(self, numbers: Array) -> Array:
+        """These rows of X in longdouble, rounded as the run rounded them."""
+        whole = slice(0, self.reader.cols)
+        # One read a run of neighbours, and every row once: files like neither more.
+        wanted, place = np.unique(numbers, return_inverse=True)
+        cuts = np.flatnonzero(np.diff(wanted) != 1) + 1
+        parts = [
+            self.reader.read(slice(int(p[0]), int(p[-1]) + 1), whole)
+            for p in np.split(wanted, cuts)
+        ]
+        name = self.precision.matrix
+        stored = encode(np.concatenate(parts), name)
+        widened = decode(stored, name, self.precision.working)
+        return widened[place].astype(L)
+
+    def blocks(self) -> Any:
+        """(slice, X) over all rows."""
+        step = max(CHUNK_BYTES // (16 * self.reader.cols), 1)
+        for start in range(0, self.reader.rows, step):
+            rows = slice(start, min(start + step, self.reader.rows))
+            yield rows, self.reader.read(rows, slice(0, self.reader.cols))
+
+    def fingerprint(self) -> str:
+        """Of every value, as training takes it."""
+        seen, every = Fingerprint(), slice(0, self.reader.rows)
+        for rows, X in self.blocks():
+            seen.add(X, rows.start, 0)
+        columns = (self.reader.targets, self.reader.sample_weight, self.reader.offset)
+        for number, column in enumerate(columns):
+            seen.add_column(number, column(every), 0)
+        return seen.total(self.reader.rows, self.reader.cols, lambda own: [own])
+
+
+def open_source(reader: RowReader, family: Family, precision: Precision) -> Source:
+    """The columns of the whole data, encoded and rounded as a run does."""
+    every, inner = slice(0, reader.rows), get_format(precision.inner).dtype
+    encoded, _ = encode_targets(
+        reader.targets(every), family.targets, 0, lambda own: [own]
+    )
+    c, o = reader.sample_weight(every), reader.offset(every)
+    c = np.ones(reader.rows) if c is None else c * (reader.rows / float(c.sum()))
+    o = np.zeros(reader.rows) if o is None else o
+    return Source(
+        reader,
+        precision,
+        targets=encoded.astype(inner),
+        weights=c.astype(inner)[:, None],
+        offsets=o.astype(inner)[:, None],
+    )

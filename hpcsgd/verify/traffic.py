@@ -1,0 +1,156 @@
+"""What rank 0 must have sent for products and agreement, from the configuration alone.
+
+For exchange k of m rows in s batches, K classes, S states, packed Gram g words:
+
+    direct     one sum of b·K in every step
+    gram       one sum of g + m·K·S, or two where gram_wire is not margin_sum
+    gather     one all-gather, to which rank 0 gives m·d_0
+    cached     gram where the leg first meets the group, else one sum of m·K·S
+    look-ahead a sum of m·K·S, and the sum of g, which is begun one exchange early
+
+A reproducible sum is a Reduce and a Broadcast, two calls. Every leg of the run (from a
+start or a resume to its end) is counted on its own: on a resume, look-ahead and cached
+sum again what the leg before had summed.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hpcsgd.data.partition import split_range
+from hpcsgd.data.sampling import plan_groups
+from hpcsgd.precision import Precision, get_format
+from hpcsgd.schedule import Schedule
+
+Message = tuple[int, int]  # words, bytes of each
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the words depend on."""
+
+    schedule: Schedule
+    precision: Precision
+    rows: int
+    columns: int
+    classes: int
+    states: int
+    intercept: bool
+    replicas: int
+
+    def groups(self) -> list[tuple[int, ...]]:
+        """The batch sizes of each exchange of an epoch of replica 0."""
+        part = split_range(self.rows, self.replicas, 0)
+        return plan_groups(part.stop, self.schedule.batch, self.schedule.steps)
+
+
+Count = dict[str, dict[str, int]]
+
+
+def expected(shape: Shape, legs: list[dict[str, Any]]) -> Count:
+    """Purpose -> calls, words, bytes of a whole run."""
+    products = [m for leg in legs for m in _products(shape, leg)]
+    agreement = [m for leg in legs for m in _agreements(shape, leg, leg is legs[-1])]
+    return {"products": _add(products), "agreement": _add(agreement)}
+
+
+def gap_in(legs: list[dict[str, Any]], exchanges: int, resumes: int) -> str:
+    """Why the traffic of this run cannot be counted, or nothing."""
+    if len(legs) != resumes + 1:
+        return f"the run was started {resumes + 1} times and recorded {len(legs)} times"
+    edges = [0, *(leg["last"] for leg in legs[:-1])]
+    if edges != [leg["first"] for leg in legs] or legs[-1]["last"] != exchanges:
+        return "a part of the run left no record"
+    return ""
+
+
+def _add(messages: Iterable[Message]) -> dict[str, int]:
+    calls = words = size = 0
+    for count, each in messages:
+        calls, words, size = calls + 1, words + count, size + count * each
+    return {"calls": calls, "words": words, "bytes": size}
+
+
+def _sums(leg: dict[str, Any], *messages: Message) -> Iterator[Message]:
+    """Each once, or as Reduce and Broadcast."""
+    for message in messages:
+        yield from [message] * (2 if leg["reproducible"] else 1)
+
+
+def _products(shape: Shape, leg: dict[str, Any]) -> Iterator[Message]:
+    if leg["members"] == 1:
+        return
+    groups = shape.groups()
+    met: set[int] = set()
+    for number in range(leg["first"], leg["last"]):
+        epoch, index = divmod(number, len(groups))
+        fresh = index not in met
+        met.add(index)
+        yield from _exchange(shape, leg, groups[index], epoch, fresh)
+    begun = leg["first"] < leg["last"] < leg["planned"]
+    if leg["look_ahead"] and begun:
+        yield from _sums(leg, _gram(shape, groups[leg["last"] % len(groups)]))
+
+
+def _exchange(
+    shape: Shape, leg: dict[str, Any], sizes: tuple[int, ...], epoch: int, fresh: bool
+) -> Iterator[Message]:
+    """What one exchange sends."""
+    kind, z = leg["product"], _size(shape.precision.margin_sum)
+    if kind == "direct":
+        yield from _sums(leg, *((b * shape.classes, z) for b in sizes))
+    elif kind == "gather":
+        own = split_range(shape.columns, leg["members"], 0)
+        yield sum(sizes) * own.stop, _size(shape.precision.matrix)
+    elif kind == "cached":
+        if fresh:
+            yield from _sums(leg, *_whole(shape, sizes))
+        if not fresh or epoch:
+            yield from _sums(leg, _margins(shape, sizes))
+    elif leg["look_ahead"]:
+        yield from _sums(leg, _margins(shape, sizes), _gram(shape, sizes))
+    else:
+        yield from _sums(leg, *_whole(shape, sizes))
+
+
+def _whole(shape: Shape, sizes: tuple[int, ...]) -> list[Message]:
+    """G and z, in one message where their formats are equal."""
+    gram, margins = _gram(shape, sizes), _margins(shape, sizes)
+    if shape.precision.one_message:
+        return [(gram[0] + margins[0], margins[1])]
+    return [gram, margins]
+
+
+def _gram(shape: Shape, sizes: tuple[int, ...]) -> Message:
+    """Pairs of rows of different batches, each pair once."""
+    m = sum(sizes)
+    return (m * m - sum(b * b for b in sizes)) // 2, _size(shape.precision.gram_wire)
+
+
+def _margins(shape: Shape, sizes: tuple[int, ...]) -> Message:
+    words = sum(sizes) * shape.classes * shape.states
+    return words, _size(shape.precision.margin_sum)
+
+
+def _agreements(shape: Shape, leg: dict[str, Any], at_end: bool) -> Iterator[Message]:
+    """One message every τ exchanges, and one at the end unless one was just sent."""
+    period = shape.schedule.period
+    times = leg["last"] // period - leg["first"] // period
+    times += at_end and leg["last"] % period > 0
+    if shape.replicas == 1:
+        return
+    wide = shape.classes * shape.states
+    held = split_range(shape.columns, leg["members"], 0).stop
+    held = shape.columns if leg["product"] == "gather" else held
+    words = held * wide + (wide if shape.intercept else 0)
+    for _ in range(times):
+        yield from _sums(leg, (words, _size(shape.precision.weights)))
+        if shape.intercept and shape.replicas > 2 and leg["members"] > 1:
+            yield wide, 8  # the intercept, broadcast to members
+
+
+def _size(name: str) -> int:
+    return get_format(name).dtype.itemsize
+
+
+__all__ = ["Shape", "expected", "gap_in"]

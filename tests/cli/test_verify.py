@@ -1,0 +1,57 @@
+"""`hpcsgd verify` from a process: the table, the document, the exit codes."""
+
+import json
+import shutil
+
+import h5py
+
+from hpcsgd.result import load_result
+from tests.cli.conftest import only_json
+
+
+def trained(hpcsgd, susy, tmp_path, *more):
+    shutil.copy(susy, tmp_path / "d.h5")
+    command = ("train", "--data", "d.h5", "--out", "run", "--batch", 32, "--steps", 4)
+    done = hpcsgd(*command, *more)
+    assert done.returncode == 0, done.stderr
+    return tmp_path / "run"
+
+
+def test_a_good_run_on_real_ranks(hpcsgd, susy, tmp_path):
+    folder = trained(hpcsgd, susy, tmp_path, "--ranks", 2, "--products", "gram")
+    said = only_json(hpcsgd("verify", "run", "--json"))
+    assert said["verified"] and all(check["ok"] for check in said["checks"])
+    assert json.loads((folder / "verification.json").read_text()) == said
+    again = only_json(hpcsgd(*said["command"].split()[1:], "--json"))
+    assert again == said
+    table = hpcsgd("verify", "run", "--exchanges", 1, "--seed", 1)
+    assert table.returncode == 0 and table.stdout.count("exchange ") == 1
+
+
+def test_a_failed_check_is_named(hpcsgd, susy, tmp_path):
+    folder = trained(hpcsgd, susy, tmp_path)
+    result = load_result(folder)
+    result.ledger["products"]["calls"] += 1
+    result.save(folder)
+    done = hpcsgd("verify", "run")
+    assert done.returncode == 1
+    assert "does not hold: traffic" in done.stderr and "FAILS" in done.stdout
+
+
+def test_bad_input_is_one_sentence(hpcsgd, susy, tmp_path):
+    trained(hpcsgd, susy, tmp_path)
+    with h5py.File(tmp_path / "d.h5", "a") as file:
+        file["X"][3, 2] += 1
+    changed = hpcsgd("verify", "run")
+    (tmp_path / "d.h5").unlink()
+    missing = hpcsgd("verify", "run")
+    (tmp_path / "run" / "exchanges.h5").unlink()
+    unrecorded = hpcsgd("verify", "run")
+    said = (
+        (changed, "not what"),
+        (missing, "does not exist"),
+        (unrecorded, "--record"),
+    )
+    for done, words in said:
+        assert done.returncode == 2 and words in done.stderr, done.stderr
+        assert done.stderr.count("\n") == 1

@@ -1,0 +1,279 @@
+"""Certificates hold for what is right, and fail for what was tampered with."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from hpcsgd.data.memory import MemoryReader
+from hpcsgd.errors import DataError
+from hpcsgd.recording import NAME, read_recording, write_recording
+from hpcsgd.result import load_result
+from hpcsgd.verify import certify
+from hpcsgd.verify.scene import open_scene
+from hpcsgd.verify.source import open_source
+from tests.equivalence.test_resume import interrupted
+from tests.harness import config_for, make_problem, train_on
+from tests.problems import FAMILIES
+
+
+def train(folder, family="logistic", ranks=2, data=True, **sections):
+    """A run in `folder` with six recorded exchanges, and the reader of its data."""
+    drawn = make_problem(family)
+    sections["run"] = {"out": str(folder), "record": 6, **sections.get("run", {})}
+    train_on(ranks, config_for(drawn, **sections), drawn, weights=data, offset=data)
+    return reader_of(drawn, data)
+
+
+def reader_of(drawn, data=True):
+    extra = (drawn.weights, drawn.offset) if data else ()
+    return MemoryReader(drawn.X, drawn.y, *extra)
+
+
+def check(folder, reader):
+    """The certificate, every check of which was made and holds."""
+    found = certify(folder, exchanges=6, reader=reader)
+    assert found.ok, [c for c in found.checks if not c.ok]
+    assert all(c.ok for c in found.checks), found.checks
+    return found
+
+
+def deviations(found):
+    steps = [c for c in found.checks if c.name.startswith("exchange")]
+    assert len(steps) == 6
+    return [c.figures["deviation"] for c in steps]
+
+
+PRODUCTS = {
+    "direct": {"kind": "direct"},
+    "gram": {"kind": "gram"},
+    "look-ahead": {"kind": "gram", "look_ahead": "on"},
+    "gather": {"kind": "gather"},
+    "cached": {"kind": "cached"},
+}
+
+
+@pytest.mark.parametrize("product", list(PRODUCTS))
+@pytest.mark.parametrize("update", ["sgd", "momentum", "nesterov", "nesterov-classic"])
+def test_products_and_updates(tmp_path, product, update):
+    reader = train(
+        tmp_path,
+        products=PRODUCTS[product],
+        update={"kind": update},
+        problem={"intercept": True, "l2": 0.01},
+    )
+    assert max(deviations(check(tmp_path, reader))) < 1e-13
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("recipe, most", [("fp64", 1e-12), ("fp32", 2e-5), ("c", 5e-2)])
+def test_families_and_precisions(tmp_path, family, recipe, most):
+    reader = train(tmp_path, family, precision={"recipe": recipe})
+    assert max(deviations(check(tmp_path, reader))) < most
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (1, 3), (2, 1), (3, 2)])
+@pytest.mark.parametrize("product", ["gram", "gather"])
+@pytest.mark.parametrize("reproducible", [True, False])
+def test_grids(tmp_path, grid, product, reproducible):
+    reader = train(
+        tmp_path,
+        ranks=grid[0] * grid[1],
+        grid={"replicas": grid[0], "members": grid[1]},
+        products={"kind": product},
+        problem={"intercept": True},
+        run={"reproducible": reproducible},
+        schedule={"period": 3},
+    )
+    check(tmp_path, reader)
+
+
+@pytest.mark.parametrize("mode", ["reshuffle", "replacement"])
+@pytest.mark.parametrize("rate", ["inverse", "cosine"])
+def test_sampling_rates_and_two_messages(tmp_path, mode, rate):
+    reader = train(
+        tmp_path,
+        "softmax",
+        sampling={"mode": mode, "seed": 3},
+        rate={"kind": rate, "decay": 0.1, "warmup": 3},
+        precision={"recipe": "fp32", "gram_wire": "fp64"},
+        update={"kind": "momentum"},
+    )
+    check(tmp_path, reader)
+
+
+@pytest.mark.parametrize("product", list(PRODUCTS))
+@pytest.mark.parametrize("at", [2, 5, 7])
+def test_a_resumed_run(tmp_path, product, at):
+    """What is summed again is counted again, to the byte."""
+    drawn = make_problem("logistic")
+    sections = {"products": PRODUCTS[product], "run": {"record": 6}}
+    interrupted(2, drawn, tmp_path, at=at, **sections)
+    check(tmp_path, reader_of(drawn, data=False))
+
+
+def test_a_leg_without_a_record_is_not_guessed(tmp_path):
+    """As a kill leaves it: the traffic is not checked, and the reason is said."""
+    drawn = make_problem("logistic")
+    interrupted(2, drawn, tmp_path)
+    found = read_recording(tmp_path / NAME)
+    del found.legs[0]
+    write_recording(tmp_path / NAME, found)
+    certificate = certify(tmp_path, reader=reader_of(drawn, data=False))
+    assert [c.name for c in certificate.checks if c.ok is None] == ["traffic"]
+    assert json.loads(certificate.json())["not_checked"] == ["traffic"]
+
+
+def test_the_same_bytes_twice(tmp_path):
+    reader = train(tmp_path)
+    check(tmp_path, reader)
+    first = (tmp_path / "verification.json").read_bytes()
+    check(tmp_path, reader)
+    assert (tmp_path / "verification.json").read_bytes() == first
+    assert json.loads(first)["verified"] is True
+
+
+# Broken twins: exactly the check that speaks of what was broken fails.
+
+
+def failing(folder, reader):
+    return certify(folder, exchanges=6, reader=reader).failed
+
+
+def alter_recording(folder, change):
+    """Apply `change` to the first recorded exchange; its number."""
+    found = read_recording(folder / NAME)
+    number = min(found.states)
+    change(found.states[number])
+    write_recording(folder / NAME, found)
+    return number
+
+
+def one_sign(state):
+    largest = np.unravel_index(
+        np.abs(state["weights_after"]).argmax(), state["weights_after"].shape
+    )
+    state["weights_after"][largest] *= -1
+
+
+def small_error(state, part=1e-3):
+    step = state["weights_after"] - state["weights_before"]
+    state["weights_after"] += (part * step).astype(step.dtype)
+
+
+def tenth(state):
+    small_error(state, 0.1)
+
+
+@pytest.mark.parametrize(
+    "change, recipe",
+    [
+        (one_sign, "fp64"),
+        (one_sign, "fp32"),
+        (one_sign, "c"),
+        (small_error, "fp32"),
+        (tenth, "c"),
+    ],
+)
+def test_a_wrong_state(tmp_path, change, recipe):
+    reader = train(tmp_path, precision={"recipe": recipe})
+    number = alter_recording(tmp_path, change)
+    assert failing(tmp_path, reader) == [f"exchange {number}"]
+
+
+def replayed_wrongly(folder, reader, monkeypatch, wrong):
+    """The names that fail where the replay takes `wrong` exchanges."""
+    from hpcsgd.verify.scene import Scene
+
+    right = Scene.exchange
+    monkeypatch.setattr(Scene, "exchange", lambda s, n, f: wrong(right(s, n, f)))
+    return failing(folder, reader)
+
+
+def swap_a_row(exchange):
+    """The first row of the first batch and the first of the last change places."""
+    order = np.arange(len(exchange.rows))
+    last = len(order) - exchange.sizes[-1]
+    order[[0, last]] = order[[last, 0]]
+    names = ("rows", "targets", "weights", "offsets")
+    moved = {name: getattr(exchange, name)[order] for name in names}
+    return dataclasses.replace(exchange, **moved)
+
+
+def stale_batch(exchange):
+    """The last batch comes first: the others see weights that it has moved."""
+    order = np.roll(np.arange(len(exchange.rows)), exchange.sizes[-1])
+    sizes = (exchange.sizes[-1], *exchange.sizes[:-1])
+    names = ("rows", "targets", "weights", "offsets")
+    moved = {name: getattr(exchange, name)[order] for name in names}
+    return dataclasses.replace(exchange, sizes=sizes, **moved)
+
+
+@pytest.mark.parametrize("wrong", [swap_a_row, stale_batch])
+@pytest.mark.parametrize("recipe", ["fp64", "fp32"])
+def test_wrong_rows_or_order(tmp_path, monkeypatch, wrong, recipe):
+    reader = train(tmp_path, precision={"recipe": recipe})
+    failed = replayed_wrongly(tmp_path, reader, monkeypatch, wrong)
+    assert len(failed) == 6 and all(name.startswith("exchange") for name in failed)
+
+
+@pytest.mark.parametrize(
+    "purpose, key", [("products", "calls"), ("agreement", "words")]
+)
+def test_a_wrong_ledger(tmp_path, purpose, key):
+    reader = train(tmp_path)
+    result = load_result(tmp_path)
+    result.ledger[purpose][key] += 1
+    result.save(tmp_path)
+    assert failing(tmp_path, reader) == ["traffic"]
+
+
+@pytest.mark.parametrize("recipe", ["fp64", "fp32"])
+def test_a_wrong_loss(tmp_path, recipe):
+    reader = train(tmp_path, precision={"recipe": recipe})
+    result = load_result(tmp_path)
+    dataclasses.replace(result, loss=result.loss * (1 + 1e-10)).save(tmp_path)
+    assert failing(tmp_path, reader) == ["loss"]
+
+
+def test_another_model(tmp_path):
+    reader = train(tmp_path)
+    text = (tmp_path / "result.json").read_text()
+    sha = load_result(tmp_path).weights_sha256
+    (tmp_path / "result.json").write_text(text.replace(sha, "0" * 64))
+    assert failing(tmp_path, reader) == ["model"]
+
+
+@pytest.mark.parametrize("place", ["X", "y"])
+def test_other_data(tmp_path, place):
+    reader = train(tmp_path, "gaussian")
+    changed = getattr(reader, place).copy()
+    changed.reshape(-1)[5] += 1e-9
+    setattr(reader, place, changed)
+    found = certify(tmp_path, exchanges=6, reader=reader)
+    assert found.failed == ["data"]
+    assert {c.name for c in found.checks if c.ok} == {"model", "traffic"}
+
+
+def test_no_recording_is_said(tmp_path):
+    train(tmp_path, run={"record": 0})
+    with pytest.raises(DataError, match="--record"):
+        certify(tmp_path)
+
+
+def test_a_recording_of_another_run_is_refused(tmp_path):
+    train(tmp_path / "a", "softmax")
+    train(tmp_path / "b", "logistic")
+    (tmp_path / "b" / NAME).write_bytes((tmp_path / "a" / NAME).read_bytes())
+    with pytest.raises(DataError, match="train it again"):
+        open_scene(tmp_path / "b")
+
+
+def test_rows_are_those_asked_for_in_their_order(tmp_path):
+    """Neighbours are read together, repeats once; what comes back is what was asked."""
+    reader = train(tmp_path, data=False)
+    scene = open_scene(tmp_path)
+    source = open_source(reader, scene.family, scene.precision)
+    numbers = np.array([7, 3, 4, 52, 3, 0])
+    np.testing.assert_array_equal(source.rows(numbers), reader.X[numbers])

@@ -124,7 +124,7 @@ def test_a_checkpoint(command, tmp_path):
     assert said["kind"] == "checkpoint"
     for name in ("family", "rows", "columns", "loss", "settings"):
         assert said[name] == result[name], name
-    assert said["arrays"] == ["good_weights", "weights"]
+    assert said["arrays"] == ["good_intercept", "good_weights", "intercept", "weights"]
     assert str(result["steps"]).endswith(
         f"in {said['exchanges'].split(',')[0]} exchanges"
     )

@@ -88,7 +88,7 @@ def test_a_damaged_checkpoint_is_passed_over(how, case, undisturbed):
     assert len(said) == 1 and newest.name in said[0]
     assert ended.result["resumes"] == 1
     assert (newest.parent / f"{newest.name}.damaged").exists()
-    assert before.name == "exchange-000000025.h5"
+    assert before.name == "000005-exchange-000000025.h5"
 
 
 def test_with_no_whole_checkpoint_nothing_is_lost(case):

@@ -252,10 +252,9 @@ def test_going_back_makes_the_older_way_the_newest(tmp_path):
     run(1, problem, tmp_path, stop_at=6, checkpoint=checkpoint)
     (old,) = (tmp_path / "checkpoints").glob("*-exchange-000000003.h5")
     run(1, problem, tmp_path, stop_at=5, resume=str(old), checkpoint=checkpoint)
-    result = run(1, problem, tmp_path)[0]
-    assert result.report["resumes"] == 2
     names = [p.name[7:] for p in sorted((tmp_path / "checkpoints").iterdir())]
-    assert names[5:8] == [f"exchange-00000000{n}.h5" for n in (6, 4, 5)]
+    assert names[5:] == [f"exchange-00000000{n}.h5" for n in (6, 4, 5)]
+    assert run(1, problem, tmp_path)[0].report["resumes"] == 2
 
 
 def test_a_finished_run_has_nothing_left_to_do(tmp_path):

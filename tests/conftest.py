@@ -16,7 +16,7 @@ pytest_plugins = ["tests.plugin_ranks"]
 HERE = Path(__file__).parent
 BUDGET_MINUTES = {  # on two cores
     **{"unit": 2, "equivalence": 3, "ranks": 4, "kernels": 3, "slurm": 2},
-    **{"faults": 2, "estimators": 2, "examples": 1},
+    **{"faults": 4, "estimators": 2, "examples": 1},
 }
 _used: dict[str, float] = defaultdict(float)
 

@@ -4,6 +4,7 @@ import errno
 import os
 import stat
 
+import numpy as np
 import pytest
 
 from hpcsgd.files import UMASK, replace_file, write_text
@@ -33,6 +34,18 @@ def test_then_it_is_what_the_user_wants_new_files_to_be(tmp_path):
     write_text(tmp_path / "a", "text")
     assert mode(tmp_path / "a") == 0o666 & ~UMASK
     assert (tmp_path / "a").read_text() == "text"
+
+
+@pytest.mark.parametrize("ending", [".npy", ".csv", ".h5"])
+def test_predictions_are_private_until_they_are_whole(ending, tmp_path):
+    from hpcsgd.data.writers import open_writer
+
+    path = tmp_path / f"p{ending}"
+    with open_writer(path, 3, ["mean"], {}) as writer:
+        writer.append(np.ones(3))
+        (part,) = tmp_path.iterdir()
+        assert mode(part) == 0o600
+    assert mode(path) == 0o666 & ~UMASK
 
 
 def test_a_planted_link_is_not_followed(tmp_path):

@@ -5,8 +5,10 @@ Every rank writes its process number into the run folder's neighbour `pids/`.
 """
 
 import argparse
+import faulthandler
 import os
 import resource
+import signal
 import time
 from pathlib import Path
 
@@ -113,6 +115,7 @@ def main():
     parser.add_argument("--slow-disk", type=float, default=0.0)
     parser.add_argument("--mad-clock", action="store_true")
     options = parser.parse_args()
+    faulthandler.register(signal.SIGUSR1)  # where is it? ask it
     if options.mad_clock:
         mad_clock()
     if options.slow_disk:

@@ -1,9 +1,9 @@
 """What a checkpoint costs: the exchange that waits for it, and the thread that writes.
 
-One rank, recipe fp32 with momentum (two states), b = 8, s = 8, no network: the worst case
-for the share of a checkpoint. `save` is what training waits for (a look, the copy of the
+One rank, recipe fp32 with momentum (two states), b = 8, s = 8, no network: the worst
+case for the share of a checkpoint. `save` is what training waits for (the copy of the
 state, handing over); `write` is what the thread does meanwhile (image, SHA-256, write,
-flush). A save that finds the thread still busy would wait for it: so it is given time.
+flush). A save that finds the thread still busy would wait for it: it is given time.
 """
 
 import statistics

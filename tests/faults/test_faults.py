@@ -193,6 +193,16 @@ def test_a_signal_to_all_ranks_is_an_orderly_end(number, code, case, undisturbed
     assert ended.result["resumes"] == 1
 
 
+def test_a_signal_before_training_ends_all_ranks(case):
+    """One that left alone would wait in MPI_Finalize, and the others in a sum."""
+    process = case.start("--late", 60)
+    pids = case.pids()
+    time.sleep(1.0)
+    os.kill(pids[1], signal.SIGINT)
+    assert process.wait(10.0) == 130, case.said()
+    assert all_gone(pids)
+
+
 def test_a_second_interrupt_ends_a_rank_that_is_stuck(case):
     """Rank 0 waits in a sum that rank 1 never joins: no Python handler can run."""
     process = case.start("--fault", "sleeps", "--at", 10)

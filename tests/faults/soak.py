@@ -41,7 +41,9 @@ def main():
         folder = Path(folder)
         data = folder / "susy.h5"
         write_synthetic(data, "susy", 1200, 18, 3)
+        known = launcher.segments()
         kills = storm(folder, data, draw, until)
+        launcher.sweep(known)
         memory = calm(folder, data, 20.0 * options.minutes)
     document = {
         "machine": machine(),

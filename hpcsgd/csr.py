@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+MOST_INT32 = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,9 @@ class Csr:
         starts = self.indptr[rows]
         indptr = edges_of(self.indptr[rows + 1] - starts)
         places = stretch(starts, indptr)
-        return Csr(indptr, self.indices[places], self.data[places], self.width)
+        indices = np.take(self.indices, places, mode="clip")
+        data = np.take(self.data, places, mode="clip")
+        return Csr(indptr, indices, data, self.width)
 
     def with_data(self, data: Array) -> "Csr":
         """The same places with other values."""
@@ -73,8 +76,10 @@ class Csr:
         """The same arrays as a scipy.sparse.csr_array; floating storages only."""
         from scipy.sparse import csr_array
 
-        parts = self.data, self.indices, self.indptr.astype(self.indices.dtype)
-        matrix = csr_array(parts, shape=self.shape)
+        # SciPy wants one kind of integer in both.
+        kind = np.int64 if self.nnz > MOST_INT32 else self.indices.dtype
+        edges, columns = self.indptr.astype(kind), self.indices.astype(kind, copy=False)
+        matrix = csr_array((self.data, columns, edges), shape=self.shape)
         matrix.has_sorted_indices = matrix.has_canonical_format = True
         return matrix
 
@@ -134,4 +139,4 @@ def stretch(starts: Array, indptr: Array) -> Array:
 
 def index_dtype(width: int) -> np.dtype[Any]:
     """The narrowest kind of column number that `width` columns need."""
-    return np.dtype(np.int32 if width <= 2**31 - 1 else np.int64)
+    return np.dtype(np.int32 if width <= MOST_INT32 else np.int64)

@@ -24,8 +24,9 @@ from hpcsgd.precision import Precision, get_format
 Array = NDArray[Any]
 log = logging.getLogger(__name__)
 ONCE = {"on_all_ranks": True}  # all ranks would say it alike
-# Density from which a dense matrix trains faster: benchmarks/bench_sparse.py.
-DENSE_PAYS = 0.1
+# Where a dense matrix trains faster, measured by benchmarks/bench_sparse.py.
+DENSE_PAYS = 0.05  # density from which it does
+NARROW = 500  # columns up to which it does whatever the density
 
 
 @dataclass(frozen=True)
@@ -122,19 +123,19 @@ def _count_stored(grid: Grid, shard: Shard) -> int:
     log.info(
         "X is sparse: %d values, density %.3g %%%s",
         *(stored, 100 * density),
-        _advice(density),
+        _advice(density, shard.total_columns),
         extra=ONCE,
     )
     return stored
 
 
-def _advice(density: float) -> str:
+def _advice(density: float, columns: int) -> str:
     """What to do where sparse storage costs more than it saves."""
-    if density < DENSE_PAYS:
+    if density < DENSE_PAYS and columns > NARROW:
         return ""
     return (
-        f"; above about {100 * DENSE_PAYS:.3g} % dense storage is faster: give X as a"
-        " dense array, or convert the file to one with a dense X"
+        f"; above about {100 * DENSE_PAYS:.3g} %, or with up to {NARROW} columns, dense"
+        " rows train faster: store X as a dense array if it fits"
     )
 
 

@@ -13,14 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.backends.host import HostBackend, block_rows
-from hpcsgd.csr import Csr, edges_of
+from hpcsgd.csr import Csr
 from hpcsgd.precision import widen_bf16
 from hpcsgd.schedule import Blocks
 
 Array = NDArray[Any]
-# benchmarks/bench_sparse.py, part "gram": a multiply-add of the sparse product costs as
-# much as about 150 of BLAS, so a column pays its way densely from c² = m² / 150 on.
-HEAVY = 1 / 12
+# Share of the sampled rows from which BLAS multiplies a column faster; measured by
+# benchmarks/bench_sparse.py, part "gram": a multiply-add between sparse rows costs as
+# much as several hundred of BLAS.
+HEAVY = 0.04
 SPLIT_WORK = 5e5  # multiply-adds of a sparse Gram from which halves pay
 
 
@@ -60,8 +61,10 @@ class SparseRows:
         return self.csr.to_scipy()
 
     @cached_property
-    def compact(self) -> tuple[Array, Any]:
-        """The touched columns, and the matrix of these alone."""
+    def compact(self) -> tuple[Any, Any]:
+        """The touched columns, and the matrix of these alone; or of all, if many."""
+        if self.csr.nnz >= self.csr.width:
+            return slice(None), self.matrix
         touched, indices = self.marks.compact(self.csr.indices, self.csr.width)
         parts = self.csr.indptr, indices, self.csr.data
         return touched, Csr(*parts, len(touched)).to_scipy()
@@ -142,15 +145,22 @@ def times(matrix: Any, right: Array) -> Array:
 
 def split(matrix: Any, heavy: Array) -> tuple[Array, Any]:
     """The heavy columns as a dense array, and the matrix of the light ones."""
-    place = np.cumsum(heavy) - 1
+    if heavy.all():
+        return matrix.toarray(), _chosen(matrix, np.zeros_like(matrix.indices, bool))
     is_heavy = heavy[matrix.indices]
-    row = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
-    panel = np.zeros((matrix.shape[0], int(place[-1]) + 1), dtype=matrix.dtype)
-    panel[row[is_heavy], place[matrix.indices[is_heavy]]] = matrix.data[is_heavy]
-    light = ~is_heavy
-    indptr = edges_of(np.bincount(row[light], minlength=matrix.shape[0]))
-    rest = Csr(indptr, matrix.indices[light], matrix.data[light], matrix.shape[1])
-    return panel, rest.to_scipy()
+    panel, rest = _chosen(matrix, is_heavy), _chosen(matrix, ~is_heavy)
+    # Heavy columns side by side; the light ones may keep their numbers.
+    place = np.cumsum(heavy, dtype=np.int32) - np.int32(1)
+    columns = Csr(panel.indptr, place[panel.indices], panel.data, int(place[-1]) + 1)
+    return columns.to_scipy().toarray(), rest
+
+
+def _chosen(matrix: Any, values: Array) -> Any:
+    """The matrix with the chosen stored values alone."""
+    before = np.concatenate([[0], np.cumsum(values)])
+    indptr = before[matrix.indptr]
+    parts = indptr, matrix.indices[values], matrix.data[values]
+    return Csr(*parts, matrix.shape[1]).to_scipy()
 
 
 def _add_light(matrix: Any, blocks: Blocks, panels: list[Array], work: float) -> None:

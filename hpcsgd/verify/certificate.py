@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import hpcsgd
-from hpcsgd.data.readers import RowReader, open_reader
+from hpcsgd.data.readers import RowReader, is_sparse, open_reader
 from hpcsgd.errors import DataError
 from hpcsgd.files import write_text
 from hpcsgd.result import finite
@@ -170,7 +170,7 @@ def _traffic(scene: Scene, source: Source | None) -> Check:
     """The ledger against the formulas, to the byte."""
     shape, gathers = scene.shape, scene.result.report["products"] == "gather"
     if gathers and scene.result.report.get("sparse"):
-        if source is None:
+        if source is None or not is_sparse(source.reader):
             return Check("traffic", None, {}, "sparse rows are counted in their data")
         shape = scene.counting(source)
     legs, report = scene.recording.legs, scene.result.report

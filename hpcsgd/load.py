@@ -71,9 +71,7 @@ def load(
     matrix = world.together(
         lambda: _read_matrix(reader, rows, columns, backend.store, seen)
     )
-    if grid.member == 0:  # every member has read these; they count once
-        for number, column in enumerate((raw, raw_weights, offsets)):
-            seen.add_column(number, column, rows.start)
+    _add_columns(grid, seen, (raw, raw_weights, offsets), rows.start)
     log.debug(
         *("read rows %d to %d, columns %d to %d", rows.start, rows.stop),
         *(columns.start, columns.stop),
@@ -99,6 +97,15 @@ def load(
         fingerprint=seen.total(reader.rows, reader.cols, world.exchange_objects),
         stored=stored,
     )
+
+
+def _add_columns(
+    grid: Grid, seen: Fingerprint, columns: tuple[Array | None, ...], first_row: int
+) -> None:
+    """Every member has read these; they count once."""
+    if grid.member == 0:
+        for number, column in enumerate(columns):
+            seen.add_column(number, column, first_row)
 
 
 def _read_matrix(

@@ -89,6 +89,14 @@ def test_the_gram_by_every_way(sizes, heavy, split_work, wire, monkeypatch):
     np.testing.assert_allclose(found, wanted, atol=tolerance, rtol=tolerance)
 
 
+def test_columns_touched_before_are_forgotten():
+    marks = sparse.Marks()
+    for indices in ([5, 2, 5, 9], [7, 3]):
+        touched, places = marks.compact(np.array(indices), 20)
+        assert list(touched) == sorted(set(indices))
+        assert list(touched[places]) == indices
+
+
 @pytest.mark.parametrize("width", [11, 4000])
 @pytest.mark.parametrize("K", [1, 3])
 def test_scores_and_gradients(width, K):

@@ -20,7 +20,7 @@ from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.config import RunConfig
 from hpcsgd.csr import Csr, from_scipy, side_by_side, stack
 from hpcsgd.damage import find_damage
-from hpcsgd.data import sparse_block
+from hpcsgd.data import readers, sparse_block
 from hpcsgd.data.fingerprint import Fingerprint
 from hpcsgd.data.memory import MemoryReader
 from hpcsgd.data.readers import row_words, stored_in
@@ -128,6 +128,13 @@ def test_any_sparse_matrix_will_do(kind, dtype):
     assert block.shape == (7, 6) and block.has_sorted_indices
     assert stored_in(reader) == np.count_nonzero(X)
     assert row_words(reader) < 4 * X.shape[1]
+
+
+def test_a_reader_that_cannot_say_is_sampled(monkeypatch):
+    monkeypatch.setattr(readers, "LOOKED", 10)
+    reader = MemoryReader(sp.csr_array(np.eye(40)), None)
+    del reader.nnz
+    assert stored_in(reader) == 40
 
 
 def test_duplicates_are_added_up_in_a_copy():

@@ -21,7 +21,7 @@ from hpcsgd.timing import Clock
 def train(
     config: RunConfig | Mapping[str, Mapping[str, Any]] | None = None,
     *,
-    X: ArrayLike | None = None,
+    X: Any = None,
     y: ArrayLike | None = None,
     sample_weight: ArrayLike | None = None,
     offset: ArrayLike | None = None,
@@ -35,7 +35,8 @@ def train(
     Parameters
     ----------
     config : RunConfig or mapping of sections, what to do; defaults otherwise
-    X : ndarray, (n, d), the rows, the same on every rank; else `config.data.path`
+    X : ndarray or scipy.sparse matrix, (n, d), the rows, the same on every rank;
+        else `config.data.path`
     y : ndarray, (n,), targets
     sample_weight : ndarray, (n,), c_i >= 0
     offset : ndarray, (n,), added to every score

@@ -16,7 +16,7 @@ from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.data.memory import MemoryReader
 from hpcsgd.data.partition import split_range
-from hpcsgd.data.readers import RowReader
+from hpcsgd.data.readers import RowReader, row_words
 from hpcsgd.data.targets import encode_known
 from hpcsgd.errors import DataError
 from hpcsgd.load import checked_weights
@@ -58,7 +58,7 @@ class Judge:
 
     def blocks(self) -> Iterator[tuple[Array, Array, Array]]:
         """(scores, targets, weights) of one block after the other."""
-        for rows in blocks_of(self.rows, self.reader.cols):
+        for rows in blocks_of(self.rows, row_words(self.reader)):
             y, c = self.columns(rows)
             yield block_scores(self.model, self.reader, rows), y, c
 
@@ -171,7 +171,7 @@ def _value_figures(loss: float, total: float, sums: Array) -> dict[str, Any]:
 
 def evaluate(
     result: Result,
-    X: ArrayLike,
+    X: Any,
     y: ArrayLike,
     sample_weight: ArrayLike | None = None,
     offset: ArrayLike | None = None,
@@ -182,7 +182,7 @@ def evaluate(
     Parameters
     ----------
     result : Result, a trained model
-    X : ndarray, (n, d), rows with the columns of the training
+    X : ndarray or scipy.sparse matrix, (n, d), rows with the columns of the training
     y : ndarray, (n,), targets; labels must be among those of the training
     sample_weight : ndarray, (n,), c_i >= 0; accuracy and errors count rows alone
     offset : ndarray, (n,), added to every score

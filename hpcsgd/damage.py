@@ -34,6 +34,8 @@ def find_damage(live: Live) -> str:
 def _first_bad(live: Live) -> tuple[int, int] | None:
     """Row and column of the whole data, or None."""
     task, shard = live.task, live.task.shard
+    if shard.is_sparse:
+        return _first_bad_stored(live)
     for start in range(0, shard.height, ROWS_AT_ONCE):
         rows = np.arange(start, min(start + ROWS_AT_ONCE, shard.height))
         out = np.empty((len(rows), shard.width), dtype=task.precision.working)
@@ -44,4 +46,17 @@ def _first_bad(live: Live) -> tuple[int, int] | None:
                 shard.rows.start + start + int(row),
                 shard.columns.start + int(column),
             )
+    return None
+
+
+def _first_bad_stored(live: Live) -> tuple[int, int] | None:
+    """The same among the stored values of a sparse block."""
+    task, shard = live.task, live.task.shard
+    for start in range(0, shard.height, ROWS_AT_ONCE):
+        numbers = np.arange(start, min(start + ROWS_AT_ONCE, shard.height))
+        part = task.backend.gather(shard.matrix, numbers, None).csr
+        bad = np.flatnonzero(~np.isfinite(part.data))
+        if len(bad):
+            row, column = part.place(int(bad[0]))
+            return shard.rows.start + start + row, shard.columns.start + column
     return None

@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 
 from hpcsgd.backends.base import Backend
 from hpcsgd.comm.grid import Grid
+from hpcsgd.csr import Csr
 from hpcsgd.data.fingerprint import Fingerprint
 from hpcsgd.data.partition import split_range
-from hpcsgd.data.readers import RowReader, load_block
+from hpcsgd.data.readers import RowReader, is_sparse, load_block
 from hpcsgd.data.shard import Shard
+from hpcsgd.data.sparse_block import load_csr
 from hpcsgd.data.targets import Targets, encode_targets
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.families.base import Family
@@ -21,6 +23,10 @@ from hpcsgd.precision import Precision, get_format
 
 Array = NDArray[Any]
 log = logging.getLogger(__name__)
+ONCE = {"on_all_ranks": True}  # all ranks would say it alike
+# Where a dense matrix trains faster, measured by benchmarks/bench_sparse.py.
+DENSE_PAYS = 0.05  # density from which it does
+NARROW = 500  # columns up to which it does whatever the density
 
 
 @dataclass(frozen=True)
@@ -30,9 +36,15 @@ class Loaded:
     shard: Shard
     targets: Targets
     columns: int  # K
-    read_exact: Callable[[slice], Array]
+    read_exact: Callable[[slice], Any]  # rows that multiply weights: dense, or sparse
     source: dict[str, Any]
     fingerprint: str  # of every value of the data, whatever the grid
+    stored: int  # values of the whole data that are held; all of them if dense
+
+    @property
+    def density(self) -> float:
+        """The part of the matrix that is held."""
+        return self.stored / (self.shard.total_rows * self.shard.total_columns)
 
 
 def load(
@@ -57,11 +69,9 @@ def load(
     offsets = world.together(lambda: finite_column(reader.offset(rows), rows, "offset"))
     seen = Fingerprint()
     matrix = world.together(
-        lambda: load_block(reader, rows, columns, backend.store, seen=seen.add)
+        lambda: _read_matrix(reader, rows, columns, backend.store, seen)
     )
-    if grid.member == 0:  # every member has read these; they count once
-        for number, column in enumerate((raw, raw_weights, offsets)):
-            seen.add_column(number, column, rows.start)
+    _add_columns(grid, seen, (raw, raw_weights, offsets), rows.start)
     log.debug(
         *("read rows %d to %d, columns %d to %d", rows.start, rows.stop),
         *(columns.start, columns.stop),
@@ -77,6 +87,7 @@ def load(
         total_rows=reader.rows,
         total_columns=reader.cols,
     )
+    stored = _count_stored(grid, shard)
     return Loaded(
         shard=shard,
         targets=targets,
@@ -84,6 +95,54 @@ def load(
         read_exact=_exact(reader, shard, precision),
         source=reader.describe(),
         fingerprint=seen.total(reader.rows, reader.cols, world.exchange_objects),
+        stored=stored,
+    )
+
+
+def _add_columns(
+    grid: Grid, seen: Fingerprint, columns: tuple[Array | None, ...], first_row: int
+) -> None:
+    """Every member has read these; they count once."""
+    if grid.member == 0:
+        for number, column in enumerate(columns):
+            seen.add_column(number, column, first_row)
+
+
+def _read_matrix(
+    reader: RowReader,
+    rows: slice,
+    columns: slice,
+    store: Callable[[Array], Array],
+    seen: Fingerprint,
+) -> Array | Csr:
+    if is_sparse(reader):
+        return load_csr(reader, rows, columns, store, seen=seen.add_sparse)
+    return load_block(reader, rows, columns, store, seen=seen.add)
+
+
+def _count_stored(grid: Grid, shard: Shard) -> int:
+    """Stored values of all ranks, said where they are few enough to matter."""
+    cells = shard.total_rows * shard.total_columns
+    if not isinstance(shard.matrix, Csr):
+        return cells
+    stored = int(sum(grid.world.exchange_objects(shard.matrix.nnz)))
+    density = stored / cells
+    log.info(
+        "X is sparse: %d values, density %.3g %%%s",
+        *(stored, 100 * density),
+        _advice(density, shard.total_columns),
+        extra=ONCE,
+    )
+    return stored
+
+
+def _advice(density: float, columns: int) -> str:
+    """What to do where sparse storage costs more than it saves."""
+    if density < DENSE_PAYS and columns > NARROW:
+        return ""
+    return (
+        f"; above about {100 * DENSE_PAYS:.3g} %, or with up to {NARROW} columns, dense"
+        " rows train faster: store X as a dense array if it fits"
     )
 
 
@@ -148,13 +207,16 @@ def _scale_to_mean_one(weights: Array | None, rows: int, total: float) -> Any:
 
 def _exact(
     reader: RowReader, shard: Shard, precision: Precision
-) -> Callable[[slice], Array]:
+) -> Callable[[slice], Any]:
     """Local rows with the values of the data: from the shard where it holds them."""
-    stored = get_format(precision.matrix)
-    source = reader.read(slice(0, 0), slice(0, 0)).dtype
+    stored, matrix = get_format(precision.matrix), shard.matrix
+    read = reader.read_csr if shard.is_sparse else reader.read
+    source = read(slice(0, 0), slice(0, 0)).dtype
     if stored.is_native and np.can_cast(source, stored.dtype, casting="safe"):
-        return lambda rows: shard.matrix[rows]
+        if isinstance(matrix, Csr):
+            return lambda rows: matrix[rows].to_scipy()
+        return lambda rows: matrix[rows]
     first = shard.rows.start
-    return lambda rows: reader.read(
+    return lambda rows: read(
         slice(first + rows.start, first + rows.stop), shard.columns
     )

@@ -4,13 +4,14 @@ import os
 import resource
 import socket
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hpcsgd.backends.sparse import HEAVY
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
 from hpcsgd.data.partition import split_range
-from hpcsgd.data.readers import CHUNK_BYTES, RowReader
+from hpcsgd.data.readers import CHUNK_BYTES, RowReader, is_sparse, stored_in
 from hpcsgd.errors import ConfigError
 from hpcsgd.objective import BLOCK_ROWS
 from hpcsgd.precision import Precision, get_format
@@ -18,6 +19,8 @@ from hpcsgd.products.choose import CACHE_BUDGET
 
 GIB = 2**30
 NO_LIMIT = 2**60  # what control groups say where there is none, and more
+COLUMN = 4  # bytes of a column number
+COPIES = 8  # of sampled sparse values, with their columns and places, in words
 GROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/memory")
 
 
@@ -60,7 +63,10 @@ def check_memory(
 def predict(
     grid: Grid, reader: RowReader, config: RunConfig, precision: Precision, states: int
 ) -> Need:
-    """What this rank will hold at most, from sizes alone."""
+    """What this rank will hold at most, from sizes alone.
+
+    Stored values of a sparse matrix are taken to lie evenly over its rows and columns.
+    """
     schedule = config.schedule
     rows = _length(reader.rows, grid.replicas.size, grid.replica)
     cols = _length(reader.cols, grid.members.size, grid.member)
@@ -75,7 +81,7 @@ def predict(
     kept = gram * -(-rows // m) if caches else 0
     if config.products.kind == "auto":
         kept = min(kept, CACHE_BUDGET)
-    return Need(
+    need = Need(
         matrix=rows * cols * _bytes(precision.matrix),
         columns=rows * (3 * inner + 8),
         exchange=2 * (m * held * working + gram),
@@ -85,6 +91,35 @@ def predict(
         reading=max(3 * CHUNK_BYTES, BLOCK_ROWS * cols * 16)
         if rows * cols * 8 > CHUNK_BYTES
         else 3 * rows * cols * 8,
+    )
+    if not is_sparse(reader):
+        return need
+    density = stored_in(reader) / (reader.rows * reader.cols)
+    sampled = int(m * held * density)
+    return _sparse(need, int(rows * cols * density), sampled, rows, m, held, precision)
+
+
+def _sparse(
+    need: Need, own: int, sampled: int, rows: int, m: int, held: int, form: Precision
+) -> Need:
+    """The same where `own` values are stored here and `sampled` in an exchange."""
+    matrix = own * (_bytes(form.matrix) + COLUMN) + 8 * rows
+    working = form.working.itemsize
+    # A heavy column has at least HEAVY·m values, which bounds how many there are.
+    panel = min(int(sampled / HEAVY), m * held)
+    square = m * m * (2 * working + COLUMN)
+    dense = 2 * m * held * working  # what an exchange of dense rows would take
+    return replace(
+        need,
+        matrix=matrix,
+        exchange=need.exchange
+        - dense
+        + (2 * COPIES * sampled + panel) * working
+        # which columns are touched, and the part of the Gram of light columns
+        + held * (1 + COLUMN)
+        + square,
+        # Pieces lie beside the whole while they are put together.
+        reading=matrix + 3 * min(CHUNK_BYTES, 16 * (own + rows)),
     )
 
 

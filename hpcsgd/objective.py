@@ -30,7 +30,7 @@ class Objective:
     family: Family
     shard: Shard
     penalty: Ridge
-    read: Callable[[slice], Array]  # local rows -> this member's columns, exact
+    read: Callable[[slice], Any]  # local rows -> this member's columns, exact
 
     def loss(self, weights: Array, intercept: Array | None) -> tuple[float, int]:
         """F at this member's slice of w (d_c, K) and the intercept (K,); clips.

@@ -11,7 +11,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hpcsgd.data.memory import MemoryReader
-from hpcsgd.data.readers import CHUNK_BYTES, RowReader, load_block
+from hpcsgd.data.readers import (
+    CHUNK_BYTES,
+    RowReader,
+    is_sparse,
+    load_block,
+    row_words,
+)
+from hpcsgd.data.sparse_block import load_csr
 from hpcsgd.data.targets import LABELLED, Targets
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.families import get_family
@@ -37,7 +44,7 @@ class Model:
         """True where targets are labels."""
         return self.family.targets in LABELLED
 
-    def scores(self, X: Array, offset: Array | None) -> Array:
+    def scores(self, X: Any, offset: Array | None) -> Array:
         """t (m, K) of m rows."""
         scores: Array = X @ self.weights
         if self.intercept is not None:
@@ -135,16 +142,20 @@ def check_columns(model: Model, reader: RowReader) -> None:
         )
 
 
-def blocks_of(rows: slice, cols: int, budget: int | None = None) -> Iterator[slice]:
-    """`rows` cut so that a block is about `budget` bytes of float64."""
-    step = max((budget or CHUNK_BYTES) // (8 * max(cols, 1)), 1)
+def blocks_of(rows: slice, words: int, budget: int | None = None) -> Iterator[slice]:
+    """`rows` of so many float64 words cut so that a block is about `budget` bytes."""
+    step = max((budget or CHUNK_BYTES) // (8 * max(words, 1)), 1)
     for start in range(rows.start, rows.stop, step):
         yield slice(start, min(start + step, rows.stop))
 
 
 def block_scores(model: Model, reader: RowReader, rows: slice) -> Array:
     """The scores of these rows, with the offsets of the data."""
-    X = load_block(reader, rows, slice(0, reader.cols), _exact)
+    X: Any
+    if is_sparse(reader):
+        X = load_csr(reader, rows, slice(0, reader.cols), _exact).to_scipy()
+    else:
+        X = load_block(reader, rows, slice(0, reader.cols), _exact)
     return model.scores(X, finite_column(reader.offset(rows), rows, "offset"))
 
 
@@ -171,14 +182,14 @@ def predict_blocks(
     model = model_of(result)
     check_what(model, what)
     check_columns(model, reader)
-    for rows in blocks_of(slice(0, reader.rows), reader.cols, budget):
+    for rows in blocks_of(slice(0, reader.rows), row_words(reader), budget):
         with np.errstate(over="ignore", under="ignore"):
             yield KINDS[what](model, block_scores(model, reader, rows))
 
 
 def predict(
     result: Result,
-    X: ArrayLike,
+    X: Any,
     offset: ArrayLike | None = None,
     what: str = "mean",
 ) -> Array:
@@ -187,7 +198,7 @@ def predict(
     Parameters
     ----------
     result : Result, a trained model
-    X : ndarray, (n, d), rows with the columns of the training
+    X : ndarray or scipy.sparse matrix, (n, d), rows with the columns of the training
     offset : ndarray, (n,), added to every score
     what : what is asked:
 

@@ -64,6 +64,8 @@ def _facts(
         "look_ahead": live.look_ahead,
         "rows": live.loaded.shard.total_rows,
         "columns": live.loaded.shard.total_columns,
+        "sparse": live.loaded.shard.is_sparse,
+        "density": live.loaded.density,
         "classes": columns,
         "labels": list(live.loaded.targets.labels),
         "precision": _precision(live),

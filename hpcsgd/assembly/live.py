@@ -55,12 +55,14 @@ class Live:
         """Touch the arrays and wake the libraries once, on copies, in silence."""
         task, shard = self.task, self.task.shard
         height = min(shard.height, self.config.schedule.batch)
-        rows = np.arange(height, dtype=np.int64)
-        out = np.empty((height, shard.width), dtype=task.precision.working)
-        task.backend.gather(shard.matrix, rows, out)
+        numbers = np.arange(height, dtype=np.int64)
+        out = None
+        if not shard.is_sparse:
+            out = np.empty((height, shard.width), dtype=task.precision.working)
+        rows = task.backend.gather(shard.matrix, numbers, out)
         weights = task.backend.zeros((shard.width, task.columns))
         margins = np.empty((height, task.columns), dtype=task.margin_dtype)
-        task.backend.scores(out, weights, margins)
+        task.backend.scores(rows, weights, margins)
         task.family.residual(margins, shard.targets[:height])
 
 
@@ -99,9 +101,10 @@ def assemble(
 
 
 def _task(words: Vocabulary, grid: Grid, loaded: Loaded) -> Task:
+    sparse, backend = loaded.shard.is_sparse, words.backend
     return Task(
         shard=loaded.shard,
-        backend=words.backend,
+        backend=backend.for_sparse() if sparse else backend,
         members=grid.members,
         family=words.family,
         precision=words.precision,
@@ -118,7 +121,14 @@ def _choose(config: RunConfig, words: Vocabulary, loaded: Loaded) -> tuple[str, 
     if name == "auto":
         largest = split_range(loaded.shard.total_rows, config.grid.replicas, 0)
         again = sampling.mode == "shuffle-once" and config.schedule.epochs > 1
-        shape = Shape(words.members, largest.stop, loaded.shard.total_columns, again)
+        shape = Shape(
+            words.members,
+            largest.stop,
+            loaded.shard.total_columns,
+            again,
+            loaded.stored / loaded.shard.total_rows,
+            loaded.shard.is_sparse,
+        )
         name = choose_product(shape, config.schedule, words.precision)
     if name == "cached" and sampling.mode != "shuffle-once":
         raise ConfigError(

@@ -39,19 +39,22 @@ class Backend(Protocol):
     def prepare(self, unrolled: Unrolled, blocks: Blocks) -> Any:
         """The `Plan` that the other calls take."""
 
-    def pick(self, matrix: Array, rows: Array) -> Array:
+    def for_sparse(self) -> "Backend":
+        """The backend that does the same with rows held as `Csr`."""
+
+    def pick(self, matrix: Any, rows: Array) -> Any:
         """The sampled rows as they are stored."""
 
-    def widen(self, stored: Array, out: Array) -> Array:
-        """out ← stored values, exactly."""
+    def widen(self, stored: Any, out: Any) -> Any:
+        """Stored values, exactly, for the products: in `out`, None for sparse ones."""
 
-    def gather(self, matrix: Array, rows: Array, out: Array) -> Array:
-        """out ← the sampled rows, widened for the products."""
+    def gather(self, matrix: Any, rows: Array, out: Any) -> Any:
+        """The sampled rows, widened for the products: in `out`, None for sparse."""
 
-    def scores(self, rows: Array, weights: Array, out: Array) -> Array:
+    def scores(self, rows: Any, weights: Array, out: Array) -> Array:
         """out ← Y W."""
 
-    def strict_gram(self, rows: Array, blocks: Blocks, out: Array) -> Array:
+    def strict_gram(self, rows: Any, blocks: Blocks, out: Array) -> Array:
         """out ← the strictly-lower blocks of Y Yᵀ, packed."""
 
     def corrected_residuals(
@@ -65,7 +68,7 @@ class Backend(Protocol):
     ) -> Array:
         """The residuals of s exact steps; `intercept` advances in place."""
 
-    def descend(self, weights: Array, rows: Array, residuals: Array, plan: Any) -> None:
+    def descend(self, weights: Array, rows: Any, residuals: Array, plan: Any) -> None:
         """weights ← Φ weights + Σ_i gain_i Y_iᵀ r_i, in place."""
 
     def to_host(self, array: Array) -> Array:

@@ -49,6 +49,12 @@ class HostBackend:
         """The block rounded into the storage of `precision.matrix`."""
         return encode(block, self.precision.matrix)
 
+    def for_sparse(self) -> "HostBackend":
+        """The same precision for rows held as CSR."""
+        from hpcsgd.backends.sparse import SparseHostBackend
+
+        return SparseHostBackend(self.precision)
+
     def zeros(self, shape: tuple[int, ...]) -> Array:
         """Weights of this shape."""
         return np.zeros(shape, dtype=self.weights)
@@ -148,7 +154,7 @@ class HostBackend:
             score[...] = family.residual(score.astype(self.residual), targets)
 
     def descend(
-        self, weights: Array, rows: Array, residuals: Array, plan: HostPlan
+        self, weights: Array, rows: Any, residuals: Array, plan: HostPlan
     ) -> None:
         """One transposed product for every state and all s steps."""
         if plan.states == 1:
@@ -159,6 +165,9 @@ class HostBackend:
         else:
             scaled = np.hstack([residuals * gain for gain in plan.gain])
             _mix_states(weights, plan.carry, residuals.shape[1])
+        self._add_gradient(weights, rows, scaled)
+
+    def _add_gradient(self, weights: Array, rows: Array, scaled: Array) -> None:
         weights += np.dot(rows.T, scaled.astype(rows.dtype, copy=False))
 
     def to_host(self, array: Array) -> Array:

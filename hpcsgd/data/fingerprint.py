@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.csr import Csr
+
 Array = NDArray[Any]
 SIDE = 2**40  # columns of y, sample_weight and offset: beyond any of X
 ROWS = 2**41  # rows draw from other numbers than columns
@@ -33,6 +35,16 @@ class Fingerprint:
                 self.value += np.einsum(
                     "i,i->", row, np.einsum("ij,j->i", bits, column)
                 )
+
+    def add_sparse(self, block: Csr, first_row: int, first_col: int) -> None:
+        """A sparse block of X: it counts as the dense one, whose zeros add nothing."""
+        column = _odd(np.arange(first_col, first_col + block.width))
+        for start in range(0, len(block), ROWS_AT_ONCE):
+            part = block[start : start + ROWS_AT_ONCE]
+            row = _odd(np.arange(len(part)) + (ROWS + first_row + start))
+            with np.errstate(over="ignore"):
+                weight = np.repeat(row, part.lengths) * column[part.indices]
+                self.value += np.einsum("i,i->", weight, _bits(part.data))
 
     def add_column(self, number: int, values: Array | None, first_row: int) -> None:
         """Side column `number` (y, sample_weight, offset), where there is one."""

@@ -5,26 +5,44 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.csr import from_scipy
 from hpcsgd.errors import DataError
 
 Array = NDArray[Any]
 
 
 class MemoryReader:
-    """Arrays given from Python, the same on every rank; nothing is copied."""
+    """Arrays given from Python, the same on every rank; nothing is copied.
+
+    Sparse ones of any kind become CSR with ascending columns, once.
+    """
 
     def __init__(
         self, X: Any, y: Any, sample_weight: Any = None, offset: Any = None
     ) -> None:
-        self.X = _matrix(X)
+        matrix: Any = _sparse(X) if hasattr(X, "tocsr") else _matrix(X)
+        self.X = matrix
+        self.is_sparse = hasattr(self.X, "tocsr")
         self.rows, self.cols = self.X.shape
+        self.nnz = int(self.X.nnz if self.is_sparse else self.X.size)
         self.y = self._column("y", y)
         self.weights = self._column("sample_weight", sample_weight)
         self.offsets = self._column("offset", offset)
 
     def read(self, rows: slice, cols: slice) -> Array:
-        """A view of the block."""
-        return self.X[rows, cols]
+        """A view of the block; a dense copy of a sparse one."""
+        if self.is_sparse:
+            return from_scipy(self.read_csr(rows, cols)).to_dense()
+        block: Array = self.X[rows, cols]
+        return block
+
+    def read_csr(self, rows: slice, cols: slice) -> Any:
+        """A sparse block with its own column numbers, ascending in each row."""
+        block = self.X[rows]
+        if (cols.start, cols.stop) != (0, self.cols):
+            block = block[:, cols]
+        block.sort_indices()
+        return block
 
     def targets(self, rows: slice) -> Any:
         """Targets as float64."""
@@ -62,14 +80,29 @@ class MemoryReader:
         return column.reshape(-1)
 
 
+def _sparse(X: Any) -> Any:
+    """As CSR; duplicates are added up, stored zeros stay."""
+    from scipy.sparse import csr_array
+
+    given = _real(X.dtype, X.shape)
+    matrix = csr_array(X)
+    if not matrix.has_canonical_format:
+        matrix = matrix.copy()  # what the caller gave stays as it is
+        matrix.sum_duplicates()
+    return matrix.astype(given, copy=False)
+
+
 def _matrix(X: Any) -> Array:
     array = np.asarray(X)
-    if array.dtype.kind not in "fiub":
-        raise DataError(f"X has elements of type {array.dtype}; give real numbers")
-    if array.ndim != 2 or 0 in array.shape:
-        raise DataError(
-            f"X has shape {array.shape}; give a matrix with rows and columns"
-        )
-    if array.dtype.kind != "f" or array.dtype.itemsize not in (4, 8):
-        array = array.astype(np.float64 if array.dtype.itemsize > 2 else np.float32)
-    return array
+    return array.astype(_real(array.dtype, array.shape), copy=False)
+
+
+def _real(dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.dtype[Any]:
+    """float32 or float64, whichever holds these elements."""
+    if dtype.kind not in "fiub":
+        raise DataError(f"X has elements of type {dtype}; give real numbers")
+    if len(shape) != 2 or 0 in shape:
+        raise DataError(f"X has shape {shape}; give a matrix with rows and columns")
+    if dtype.kind == "f" and dtype.itemsize in (4, 8):
+        return dtype
+    return np.dtype(np.float64 if dtype.itemsize > 2 else np.float32)

@@ -14,6 +14,7 @@ Array = NDArray[Any]
 CHUNK_BYTES = 64 * 2**20  # read at once: bounds the memory beside the shard
 # What narrow storages hold before they round to inf: bf16, just below float32.
 NARROW_MAX = 3.38e38
+LOOKED = 1024  # rows that say how long the others are
 
 # ending -> reader; other names are tried as the first row, whose own check speaks
 READERS = {
@@ -23,13 +24,20 @@ READERS = {
 
 
 class RowReader(Protocol):
-    """A matrix with targets, read by rows and columns."""
+    """A matrix with targets, read by rows and columns.
+
+    Sparse ones have two attributes more, `is_sparse = True` and the number `nnz` of
+    their stored values, and are read by `read_csr`.
+    """
 
     rows: int
     cols: int
 
     def read(self, rows: slice, cols: slice) -> Array:
         """A dense block in the dtype it is stored in."""
+
+    def read_csr(self, rows: slice, cols: slice) -> Any:
+        """A scipy.sparse.csr_array with its own column numbers, sorted in each row."""
 
     def targets(self, rows: slice) -> Array:
         """Targets of these rows, float64."""
@@ -53,6 +61,30 @@ def open_reader(path: Path) -> RowReader:
     module, attribute = row.split(":")
     reader: RowReader = getattr(import_module(module), attribute)(path)
     return reader
+
+
+def is_sparse(reader: RowReader) -> bool:
+    """True where a reader holds stored values alone."""
+    return bool(getattr(reader, "is_sparse", False))
+
+
+def stored_in(reader: RowReader) -> int:
+    """How many values a reader holds; from its first rows where it cannot say."""
+    if not is_sparse(reader):
+        return reader.rows * reader.cols
+    known = getattr(reader, "nnz", None)
+    if known is not None:
+        return int(known)
+    looked = min(reader.rows, LOOKED)
+    sample = reader.read_csr(slice(0, looked), slice(0, reader.cols))
+    return int(sample.nnz * reader.rows / looked)
+
+
+def row_words(reader: RowReader) -> int:
+    """About how many words of 8 bytes one row takes while it is read."""
+    if not is_sparse(reader):
+        return max(reader.cols, 1)
+    return 2 * (stored_in(reader) // reader.rows + 1)  # values with their columns
 
 
 def load_block(
@@ -98,10 +130,7 @@ def _refuse_non_finite(piece: Array, first_row: int, first_col: int) -> None:
     place = _first(~np.isfinite(piece), first_row, first_col)
     if place:
         row, col = place
-        raise DataError(
-            f"X has {piece[row - first_row, col - first_col]} at row {row},"
-            f" column {col}; clean the file or drop that row"
-        )
+        raise DataError(non_finite(piece[row - first_row, col - first_col], row, col))
 
 
 def _refuse_too_large(piece: Array, first_row: int, first_col: int) -> None:
@@ -112,11 +141,20 @@ def _refuse_too_large(piece: Array, first_row: int, first_col: int) -> None:
     place = _first(np.abs(piece) > NARROW_MAX, first_row, first_col)
     if place:
         row, col = place
-        raise DataError(
-            f"X has {piece[row - first_row, col - first_col]:g} at row {row},"
-            f" column {col}, too large for less than float64; clean the file, rescale"
-            " the column or use --precision fp64"
-        )
+        raise DataError(too_large(piece[row - first_row, col - first_col], row, col))
+
+
+def non_finite(value: Any, row: int, col: int) -> str:
+    """Why this value of X is refused."""
+    return f"X has {value} at row {row}, column {col}; clean the file or drop that row"
+
+
+def too_large(value: Any, row: int, col: int) -> str:
+    """Why this value of X is refused."""
+    return (
+        f"X has {value:g} at row {row}, column {col}, too large for less than float64;"
+        " clean the file, rescale the column or use --precision fp64"
+    )
 
 
 def _first(bad: Array, first_row: int, first_col: int) -> tuple[int, int] | None:

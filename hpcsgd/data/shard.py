@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.csr import Csr
+
 Array = NDArray[Any]
 
 
@@ -17,7 +19,7 @@ class Shard:
     holds them whole; they are columns (n, 1) so that they meet scores (m, K).
     """
 
-    matrix: Array  # (n, d_c) in the storage of precision.matrix
+    matrix: Array | Csr  # (n, d_c) in the storage of precision.matrix
     targets: Array  # (n, 1), encoded for the family
     weights: Array | None  # (n, 1), scaled to mean 1 over all rows of the data
     offsets: Array | None  # (n, 1), added to scores after scaling
@@ -25,6 +27,11 @@ class Shard:
     columns: slice  # of the whole data
     total_rows: int
     total_columns: int
+
+    @property
+    def is_sparse(self) -> bool:
+        """True where only stored values are held."""
+        return isinstance(self.matrix, Csr)
 
     @property
     def height(self) -> int:

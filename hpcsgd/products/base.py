@@ -73,6 +73,11 @@ class Group:
         return blocks
 
 
+# Sampled rows are an array, or what the backend has for sparse ones: both have a length
+# and give slices of rows.
+Rows = Any
+
+
 class Product(Protocol):
     """How members get through s steps with one synchronisation."""
 
@@ -124,13 +129,15 @@ def batch_of(task: Task, rows: Array) -> Batch:
     return Batch(targets, take(shard.weights, rows), take(shard.offsets, rows))
 
 
-def gather_rows(task: Task, scratch: Scratch, name: str, group: Group) -> Array:
+def gather_rows(task: Task, scratch: Scratch, name: str, group: Group) -> Rows:
     """The sampled rows of this member's columns, widened."""
-    shape = (group.blocks.rows, task.shard.width)
-    out = scratch.array(name, shape, task.precision.working)
-    task.backend.gather(task.shard.matrix, group.rows, out)
+    out = None
+    if not task.shard.is_sparse:
+        shape = (group.blocks.rows, task.shard.width)
+        out = scratch.array(name, shape, task.precision.working)
+    rows = task.backend.gather(task.shard.matrix, group.rows, out)
     task.clock.lap("gather")
-    return out
+    return rows
 
 
 def store_margins(task: Task, margins: Array) -> Array:
@@ -144,7 +151,7 @@ def store_margins(task: Task, margins: Array) -> Array:
 
 
 def iterate(
-    task: Task, state: State, group: Group, rows: Array, margins: Array, gram: Array
+    task: Task, state: State, group: Group, rows: Rows, margins: Array, gram: Array
 ) -> State:
     """The s steps themselves: residuals from summed products, then the update."""
     state.residuals = task.backend.corrected_residuals(

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from hpcsgd.csr import index_dtype
 from hpcsgd.errors import ConfigError
 from hpcsgd.precision import Precision, get_format
 from hpcsgd.schedule import Schedule
@@ -32,12 +33,21 @@ class Shape:
     rows: int  # of the replica
     columns: int  # of the whole matrix
     rows_come_again: bool  # shuffle once, and more than one epoch
+    stored: float = 0.0  # values that a sparse row holds on average
+    is_sparse: bool = False
+
+    def row_bytes(self, word: int) -> float:
+        """What gathering one whole row moves; sparse values travel with a column."""
+        if self.is_sparse:
+            return self.stored * (word + index_dtype(self.columns).itemsize)
+        return float(self.columns * word)
 
 
 def choose_product(shape: Shape, schedule: Schedule, precision: Precision) -> str:
     """The product with the fewest bytes on the wire that fits in memory.
 
-    Gather moves fewer bytes than gram iff e_Y d < e_G b(s−1) + 2 e_z.
+    Gather moves fewer bytes than gram iff e_Y d < e_G b(s−1) + 2 e_z; sparse rows of
+    k stored values on average move (e_Y + 4) k instead of e_Y d.
     """
     if shape.members == 1 or schedule.steps == 1:
         return "direct"
@@ -46,7 +56,7 @@ def choose_product(shape: Shape, schedule: Schedule, precision: Precision) -> st
         get_format(name).dtype.itemsize
         for name in (precision.matrix, precision.gram_wire, precision.margin_sum)
     )
-    if e_y * shape.columns < e_g * batch * (steps - 1) + 2 * e_z:
+    if shape.row_bytes(e_y) < e_g * batch * (steps - 1) + 2 * e_z:
         return "gather"
     kept = shape.rows * batch * (steps - 1) // 2 * e_g
     return "cached" if shape.rows_come_again and kept <= CACHE_BUDGET else "gram"

@@ -8,6 +8,7 @@ from hpcsgd.backends.base import Batch
 from hpcsgd.products.base import (
     Array,
     Group,
+    Rows,
     Scratch,
     State,
     Task,
@@ -36,7 +37,7 @@ class Direct:
 
 
 def walk(
-    task: Task, state: State, group: Group, rows: Array, scratch: Scratch | None
+    task: Task, state: State, group: Group, rows: Rows, scratch: Scratch | None
 ) -> State:
     """s steps one after the other on `rows`; with `scratch`, scores are summed."""
     batch = batch_of(task, group.rows)
@@ -55,7 +56,7 @@ def _step(
     task: Task,
     state: State,
     plan: Any,
-    rows: Array,
+    rows: Rows,
     batch: Batch,
     scratch: Scratch | None,
 ) -> Array:
@@ -71,7 +72,7 @@ def _step(
     return residuals
 
 
-def _margins(task: Task, state: State, rows: Array, scratch: Scratch | None) -> Array:
+def _margins(task: Task, state: State, rows: Rows, scratch: Scratch | None) -> Array:
     """Scores of one batch, summed over members where there is a `scratch`."""
     shape, point = (len(rows), task.columns), probed(task, state.weights)
     if scratch is None:

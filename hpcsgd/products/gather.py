@@ -4,8 +4,9 @@ from itertools import accumulate
 
 import numpy as np
 
-from hpcsgd.products.base import Array, Group, Scratch, State, Task
+from hpcsgd.products.base import Array, Group, Rows, Scratch, State, Task
 from hpcsgd.products.direct import walk
+from hpcsgd.products.sparse_rows import SparseGather
 
 
 class Gather:
@@ -21,6 +22,7 @@ class Gather:
         self.task = task
         self.widths = widths  # d_c of every member, in rank order
         self.scratch = Scratch()
+        self.sparse = SparseGather(task, widths) if task.shard.is_sparse else None
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Rows of all columns, then plain steps on them."""
@@ -29,7 +31,9 @@ class Gather:
     def finish(self) -> None:
         """Nothing is begun early."""
 
-    def _whole_rows(self, group: Group) -> Array:
+    def _whole_rows(self, group: Group) -> Rows:
+        if self.sparse is not None:
+            return self.sparse.whole_rows(group)
         task, height = self.task, group.blocks.rows
         own = task.backend.pick(task.shard.matrix, group.rows)
         task.clock.lap("gather")

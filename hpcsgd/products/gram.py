@@ -11,6 +11,7 @@ from hpcsgd.precision import get_format
 from hpcsgd.products.base import (
     Array,
     Group,
+    Rows,
     Scratch,
     State,
     Task,
@@ -40,7 +41,7 @@ class Gram:
         """Nothing is begun early."""
 
     def sum_products(
-        self, state: State, group: Group, rows: Array
+        self, state: State, group: Group, rows: Rows
     ) -> tuple[Array, Array]:
         """Packed G and z of `group`, summed over members."""
         task, blocks = self.task, group.blocks
@@ -101,7 +102,7 @@ def gram_buffer(task: Task, scratch: Scratch, name: str, group: Group) -> Array:
 
 
 def sum_margins(
-    task: Task, scratch: Scratch, state: State, group: Group, rows: Array
+    task: Task, scratch: Scratch, state: State, group: Group, rows: Rows
 ) -> Array:
     """z alone, where G is known already or travels apart."""
     shape = margin_shape(task, group)

@@ -10,6 +10,7 @@ from hpcsgd.comm.base import Pending
 from hpcsgd.products.base import (
     Array,
     Group,
+    Rows,
     Scratch,
     State,
     Task,
@@ -24,7 +25,7 @@ class Prepared:
     """A group whose rows are gathered and whose Gram is on its way."""
 
     group: Group
-    rows: Array
+    rows: Rows
     gram: Array
     pending: Pending
 

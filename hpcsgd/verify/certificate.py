@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import hpcsgd
-from hpcsgd.data.readers import RowReader, open_reader
+from hpcsgd.data.readers import RowReader, is_sparse, open_reader
 from hpcsgd.errors import DataError
 from hpcsgd.files import write_text
 from hpcsgd.result import finite
@@ -128,7 +128,7 @@ def _checks(scene: Scene, reader: RowReader, count: int, seed: int) -> Iterator[
         source = open_source(reader, scene.family, scene.precision)
     data = _data(scene, reader, source)
     yield data
-    yield _traffic(scene)
+    yield _traffic(scene, source if data.ok else None)
     numbers = _chosen(scene, count, seed)
     if source is None or not data.ok:
         why = "not the data that the run was trained on"
@@ -166,13 +166,18 @@ def _data(scene: Scene, reader: RowReader, source: Source | None) -> Check:
     return Check("data", now == then, {"now": now, "then": then})
 
 
-def _traffic(scene: Scene) -> Check:
+def _traffic(scene: Scene, source: Source | None) -> Check:
     """The ledger against the formulas, to the byte."""
+    shape, gathers = scene.shape, scene.result.report["products"] == "gather"
+    if gathers and scene.result.report.get("sparse"):
+        if source is None or not is_sparse(source.reader):
+            return Check("traffic", None, {}, "sparse rows are counted in their data")
+        shape = scene.counting(source)
     legs, report = scene.recording.legs, scene.result.report
     gap = traffic.gap_in(legs, scene.result.exchanges, report["resumes"])
     if gap:
         return Check("traffic", None, {}, gap)
-    expected = traffic.expected(scene.shape, legs)
+    expected = traffic.expected(shape, legs)
     found = {
         purpose: {key: scene.result.ledger.get(purpose, {}).get(key) for key in entry}
         for purpose, entry in expected.items()

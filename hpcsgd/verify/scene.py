@@ -1,6 +1,6 @@
 """What a finished run worked on: read from its folder, its configuration, its data."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,7 @@ class Scene:
         config, shape = self.config, self.shape
         groups = shape.groups()
         epoch, index = divmod(number - 1, len(groups))
-        first = sum(map(sum, groups[:index]))
-        rows = self._order(epoch)[first : first + sum(groups[index])]
+        rows = self._rows(number - 1)
         update = config.update
         return Exchange(
             family=self.family,
@@ -76,6 +75,24 @@ class Scene:
             intercept=config.problem.intercept,
             clip=clip_of(get_format(self.precision.residual).dtype),
         )
+
+    def counting(self, source: Source) -> Shape:
+        """The shape of a run on sparse rows, which knows how many values they store."""
+        known: dict[int, Array] = {}
+
+        def stored(number: int, columns: int) -> int:
+            if columns not in known:
+                known[columns] = source.lengths(columns)
+            return int(known[columns][self._rows(number)].sum())
+
+        return replace(self.shape, stored=stored)
+
+    def _rows(self, number: int) -> Array:
+        """The rows of exchange `number` of replica 0, from 0."""
+        groups = self.shape.groups()
+        epoch, index = divmod(number, len(groups))
+        first = sum(map(sum, groups[:index]))
+        return self._order(epoch)[first : first + sum(groups[index])]
 
     def points(self, number: int) -> tuple[Point, Point]:
         """The recorded state before and after exchange `number`."""

@@ -1,12 +1,15 @@
 """The data of a run, read once more by one process."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from hpcsgd.csr import Csr
 from hpcsgd.data.fingerprint import Fingerprint
-from hpcsgd.data.readers import CHUNK_BYTES, RowReader
+from hpcsgd.data.readers import CHUNK_BYTES, RowReader, is_sparse
+from hpcsgd.data.sparse_block import pieces
 from hpcsgd.data.targets import encode_targets
 from hpcsgd.families.base import Array, Family
 from hpcsgd.precision import Precision, decode, encode, get_format
@@ -46,11 +49,23 @@ class Source:
             rows = slice(start, min(start + step, self.reader.rows))
             yield rows, self.reader.read(rows, slice(0, self.reader.cols))
 
+    def lengths(self, columns: int) -> Array:
+        """Stored values of every row of a sparse matrix in its first columns."""
+        return np.concatenate([p.lengths for _, p in self._pieces(columns)])
+
+    def _pieces(self, columns: int) -> Iterator[tuple[int, Csr]]:
+        rows, cols = slice(0, self.reader.rows), slice(0, columns)
+        return pieces(self.reader, rows, cols, CHUNK_BYTES)
+
     def fingerprint(self) -> str:
         """Of every value, as training takes it."""
         seen, every = Fingerprint(), slice(0, self.reader.rows)
-        for rows, X in self.blocks():
-            seen.add(X, rows.start, 0)
+        if is_sparse(self.reader):
+            for start, piece in self._pieces(self.reader.cols):
+                seen.add_sparse(piece, start, 0)
+        else:
+            for rows, X in self.blocks():
+                seen.add(X, rows.start, 0)
         columns = (self.reader.targets, self.reader.sample_weight, self.reader.offset)
         for number, column in enumerate(columns):
             seen.add_column(number, column(every), 0)

@@ -4,7 +4,8 @@ For exchange k of m rows in s batches, K classes, S states, packed Gram g words:
 
     direct     one sum of b·K in every step
     gram       one sum of g + m·K·S, or two where gram_wire is not margin_sum
-    gather     one all-gather, to which rank 0 gives m·d_0
+    gather     one all-gather, to which rank 0 gives m·d_0; of sparse rows the k values
+               that it stores of them, k·(4 + e_Y) bytes as words of two
     cached     gram where the leg first meets the group, else one sum of m·K·S
     look-ahead a sum of m·K·S, and the sum of g, which is begun one exchange early
 
@@ -13,10 +14,11 @@ start or a resume to its end) is counted on its own: on a resume, look-ahead and
 sum again what the leg before had summed.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from hpcsgd.csr import index_dtype
 from hpcsgd.data.partition import split_range
 from hpcsgd.data.sampling import plan_groups
 from hpcsgd.precision import Precision, get_format
@@ -37,6 +39,8 @@ class Shape:
     states: int
     intercept: bool
     replicas: int
+    # Of sparse rows: (exchange from 0, first columns) -> values that it stores there
+    stored: Callable[[int, int], int] | None = None
 
     def groups(self) -> list[tuple[int, ...]]:
         """The batch sizes of each exchange of an epoch of replica 0."""
@@ -86,7 +90,10 @@ def _products(shape: Shape, leg: dict[str, Any]) -> Iterator[Message]:
         epoch, index = divmod(number, len(groups))
         fresh = index not in met
         met.add(index)
-        yield from _exchange(shape, leg, groups[index], epoch, fresh)
+        if leg["product"] == "gather":
+            yield _gathered(shape, leg, groups[index], number)
+        else:
+            yield from _exchange(shape, leg, groups[index], epoch, fresh)
     begun = leg["first"] < leg["last"] < leg["planned"]
     if leg["look_ahead"] and begun:
         yield from _sums(leg, _gram(shape, groups[leg["last"] % len(groups)]))
@@ -99,9 +106,6 @@ def _exchange(
     kind, z = leg["product"], _size(shape.precision.margin_sum)
     if kind == "direct":
         yield from _sums(leg, *((b * shape.classes, z) for b in sizes))
-    elif kind == "gather":
-        own = split_range(shape.columns, leg["members"], 0)
-        yield sum(sizes) * own.stop, _size(shape.precision.matrix)
     elif kind == "cached":
         if fresh:
             yield from _sums(leg, *_whole(shape, sizes))
@@ -111,6 +115,18 @@ def _exchange(
         yield from _sums(leg, _margins(shape, sizes), _gram(shape, sizes))
     else:
         yield from _sums(leg, *_whole(shape, sizes))
+
+
+def _gathered(
+    shape: Shape, leg: dict[str, Any], sizes: tuple[int, ...], number: int
+) -> Message:
+    """What rank 0 gives of the rows of exchange `number`, from 0."""
+    own, word = split_range(shape.columns, leg["members"], 0).stop, 2
+    size = _size(shape.precision.matrix)
+    if shape.stored is None:
+        return sum(sizes) * own, size
+    pair = (index_dtype(own).itemsize + size) // word
+    return shape.stored(number, own) * pair, word
 
 
 def _whole(shape: Shape, sizes: tuple[int, ...]) -> list[Message]:

@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parents[2] / "hpcsgd"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = (
-    ("errors", "precision", "schedule", "assets", "timing", "files", "sealed"),
+    ("errors", "precision", "schedule", "csr", "assets", "timing", "files", "sealed"),
     ("families", "penalties", "rates", "updates", "codecs"),
     ("backends", "comm", "data"),
     ("products", "agreement", "objective", "cost", "bound"),

@@ -1,11 +1,13 @@
 """What a run says on the wire is what the formulas say, to the word."""
 
+import numpy as np
 import pytest
 
 from hpcsgd.data.partition import split_range
-from hpcsgd.data.sampling import plan_groups
+from hpcsgd.data.sampling import Sampler, plan_groups
 from tests.harness import config_for, train_on
 from tests.problems import make_problem
+from tests.sparse import make_sparse
 
 ROWS, COLUMNS, BATCH, STEPS, EPOCHS = 53, 7, 4, 3, 2
 
@@ -118,3 +120,48 @@ def test_average(period):
     exchanges = len(plan_groups(-(-ROWS // 2), BATCH, STEPS)) * EPOCHS
     assert ledger["calls"] == -(-exchanges // period)
     assert ledger["words"] == ledger["calls"] * COLUMNS
+
+
+@pytest.mark.parametrize("kind", ["direct", "gram", "cached", "look-ahead"])
+def test_sparse_rows_change_nothing(kind):
+    """What is summed are scores and Grams, whatever the storage of the rows."""
+    stored, dense = make_sparse("logistic", n=ROWS)
+    ahead = kind == "look-ahead"
+    products = {
+        "kind": "gram" if ahead else kind,
+        "look_ahead": "on" if ahead else "off",
+    }
+    config = config_for(stored, products=products)
+    one, two = (train_on(3, config, p).ledger["products"] for p in (stored, dense))
+    for what in ("calls", "words", "bytes", "wire_bytes"):
+        assert one[what] == two[what] > 0
+
+
+@pytest.mark.parametrize("members", [2, 3])
+@pytest.mark.parametrize("recipe, value", [("fp64", 8), ("fp32", 4), ("c", 2)])
+@pytest.mark.parametrize("mode", ["shuffle-once", "replacement"])
+def test_sparse_gather(members, recipe, value, mode):
+    """One all-gather per exchange: k values of sampled rows are k·(4 + e_Y) bytes.
+
+    Before the first, one more of 4 bytes a row: how many values each has.
+    """
+    stored, dense = make_sparse("logistic", n=ROWS)
+    config = config_for(
+        stored,
+        schedule={"batch": BATCH, "steps": STEPS, "epochs": EPOCHS},
+        products={"kind": "gather"},
+        precision={"recipe": recipe},
+        sampling={"mode": mode},
+    )
+    one, two = (train_on(members, config, p).ledger for p in (stored, dense))
+    own = split_range(stored.X.shape[1], members, 0)
+    lengths = np.diff(stored.X[:, own].indptr)
+    sampler = Sampler(mode, config.sampling.seed, ROWS, 0)
+    k = sum(int(lengths[sampler.order(epoch)].sum()) for epoch in range(EPOCHS))
+    assert one["products"]["calls"] == len(groups()) * EPOCHS
+    assert one["products"]["bytes"] == k * (4 + value)
+    assert one["products"]["words"] == k * (4 + value) // 2
+    # Twice more: the rows' lengths, and how many values are stored, for the density.
+    known = one["control"]["calls"] - two["control"]["calls"]
+    assert known == 2
+    assert one["control"]["bytes"] >= 4 * ROWS

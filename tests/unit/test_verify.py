@@ -16,6 +16,7 @@ from hpcsgd.verify.source import open_source
 from tests.equivalence.test_resume import interrupted
 from tests.harness import config_for, make_problem, train_on
 from tests.problems import FAMILIES
+from tests.sparse import make_sparse
 
 
 def train(folder, family="logistic", ranks=2, data=True, **sections):
@@ -64,6 +65,33 @@ def test_products_and_updates(tmp_path, product, update):
         problem={"intercept": True, "l2": 0.01},
     )
     assert max(deviations(check(tmp_path, reader))) < 1e-13
+
+
+@pytest.mark.parametrize("product", list(PRODUCTS))
+@pytest.mark.parametrize("sampling", ["shuffle-once", "reshuffle"])
+def test_sparse_rows(tmp_path, product, sampling):
+    """Their messages are counted from the data, and theirs alone."""
+    if product == "cached" and sampling != "shuffle-once":
+        pytest.skip("batches do not come again")
+    stored, dense = make_sparse("logistic")
+    config = config_for(
+        stored,
+        products=PRODUCTS[product],
+        sampling={"mode": sampling},
+        run={"out": str(tmp_path), "record": 6},
+    )
+    train_on(2, config, stored)
+    reader = MemoryReader(stored.X, stored.y)
+    assert max(deviations(check(tmp_path, reader))) < 1e-13
+    if product == "gather":
+        found = certify(
+            tmp_path, exchanges=6, reader=reader_of(make_problem("logistic"))
+        )
+        traffic = next(c for c in found.checks if c.name == "traffic")
+        assert traffic.ok is None
+        known = MemoryReader(dense.X, dense.y)
+        kinds = {c.name: c.ok for c in certify(tmp_path, reader=known).checks}
+        assert kinds["data"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

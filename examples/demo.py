@@ -111,7 +111,7 @@ def train(data: Path, out: Path, flags: list[str]) -> dict:
     }
     words = [str(word) for pair in fixed.items() for word in pair]
     words += ["--ranks", str(RANKS)] if ranks() > 1 else []
-    return json.loads(hpcsgd("train", *words, *flags, "--json"))
+    return json.loads(hpcsgd("train", *words, *flags, "--json", "--quiet"))
 
 
 def median_run(results: list[dict]) -> dict:

@@ -25,8 +25,8 @@ def reached(result: Result) -> str:
             f"loss {result.loss:.4g}, the last good one:"
             f" diverged after {done} of {asked}"
         )
-    if result.status is Status.STOPPED:
-        done += f" of {asked}, stopped early"
+    if result.status is not Status.COMPLETED:
+        done += f" of {asked}, {result.status.value} early"
     return f"loss {result.loss:.4g} after {done}, {_motion(result)}"
 
 

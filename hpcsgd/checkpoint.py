@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 KIND, VERSION = "checkpoint", 1
 FOLDER = "checkpoints"
 MOST_EXCHANGES = 10**15  # of any run that ends
-NAME = re.compile(r"exchange-(\d{9,18})\.h5")
+# Counted through, whatever a run was put back to: the newest is the highest number.
+NAME = re.compile(r"(\d{6,12})-exchange-\d{9,18}\.h5")
 
 # What the document of a checkpoint says besides the arrays.
 SCHEMA = {
@@ -92,7 +93,9 @@ class Store:
         self.folder.mkdir(parents=True, exist_ok=True)
         for left in self.folder.glob(".*.part"):  # by a run that died while writing
             left.unlink(missing_ok=True)
-        path = self.folder / f"exchange-{checkpoint.exchanges:09d}.h5"
+        number = 1 + max(map(_number, self.paths()), default=0)
+        name = f"{number:06d}-exchange-{checkpoint.exchanges:09d}.h5"
+        path = self.folder / name
         write_sealed(path, KIND, VERSION, checkpoint.document, checkpoint.arrays)
         # Only now: the older ones stay until the new one is on disk.
         for old in self.paths()[self.keep :]:
@@ -121,12 +124,6 @@ class Store:
                 " start anew with --resume no"
             )
         return None
-
-    def forget_after(self, exchanges: int) -> None:
-        """Put aside what lies beyond: this run may get there by another way."""
-        for path in self.paths():
-            if _number(path) > exchanges:
-                _put_aside(path, "superseded")
 
 
 def read_checkpoint(path: Path) -> Checkpoint:

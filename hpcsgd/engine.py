@@ -78,7 +78,8 @@ class Engine:
             self._evaluate(state)
         first = self.view.exchanges
         status = self._train(state, groups)
-        self.recorder.finish(first, self.view.exchanges)
+        with self.grid.world.working("writing what was recorded"):
+            self.recorder.finish(first, self.view.exchanges)
         self.product.finish()
         self.agreement.settle(state, self.view.exchanges)
         if status.is_finished and not self.evaluation.is_fresh(self.view):

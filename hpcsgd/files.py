@@ -20,9 +20,7 @@ def replace_file(path: Path, *parts: bytes | memoryview) -> None:
     The temporary file belongs to this user alone until it has its name.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    temporary.unlink(missing_ok=True)  # of a process that had our number and died
-    # O_EXCL: a link that somebody planted under this name is not followed.
-    number = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    number = open_private(temporary)
     try:
         with open(number, "wb") as file:
             for part in parts:
@@ -34,6 +32,18 @@ def replace_file(path: Path, *parts: bytes | memoryview) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def open_private(path: Path) -> int:
+    """A new empty file that only this user may open; its descriptor."""
+    path.unlink(missing_ok=True)  # of a process that had our number and died
+    # O_EXCL: a link that somebody planted under this name is not followed.
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+
+
+def make_public(path: Path) -> None:
+    """What the user wants new files to be, for one that was private while written."""
+    path.chmod(0o666 & ~UMASK)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -47,7 +47,8 @@ class Recording:
 
 def choose_exchanges(count: int, seed: int, total: int) -> frozenset[int]:
     """`count` numbers of 1..total, the same ones for the same arguments."""
-    drawn = np.random.default_rng((seed, total)).permutation(total)[:count]
+    rng = np.random.default_rng((seed, total))
+    drawn = rng.choice(total, size=min(count, total), replace=False)
     return frozenset((drawn + 1).tolist())
 
 

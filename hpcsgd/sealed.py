@@ -126,7 +126,9 @@ def _checked(path: Path, kind: str, version: int) -> bytes:
         raise _refusal(path, error.strerror or str(error)) from error
     found = HEADER.fullmatch(content[:HEADER_BYTES])
     if found is None or found[1].decode() != kind:
-        raise DataError(f"{path} is not a {kind} of this package; check the name")
+        raise DataError(
+            f"{path} is not a {kind} of this package; name one that it wrote"
+        )
     if int(found[2]) != version:
         raise DataError(
             f"{path} is a {kind} of version {int(found[2])} and this package reads"

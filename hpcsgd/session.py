@@ -104,6 +104,8 @@ class Session:
             result = self._in_folder(self.live, folder)
         finally:
             folder.release()
+        grid, self.live = self.live.grid, None
+        grid.close()  # an MPI has some two thousand communicators, not more
         world.unwatch()
         return result
 

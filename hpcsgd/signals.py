@@ -6,6 +6,7 @@ sends ahead of a time limit): save and end with the code that asks for a requeue
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
@@ -28,10 +29,17 @@ CODES = {
 class Signals(Callback):
     """Installed for the length of a `with`; a callback of the run inside it.
 
-    Before training there is nothing to save: a signal then ends the program at once.
+    Before training there is nothing to save: a signal then ends the program at once,
+    on all ranks: one that just left would wait for the others when MPI is finalised,
+    and they for it.
     """
 
-    def __init__(self, leave: Callable[[int], None] = os._exit) -> None:
+    def __init__(
+        self,
+        end_all: Callable[[int], Any] = sys.exit,
+        leave: Callable[[int], None] = os._exit,
+    ) -> None:
+        self.end_all = end_all  # the `abort` of the world, where there is one
         self.leave = leave  # how a program ends that must not wait for anything
         self.wish = Wish.NONE
         self.started = False
@@ -78,7 +86,7 @@ class Signals(Callback):
         wish = WISHES[signal.Signals(number)]
         self.wish = max(self.wish, wish)
         if not self.started:
-            raise SystemExit(CODES[wish])
+            self.end_all(CODES[wish])
 
     def _listen(self, end: int) -> None:
         interrupts = 0

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import launcher
+
 # One BLAS thread a rank: thread ranks and real ranks share two cores here.
 for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
@@ -16,8 +18,9 @@ pytest_plugins = ["tests.plugin_ranks"]
 HERE = Path(__file__).parent
 BUDGET_MINUTES = {  # on two cores
     **{"unit": 2, "equivalence": 3, "ranks": 4, "kernels": 3, "slurm": 2},
-    **{"faults": 2, "estimators": 2, "examples": 1},
+    **{"faults": 4, "estimators": 2, "examples": 1},
 }
+SEGMENTS = pytest.StashKey()
 _used: dict[str, float] = defaultdict(float)
 
 
@@ -31,6 +34,15 @@ def pytest_runtest_protocol(item):
     yield
     folder = Path(item.path).relative_to(HERE).parts[0]
     _used[folder] += time.perf_counter() - began
+
+
+def pytest_sessionstart(session):
+    session.config.stash[SEGMENTS] = launcher.segments()
+
+
+def pytest_sessionfinish(session):
+    if not session.config.getoption("with_mpi", False):  # ranks do not sweep
+        launcher.sweep(session.config.stash[SEGMENTS])
 
 
 def pytest_terminal_summary(terminalreporter, config):

@@ -216,3 +216,26 @@ def stat_fields(pid):
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return []
+
+
+SEGMENTS = Path("/dev/shm")
+
+
+def segments():
+    """Memory segments that MPICH has made on this machine."""
+    return set(SEGMENTS.glob("mpich_shm_*")) if SEGMENTS.is_dir() else set()
+
+
+def sweep(known):
+    """Remove what killed ranks left in memory since `known` was taken.
+
+    A rank that is killed cannot unlink its segment, 3 MB each; whatever some process
+    still maps is left alone.
+    """
+    mapped = set()
+    for path in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):
+            mapped |= {line.split()[-1] for line in path.read_text().splitlines()}
+    for path in segments() - known:
+        if str(path) not in mapped:
+            path.unlink(missing_ok=True)

@@ -1,5 +1,6 @@
 """What a person sees while it runs: a bar on a terminal, plain lines elsewhere."""
 
+import math
 import os
 import sys
 import time
@@ -107,6 +108,7 @@ class ProgressBar(Progress):
         planned = view.exchanges_planned
         self.job = self.bar.add_task("", total=planned, said="", left="")
         self.bar.start()
+        self.last = -math.inf  # the first exchange is shown at once
 
     def show(self, view: View, said: str) -> None:
         """Move it."""

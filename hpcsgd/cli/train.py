@@ -215,7 +215,7 @@ def _train(config: RunConfig, arguments: argparse.Namespace) -> int:
 
     def action(world: Communicator) -> Result:
         callbacks = progress(arguments) if world.rank == 0 else []
-        with Signals() as signals:
+        with Signals(world.abort) as signals:
             return train(config, world=world, callbacks=[*callbacks, signals])
 
     return on_all_ranks(

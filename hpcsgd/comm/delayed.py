@@ -38,9 +38,15 @@ class Network:
 
     def __post_init__(self) -> None:
         if not (0 <= self.alpha < float("inf") and self.bandwidth > 0):
-            raise ConfigError("a network needs alpha >= 0 and bandwidth > 0")
+            raise ConfigError(
+                "a network needs alpha >= 0 and bandwidth > 0, as in"
+                " alpha=5e-5,bandwidth=1.25e9"
+            )
         if self.ranks < 0 or self.jitter < 0 or self.seed < 0:
-            raise ConfigError("a network's ranks, jitter and seed must be at least 0")
+            raise ConfigError(
+                "a network's ranks, jitter and seed must be at least 0; leave them out"
+                " for as many ranks as there are and no jitter"
+            )
 
 
 NETWORKS = {
@@ -68,9 +74,15 @@ def parse_network(text: str) -> Network:
         try:
             values[name.strip()] = kind(value)
         except ValueError as error:
-            raise ConfigError(f"--network {text}: {value!r} is no number") from error
+            raise ConfigError(
+                f"--network {text}: {value!r} is no number; write it as in"
+                " alpha=5e-5,bandwidth=1.25e9"
+            ) from error
     if not {"alpha", "bandwidth"} <= set(values):
-        raise ConfigError(f"--network {text}: both alpha and bandwidth are needed")
+        raise ConfigError(
+            f"--network {text}: both alpha and bandwidth are needed, as in"
+            " alpha=5e-5,bandwidth=1.25e9"
+        )
     return Network(**values)
 
 

@@ -17,6 +17,11 @@ class Grid:
         self.members = world.split(self.replica, self.member)  # one replica's columns
         self.replicas = world.split(self.member, self.replica)  # one column block
 
+    def close(self) -> None:
+        """Let go of both groups, with all ranks; the world stays."""
+        self.members.close()
+        self.replicas.close()
+
 
 def check_size(ranks: int, replicas: int, members: int) -> None:
     """Refuse a grid that does not take all ranks."""

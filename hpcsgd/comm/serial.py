@@ -50,4 +50,4 @@ class SerialCommunicator(Communicator):
         self._alone()
 
     def _alone(self) -> NoReturn:
-        raise TransportError("one rank has nobody to talk to")
+        raise TransportError("one rank has nobody to talk to; start more with --ranks")

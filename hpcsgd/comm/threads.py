@@ -173,7 +173,9 @@ class ThreadCommunicator(Communicator):
         """Release all others, then fail."""
         for board in self._boards:
             board.break_up()
-        raise TransportError(f"aborted with code {code}")
+        raise TransportError(
+            f"the run was ended with code {code}; the first report says why"
+        )
 
     def _sum(self, buffer: Array) -> None:
         self._start_sum(buffer)()
@@ -199,7 +201,10 @@ class ThreadCommunicator(Communicator):
         parts = self._objects(part.copy())
         for got, count in zip(parts, counts, strict=True):
             if got.size != count:
-                raise TransportError(f"a rank sent {got.size} words, not {count}")
+                raise TransportError(
+                    f"a rank sent {got.size} words, not {count}; pass the same counts"
+                    " on all ranks"
+                )
         np.concatenate(parts, out=out)
 
     def _broadcast(self, buffer: Array, root: int) -> None:

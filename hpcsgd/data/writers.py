@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.errors import ConfigError, DataError, MissingPackage
+from hpcsgd.files import make_public, open_private
 
 Array = NDArray[Any]
 CSV_BYTES = 25  # of the longest float64 as text, with what separates it
@@ -38,6 +39,7 @@ class ColumnWriter(ABC):
             raise ConfigError(f"cannot write {path}: it is a folder; name a file")
         self._check_room()
         try:
+            os.close(open_private(self.temporary))
             self._open()
         except OSError as error:
             self.abandon()
@@ -71,6 +73,7 @@ class ColumnWriter(ABC):
             self._close()
             with open(self.temporary, "rb") as written:
                 os.fsync(written.fileno())
+            make_public(self.temporary)
             os.replace(self.temporary, self.path)
         except (OSError, RuntimeError) as error:  # h5py's close raises either
             raise self._unwritten(error) from error

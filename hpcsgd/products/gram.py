@@ -18,6 +18,7 @@ from hpcsgd.products.base import (
     gather_rows,
     iterate,
 )
+from hpcsgd.schedule import Blocks
 
 
 class Gram:
@@ -28,6 +29,7 @@ class Gram:
     def __init__(self, task: Task) -> None:
         self.task = task
         self.scratch = Scratch()
+        self.messages: dict[Blocks, list[Workspace]] = {}
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Products, one message, s steps."""
@@ -43,14 +45,19 @@ class Gram:
     ) -> tuple[Array, Array]:
         """Packed G and z of `group`, summed over members."""
         task, blocks = self.task, group.blocks
-        messages = self._messages(group)
-        gram, margins = self._parts(group, [m.array for m in messages])
+        messages = self.messages.get(group.blocks)
+        if messages is None:
+            messages = self.messages[group.blocks] = self._messages(group)
+        written = [message.array for message in messages]
+        gram, margins = self._parts(group, written)
         task.backend.strict_gram(rows, blocks, gram)
         task.clock.lap("gram")
         task.backend.scores(rows, state.weights, margins)
         task.clock.lap("scores")
         totals = [message.sum("products") for message in messages]
         task.clock.lap("communicate")
+        if len(totals) == 1 and totals[0] is written[0]:
+            return gram, margins  # summed in place: the views are there already
         return self._parts(group, totals)
 
     def _messages(self, group: Group) -> list[Workspace]:

@@ -188,6 +188,75 @@ def test_checkpoints_change_no_bit(tmp_path):
     assert often.ledger["products"]["calls"] == without.ledger["products"]["calls"]
 
 
+OTHER = [
+    ({"rate": {"value": 0.3}}, "rate"),
+    ({"schedule": {"batch": 5}}, "batch"),
+    ({"schedule": {"steps": 2}}, "steps"),
+    ({"update": {"kind": "sgd"}}, "kind"),
+    ({"sampling": {"seed": 1}}, "seed"),
+    ({"precision": {"recipe": "fp32"}}, "recipe"),
+    ({"problem": {"l2": 0.1}}, "l2"),
+    ({"rate": {"kind": "cosine"}, "schedule": {"epochs": 9}}, "epochs"),
+]
+
+
+@pytest.mark.parametrize("change, named", OTHER, ids=[named for _, named in OTHER])
+def test_another_run_is_refused_and_the_setting_named(change, named, tmp_path):
+    from hpcsgd.errors import ConfigError
+
+    problem = make_problem("logistic")
+    first = {"update": {"kind": "momentum"}, "rate": {"kind": "constant"}}
+    if named == "epochs":
+        first["rate"] = {"kind": "cosine"}
+    run(2, problem, tmp_path, stop_at=3, **first)
+    with pytest.raises(ConfigError, match=rf"\b{named}\b.*--resume no"):
+        run(2, problem, tmp_path, **{**first, **change})
+
+
+def test_other_data_is_refused(tmp_path):
+    from hpcsgd.errors import DataError
+
+    run(2, make_problem("logistic"), tmp_path, stop_at=3)
+    other = make_problem("logistic")
+    other.X[17, 3] += 1e-9
+    with pytest.raises(DataError, match="not what this run was started on"):
+        run(2, other, tmp_path)
+
+
+def test_what_resume_may_name(tmp_path):
+    from hpcsgd.errors import ConfigError, DataError
+
+    problem = make_problem("logistic")
+    run(1, problem, tmp_path / "a", stop_at=4)
+    whole = run(1, problem, tmp_path / "whole")[0]
+    (path,) = (tmp_path / "a" / "checkpoints").iterdir()
+    for name in (path, tmp_path / "a"):
+        result = run(1, problem, tmp_path / "b", resume=str(name))[0]
+        assert result.weights_sha256 == whole.weights_sha256
+        assert result.report["resumes"] == 1
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="does not exist"):
+        run(1, problem, tmp_path / "b", resume=str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="holds no checkpoints"):
+        run(1, problem, tmp_path / "b", resume=str(tmp_path / "empty"))
+    with pytest.raises(DataError, match="not a checkpoint"):
+        run(1, problem, tmp_path / "b", resume=str(tmp_path / "a" / "result.h5"))
+    with pytest.raises(ConfigError, match="add --out"):
+        train({"run": {"resume": "auto"}}, X=problem.X, y=problem.y)
+
+
+def test_going_back_makes_the_older_way_the_newest(tmp_path):
+    """An older checkpoint by name: what came after it is of a way not taken."""
+    problem = make_problem("logistic")
+    checkpoint = {"every": 1, "keep": 9}
+    run(1, problem, tmp_path, stop_at=6, checkpoint=checkpoint)
+    (old,) = (tmp_path / "checkpoints").glob("*-exchange-000000003.h5")
+    run(1, problem, tmp_path, stop_at=5, resume=str(old), checkpoint=checkpoint)
+    names = [p.name[7:] for p in sorted((tmp_path / "checkpoints").iterdir())]
+    assert names[5:] == [f"exchange-00000000{n}.h5" for n in (6, 4, 5)]
+    assert run(1, problem, tmp_path)[0].report["resumes"] == 2
+
+
 def test_a_finished_run_has_nothing_left_to_do(tmp_path):
     problem = make_problem("logistic")
     first = run(2, problem, tmp_path)[0]

@@ -27,7 +27,7 @@ batch = 8
 steps = 4
 epochs = {epochs}
 [products]
-kind = "gram"
+kind = "{product}"
 [update]
 kind = "momentum"
 [rate]
@@ -65,7 +65,7 @@ class Case:
         self.folder, self.data, self.ranks = folder, data, ranks
         self.out = folder / "run"
         self.epochs, self.evaluate_every = 3, 1
-        self.every, self.timeout = 5, 20.0
+        self.every, self.timeout, self.product = 5, 20.0, "gram"
 
     def config(self, resume="auto"):
         path = self.folder / "run.toml"
@@ -77,6 +77,7 @@ class Case:
             evaluate_every=self.evaluate_every,
             every=self.every,
             timeout=self.timeout,
+            product=self.product,
         )
         path.write_text(text)
         return path

@@ -21,8 +21,9 @@ from pathlib import Path
 from benchmarks.run import machine
 from hpcsgd.checkpoint import Store, read_checkpoint
 from hpcsgd.data.synthetic import write_synthetic
+from tests import launcher
 from tests.faults.conftest import Case
-from tests.faults.processes import all_gone, wait_until
+from tests.faults.processes import all_gone, is_alive, wait_until
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "soak.json"
 BLOWS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
@@ -40,7 +41,9 @@ def main():
         folder = Path(folder)
         data = folder / "susy.h5"
         write_synthetic(data, "susy", 1200, 18, 3)
+        known = launcher.segments()
         kills = storm(folder, data, draw, until)
+        launcher.sweep(known)
         memory = calm(folder, data, 20.0 * options.minutes)
     document = {
         "machine": machine(),
@@ -105,9 +108,21 @@ def hit(case, process, draw, counts):
     try:
         process.wait(60)
     except subprocess.TimeoutExpired:
+        autopsy(case, process, pids, blow)
         os.killpg(process.pid, signal.SIGKILL)
         raise
     assert all_gone(pids), case.said()
+
+
+def autopsy(case, process, pids, blow):
+    """Where everybody is who should have ended: stacks go to the run's own output."""
+    alive = [pid for pid in pids if is_alive(pid)]
+    for pid in alive:
+        os.kill(pid, signal.SIGUSR1)
+    time.sleep(2.0)
+    below = launcher.descendants(process.pid)
+    states = {pid: (launcher.stat_fields(pid) or "-")[0] for pid in [*below, *pids]}
+    print(f"soak: {blow.name} to {pids}: {states}\n{case.said()}", file=sys.stderr)
 
 
 def calm(folder, data, seconds):

@@ -33,6 +33,32 @@ def test_a_rank_that_raises(case, undisturbed):
     check_resume(case, undisturbed)
 
 
+def test_a_rank_that_stalls(case, undisturbed):
+    """Named, ended, and nothing is lost."""
+    case.timeout = 2.0
+    ended = case.run("--fault", "sleeps", "--at", 30)
+    assert ended.code == 1, ended.output
+    said = reports("rank 1 is not there: idle", ended.output)
+    assert said and "the job ends" in said[-1]
+    check_resume(case, undisturbed)
+
+
+@pytest.mark.parametrize("product", ["cached", "direct", "gather"])
+def test_three_ranks_and_another_product(product, data, tmp_path):
+    """MPI adds messages of another length in another order: resumes must not."""
+    results = []
+    for name, flags in (("whole", ()), ("parts", ("--fault", "raises", "--at", 60))):
+        (tmp_path / name).mkdir()
+        case = Case(tmp_path / name, data, 3)
+        case.product = product
+        ended = case.run(*flags)
+        ended = case.run() if flags else ended
+        assert ended.code == 0, ended.output
+        results.append(ended.result)
+    assert results[1]["resumes"] == 1
+    assert results[1]["weights_sha256"] == results[0]["weights_sha256"]
+
+
 def test_nan_in_the_memory_of_one_rank(case, undisturbed):
     """It is found at the next look, named, and never reaches a checkpoint."""
     ended = case.run("--fault", "plants_nan", "--at", 42)
@@ -88,7 +114,7 @@ def test_a_damaged_checkpoint_is_passed_over(how, case, undisturbed):
     assert len(said) == 1 and newest.name in said[0]
     assert ended.result["resumes"] == 1
     assert (newest.parent / f"{newest.name}.damaged").exists()
-    assert before.name == "exchange-000000025.h5"
+    assert before.name == "000005-exchange-000000025.h5"
 
 
 def test_with_no_whole_checkpoint_nothing_is_lost(case):
@@ -165,6 +191,16 @@ def test_a_signal_to_all_ranks_is_an_orderly_end(number, code, case, undisturbed
     assert exchanges < 100
     ended = check_resume(case, undisturbed)
     assert ended.result["resumes"] == 1
+
+
+def test_a_signal_before_training_ends_all_ranks(case):
+    """One that left alone would wait in MPI_Finalize, and the others in a sum."""
+    process = case.start("--late", 60)
+    pids = case.pids()
+    time.sleep(1.0)
+    os.kill(pids[1], signal.SIGINT)
+    assert process.wait(10.0) == 130, case.said()
+    assert all_gone(pids)
 
 
 def test_a_second_interrupt_ends_a_rank_that_is_stuck(case):

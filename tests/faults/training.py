@@ -5,8 +5,10 @@ Every rank writes its process number into the run folder's neighbour `pids/`.
 """
 
 import argparse
+import faulthandler
 import os
 import resource
+import signal
 import time
 from pathlib import Path
 
@@ -111,8 +113,10 @@ def main():
     parser.add_argument("--rank", type=int, default=1)
     parser.add_argument("--slow", type=float, default=0.0)
     parser.add_argument("--slow-disk", type=float, default=0.0)
+    parser.add_argument("--late", type=float, default=0.0)
     parser.add_argument("--mad-clock", action="store_true")
     options = parser.parse_args()
+    faulthandler.register(signal.SIGUSR1)  # where is it? ask it
     if options.mad_clock:
         mad_clock()
     if options.slow_disk:
@@ -127,7 +131,9 @@ def main():
     if world.rank == options.rank:
         relief = makes_room_again if options.fault == "fills_the_disk" else None
         callbacks.append(Fault(globals()[options.fault], options.at, relief))
-    with Signals() as signals:
+    with Signals(world.abort) as signals:
+        if world.rank == options.rank:
+            time.sleep(options.late)
         result = hpcsgd.train(config, world=world, callbacks=[*callbacks, signals])
     if world.rank == 0:
         print(result.json())

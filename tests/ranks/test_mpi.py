@@ -111,3 +111,26 @@ def test_the_same_run_gives_the_same_bits(comm):
         result = train(config, X=problem.X, y=problem.y, world=world)
         prints.add(hashlib.sha256(np.ascontiguousarray(result.weights)).hexdigest())
     assert len(prints) == 1
+
+
+@pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize("sharing", ["off", "on"])
+def test_every_group_of_a_run_is_given_back(comm, sharing, monkeypatch):
+    """An MPI has some two thousand communicators: programs train more often."""
+    groups = []
+    split = MpiCommunicator.split
+
+    def remembering(self, color, key):
+        groups.append(split(self, color, key))
+        return groups[-1]
+
+    monkeypatch.setattr(MpiCommunicator, "split", remembering)
+    problem = make_problem("logistic")
+    grid = {"replicas": comm.size // 2, "members": 2}
+    config = config_for(problem, grid=grid, run={"node_sharing": sharing})
+    world = MpiCommunicator(comm.Dup())
+    for _ in range(2):
+        train(config, X=problem.X, y=problem.y, world=world)
+    assert len(groups) == 4
+    assert not any(bool(group._comm) for group in groups)
+    world.close()

@@ -297,12 +297,24 @@ def test_checkpoints_turned_over_are_refused_or_used(seed, run_folder, tmp_path)
     assert read_checkpoint(path).exchanges == checkpoint.exchanges
 
 
+def test_a_checkpoint_with_a_value_that_is_no_number_is_refused(run_folder, tmp_path):
+    _, checkpoint = Store(run_folder, 2).newest()
+    for name in checkpoint.arrays:
+        arrays = {k: a.copy() for k, a in checkpoint.arrays.items()}
+        arrays[name].reshape(-1)[0] = np.nan
+        path = tmp_path / "bad.h5"
+        write_sealed(path, "checkpoint", 1, checkpoint.document, arrays)
+        refused(path, read_checkpoint)
+
+
 def test_only_so_many_are_kept_and_the_newest_survive(tmp_path, run_folder):
     _, checkpoint = Store(run_folder, 2).newest()
     store = Store(tmp_path, 2)
     for number in (5, 10, 15):
         store.write(Checkpoint({**checkpoint.document, "exchanges": number}, {}))
     names = [path.name for path in store.paths()]
-    assert names == ["exchange-000000015.h5", "exchange-000000010.h5"]
-    store.forget_after(10)
-    assert [path.name for path in store.paths()] == ["exchange-000000010.h5"]
+    last = ["000003-exchange-000000015.h5", "000002-exchange-000000010.h5"]
+    assert names == last
+    store.write(Checkpoint({**checkpoint.document, "exchanges": 7}, {}))
+    names = [path.name for path in store.paths()]
+    assert names == ["000004-exchange-000000007.h5", last[0]]

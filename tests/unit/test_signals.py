@@ -75,6 +75,14 @@ def test_before_training_a_signal_ends_the_program():
         assert signals.on_exchange(VIEW) is Wish.PREEMPT
 
 
+def test_before_training_it_ends_all_ranks_and_not_this_one_alone():
+    codes = []
+    with Signals(codes.append):
+        os.kill(os.getpid(), signal.SIGINT)
+        signal.sigtimedwait([], 0.2)
+    assert codes == [130]
+
+
 def test_the_second_interrupt_waits_for_nothing():
     left = threading.Event()
     codes = []

@@ -1,0 +1,71 @@
+"""What the package never does: run what a file says, or listen to a network."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "hpcsgd"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+# What runs what it reads, or hands a line to a shell.
+FORBIDDEN = {
+    "eval",
+    "exec",
+    "pickle.load",
+    "pickle.loads",
+    "marshal.loads",
+    "os.system",
+    "os.popen",
+    "tempfile.mktemp",
+    "yaml.load",
+    "shelve.open",
+}
+LISTENING = {"bind", "listen", "accept", "create_server", "serve_forever"}
+
+
+def called(tree):
+    """(dotted name, the call) of every call in a file."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
+
+
+def offences(source):
+    """What of it a file does."""
+    for name, call in called(ast.parse(source)):
+        if name in FORBIDDEN or name.rpartition(".")[2] in LISTENING:
+            yield name
+        for keyword in call.keywords:
+            value = keyword.value
+            said = value.value if isinstance(value, ast.Constant) else "who knows"
+            if keyword.arg in ("shell", "allow_pickle") and said is not False:
+                yield f"{name}({keyword.arg})"
+
+
+@pytest.mark.parametrize(
+    "path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE))
+)
+def test_no_file_is_run_and_nothing_listens(path):
+    assert list(offences(path.read_text())) == []
+
+
+def test_no_clock_that_can_jump_is_read():
+    """Waits and limits are measured by clocks that only go forward."""
+    for path in MODULES:
+        names = {name for name, _ in called(ast.parse(path.read_text()))}
+        assert not names & {"time.time", "time.time_ns", "datetime.now"}, path
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "eval(x)",
+        "import pickle\npickle.loads(x)",
+        "np.load(x, allow_pickle=True)",
+        "subprocess.run(x, shell=True)",
+        "subprocess.run(x, shell=how)",
+        "s.bind(('', 0))",
+    ],
+)
+def test_what_is_planted_is_found(source):
+    assert list(offences(source))

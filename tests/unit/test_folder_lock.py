@@ -1,0 +1,64 @@
+"""One run at a time in a folder."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hpcsgd import folder_lock
+from hpcsgd.errors import ConfigError
+from hpcsgd.folder_lock import NAME, FolderLock
+
+
+def test_the_second_is_told_who_has_it(tmp_path):
+    first, second = FolderLock(tmp_path), FolderLock(tmp_path)
+    first.take()
+    with pytest.raises(ConfigError, match=f"in use by process {os.getpid()} on"):
+        second.take()
+    first.release()
+    second.take()
+    second.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_system_frees_it_with_the_process(tmp_path):
+    code = (
+        "import sys, os; from pathlib import Path\n"
+        "from hpcsgd.folder_lock import FolderLock\n"
+        "FolderLock(Path(sys.argv[1])).take(); os._exit(1)"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path], check=False, timeout=30)
+    assert (tmp_path / NAME).exists()
+    lock = FolderLock(tmp_path)
+    lock.take()
+    lock.release()
+
+
+def test_a_file_that_was_removed_meanwhile_is_no_lock(tmp_path, monkeypatch):
+    """Between our open and our lock the run before us has ended and tidied up."""
+    flock, calls = folder_lock.fcntl.flock, []
+
+    def slow(file, how):
+        calls.append(how)
+        if len(calls) == 1:
+            (tmp_path / NAME).unlink()
+        flock(file, how)
+
+    monkeypatch.setattr(folder_lock.fcntl, "flock", slow)
+    lock, other = FolderLock(tmp_path), FolderLock(tmp_path)
+    lock.take()
+    assert len(calls) == 2
+    with pytest.raises(ConfigError):
+        other.take()
+    lock.release()
+
+
+def test_a_file_system_without_locks_is_no_reason_to_fail(tmp_path, monkeypatch):
+    def none(file, how):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(folder_lock.fcntl, "flock", none)
+    lock = FolderLock(tmp_path)
+    lock.take()
+    lock.release()

@@ -13,9 +13,10 @@ from hpcsgd.comm.grid import Grid
 from hpcsgd.csr import Csr
 from hpcsgd.data.fingerprint import Fingerprint
 from hpcsgd.data.partition import split_range
-from hpcsgd.data.readers import RowReader, is_sparse, load_block
+from hpcsgd.data.readers import RowReader, is_sparse, load_block, pieces
 from hpcsgd.data.shard import Shard
 from hpcsgd.data.sparse_block import load_csr
+from hpcsgd.data.stream import Route, Streamed
 from hpcsgd.data.targets import Targets, encode_targets
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.families.base import Family
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 ONCE = {"on_all_ranks": True}  # all ranks would say it alike
 # Where a dense matrix trains faster, measured by benchmarks/bench_sparse.py.
 DENSE_PAYS = 0.05  # density from which it does
+SCANNED = 8 * 2**20  # bytes looked at together of a file that is streamed
 NARROW = 500  # columns up to which it does whatever the density
 
 
@@ -53,8 +55,13 @@ def load(
     family: Family,
     backend: Backend,
     precision: Precision,
+    route: Callable[[int], Route] | None = None,
 ) -> Loaded:
-    """Read this rank's rows and columns; every rank raises what any rank found."""
+    """Read this rank's rows and columns; every rank raises what any rank found.
+
+    With a `route` (number of rows -> the way through them) the matrix is looked through
+    once and then streamed.
+    """
     world = grid.world
     rows, columns = world.together(lambda: _own_part(grid, reader))
     raw = world.together(lambda: finite_column(reader.targets(rows), rows, "y"))
@@ -69,7 +76,11 @@ def load(
     offsets = world.together(lambda: finite_column(reader.offset(rows), rows, "offset"))
     seen = Fingerprint()
     matrix = world.together(
-        lambda: _read_matrix(reader, rows, columns, backend.store, seen)
+        lambda: (
+            _stream(reader, rows, columns, backend.store, seen, route)
+            if route is not None
+            else _read_matrix(reader, rows, columns, backend.store, seen)
+        )
     )
     if grid.member == 0:  # every member has read these; they count once
         for number, column in enumerate((raw, raw_weights, offsets)):
@@ -111,6 +122,29 @@ def _read_matrix(
     if is_sparse(reader):
         return load_csr(reader, rows, columns, store, seen=seen.add_sparse)
     return load_block(reader, rows, columns, store, seen=seen.add)
+
+
+def _stream(
+    reader: RowReader,
+    rows: slice,
+    columns: slice,
+    store: Callable[[Array], Array],
+    seen: Fingerprint,
+    route: Callable[[int], Route],
+) -> Streamed:
+    """Every value is looked at once, kept by nobody, and read again when it is due."""
+    height, width = rows.stop - rows.start, columns.stop - columns.start
+    for _ in pieces(reader, rows, columns, store, SCANNED, seen.add):
+        continue
+
+    take = getattr(reader, "reader_of_blocks", lambda: reader.read)()
+
+    def read(part: slice) -> Array:
+        block = take(slice(rows.start + part.start, rows.start + part.stop), columns)
+        return store(block)
+
+    dtype = store(np.empty((0, width), dtype=np.float32)).dtype
+    return Streamed(read, (height, width), dtype, route(height))
 
 
 def _count_stored(grid: Grid, shard: Shard) -> int:
@@ -205,7 +239,8 @@ def _exact(
     stored, matrix = get_format(precision.matrix), shard.matrix
     read = reader.read_csr if shard.is_sparse else reader.read
     source = read(slice(0, 0), slice(0, 0)).dtype
-    if stored.is_native and np.can_cast(source, stored.dtype, casting="safe"):
+    held = stored.is_native and np.can_cast(source, stored.dtype, casting="safe")
+    if held and not isinstance(matrix, Streamed):
         if isinstance(matrix, Csr):
             return lambda rows: matrix[rows].to_scipy()
         return lambda rows: matrix[rows]

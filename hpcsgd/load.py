@@ -64,17 +64,12 @@ def load(
     """
     world = grid.world
     rows, columns = world.together(lambda: _own_part(grid, reader))
-    raw = world.together(lambda: finite_column(reader.targets(rows), rows, "y"))
+    sides = _read_sides(grid, reader, rows)
     encoded, targets = encode_targets(
-        raw, family.targets, rows.start, world.exchange_objects
+        sides.y, family.targets, rows.start, world.exchange_objects
     )
-    raw_weights = world.together(lambda: checked_weights(reader, rows))
-    total = _sum_over_replicas(grid, raw_weights)
-    weights = world.together(
-        lambda: _scale_to_mean_one(raw_weights, reader.rows, total)
-    )
-    offsets = world.together(lambda: finite_column(reader.offset(rows), rows, "offset"))
     seen = Fingerprint()
+    sides.show(seen, rows.start if grid.member == 0 else None)
     matrix = world.together(
         lambda: (
             _stream(reader, rows, columns, backend.store, seen, route)
@@ -82,34 +77,59 @@ def load(
             else _read_matrix(reader, rows, columns, backend.store, seen)
         )
     )
-    if grid.member == 0:  # every member has read these; they count once
-        for number, column in enumerate((raw, raw_weights, offsets)):
-            seen.add_column(number, column, rows.start)
-    log.debug(
-        *("read rows %d to %d, columns %d to %d", rows.start, rows.stop),
-        *(columns.start, columns.stop),
-    )
     inner, keep = get_format(precision.inner).dtype, grid.members.keep
     shard = Shard(
         matrix=matrix,
         targets=keep(encoded.astype(inner)),
-        weights=None if weights is None else keep(weights.astype(inner)[:, None]),
-        offsets=None if offsets is None else keep(offsets.astype(inner)[:, None]),
+        weights=_kept(sides.scaled, inner, keep),
+        offsets=_kept(sides.offsets, inner, keep),
         rows=rows,
         columns=columns,
         total_rows=reader.rows,
         total_columns=reader.cols,
     )
-    stored = _count_stored(grid, shard)
     return Loaded(
         shard=shard,
         targets=targets,
         columns=len(targets.labels) if family.targets == "classes" else 1,
         read_exact=_exact(reader, shard, precision),
         source=reader.describe(),
+        stored=_count_stored(grid, shard),
         fingerprint=seen.total(reader.rows, reader.cols, world.exchange_objects),
-        stored=stored,
     )
+
+
+@dataclass(frozen=True)
+class _Sides:
+    """What belongs to the rows besides the matrix, checked, in float64."""
+
+    y: Array
+    weights: Array | None  # as they are in the data
+    scaled: Array | None  # to mean 1 over all rows
+    offsets: Array | None
+
+    def show(self, seen: Fingerprint, first_row: int | None) -> None:
+        """Count them once: every member of a replica has read the same."""
+        if first_row is not None:
+            for number, column in enumerate((self.y, self.weights, self.offsets)):
+                seen.add_column(number, column, first_row)
+
+
+def _read_sides(grid: Grid, reader: RowReader, rows: slice) -> _Sides:
+    world = grid.world
+    y = world.together(lambda: finite_column(reader.targets(rows), rows, "y"))
+    weights = world.together(lambda: checked_weights(reader, rows))
+    total = _sum_over_replicas(grid, weights)
+    scaled = world.together(lambda: _scale_to_mean_one(weights, reader.rows, total))
+    offsets = world.together(lambda: finite_column(reader.offset(rows), rows, "offset"))
+    return _Sides(y, weights, scaled, offsets)
+
+
+def _kept(
+    column: Array | None, dtype: Any, keep: Callable[[Array], Array]
+) -> Array | None:
+    """A side column as the recurrence wants it, one copy a node."""
+    return None if column is None else keep(column.astype(dtype)[:, None])
 
 
 def _read_matrix(
@@ -187,10 +207,13 @@ def _own_part(grid: Grid, reader: RowReader) -> tuple[slice, slice]:
             f"{replicas} replicas cannot share {reader.rows} rows;"
             f" use at most {reader.rows} replicas"
         )
-    return (
-        split_range(reader.rows, replicas, grid.replica),
-        split_range(reader.cols, members, grid.member),
+    rows = split_range(reader.rows, replicas, grid.replica)
+    cols = split_range(reader.cols, members, grid.member)
+    log.debug(
+        "reads rows %d to %d, columns %d to %d",
+        *(rows.start, rows.stop, cols.start, cols.stop),
     )
+    return rows, cols
 
 
 def finite_column(values: Array | None, rows: slice, name: str) -> Any:

@@ -13,6 +13,8 @@ from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
 from hpcsgd.data.readers import RowReader
+from hpcsgd.data.sampling import make_sampler
+from hpcsgd.data.stream import Route
 from hpcsgd.load import load
 from hpcsgd.memory import check_memory
 from hpcsgd.timing import Clock
@@ -29,10 +31,18 @@ def build(
     words = world.together(lambda: resolve(config, world))
     grid = Grid(words.world, config.grid.replicas, words.members)
     opened = grid.world.together(reader)
-    check_memory(grid, opened, config, words.precision, words.update.states)
+    streams = check_memory(grid, opened, config, words.precision, words.update.states)
     setup.lap("open")
-    loaded = load(grid, opened, words.family, words.backend, words.precision)
+    route = _router(config, grid.replica) if streams else None
+    loaded = load(grid, opened, words.family, words.backend, words.precision, route)
     setup.lap("read")
     live = world.together(lambda: assemble(config, words, grid, loaded, callbacks))
     setup.lap("build")
     return live
+
+
+def _router(config: RunConfig, replica: int) -> Callable[[int], Route]:
+    """The way through the rows of a replica, once their number is known."""
+    return lambda rows: Route(
+        make_sampler(config.sampling, rows, replica), config.schedule.epochs
+    )

@@ -5,6 +5,7 @@ import logging
 import numpy as np
 
 from hpcsgd.assembly.live import Live
+from hpcsgd.data.stream import Streamed
 
 log = logging.getLogger(__name__)
 ROWS_AT_ONCE = 1024
@@ -36,6 +37,8 @@ def _first_bad(live: Live) -> tuple[int, int] | None:
     task, shard = live.task, live.task.shard
     if shard.is_sparse:
         return _first_bad_stored(live)
+    if isinstance(shard.matrix, Streamed):
+        return None  # what is in memory now is not what it was then
     for start in range(0, shard.height, ROWS_AT_ONCE):
         rows = np.arange(start, min(start + ROWS_AT_ONCE, shard.height))
         out = np.empty((len(rows), shard.width), dtype=task.precision.working)

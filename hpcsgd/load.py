@@ -13,9 +13,10 @@ from hpcsgd.comm.grid import Grid
 from hpcsgd.csr import Csr
 from hpcsgd.data.fingerprint import Fingerprint
 from hpcsgd.data.partition import split_range
-from hpcsgd.data.readers import RowReader, is_sparse, load_block
+from hpcsgd.data.readers import RowReader, is_sparse, load_block, pieces
 from hpcsgd.data.shard import Shard
 from hpcsgd.data.sparse_block import load_csr
+from hpcsgd.data.stream import Route, Streamed
 from hpcsgd.data.targets import Targets, encode_targets
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.families.base import Family
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 ONCE = {"on_all_ranks": True}  # all ranks would say it alike
 # Where a dense matrix trains faster, measured by benchmarks/bench_sparse.py.
 DENSE_PAYS = 0.05  # density from which it does
+SCANNED = 8 * 2**20  # bytes looked at together of a file that is streamed
 NARROW = 500  # columns up to which it does whatever the density
 
 
@@ -53,59 +55,81 @@ def load(
     family: Family,
     backend: Backend,
     precision: Precision,
+    route: Callable[[int], Route] | None = None,
 ) -> Loaded:
-    """Read this rank's rows and columns; every rank raises what any rank found."""
+    """Read this rank's rows and columns; every rank raises what any rank found.
+
+    With a `route` (number of rows -> the way through them) the matrix is looked through
+    once and then streamed.
+    """
     world = grid.world
     rows, columns = world.together(lambda: _own_part(grid, reader))
-    raw = world.together(lambda: finite_column(reader.targets(rows), rows, "y"))
+    sides = _read_sides(grid, reader, rows)
     encoded, targets = encode_targets(
-        raw, family.targets, rows.start, world.exchange_objects
+        sides.y, family.targets, rows.start, world.exchange_objects
     )
-    raw_weights = world.together(lambda: checked_weights(reader, rows))
-    total = _sum_over_replicas(grid, raw_weights)
-    weights = world.together(
-        lambda: _scale_to_mean_one(raw_weights, reader.rows, total)
-    )
-    offsets = world.together(lambda: finite_column(reader.offset(rows), rows, "offset"))
     seen = Fingerprint()
+    sides.show(seen, rows.start if grid.member == 0 else None)
     matrix = world.together(
-        lambda: _read_matrix(reader, rows, columns, backend.store, seen)
-    )
-    _add_columns(grid, seen, (raw, raw_weights, offsets), rows.start)
-    log.debug(
-        *("read rows %d to %d, columns %d to %d", rows.start, rows.stop),
-        *(columns.start, columns.stop),
+        lambda: (
+            _stream(reader, rows, columns, backend.store, seen, route)
+            if route is not None
+            else _read_matrix(reader, rows, columns, backend.store, seen)
+        )
     )
     inner, keep = get_format(precision.inner).dtype, grid.members.keep
     shard = Shard(
         matrix=matrix,
         targets=keep(encoded.astype(inner)),
-        weights=None if weights is None else keep(weights.astype(inner)[:, None]),
-        offsets=None if offsets is None else keep(offsets.astype(inner)[:, None]),
+        weights=_kept(sides.scaled, inner, keep),
+        offsets=_kept(sides.offsets, inner, keep),
         rows=rows,
         columns=columns,
         total_rows=reader.rows,
         total_columns=reader.cols,
     )
-    stored = _count_stored(grid, shard)
     return Loaded(
         shard=shard,
         targets=targets,
         columns=len(targets.labels) if family.targets == "classes" else 1,
         read_exact=_exact(reader, shard, precision),
         source=reader.describe(),
+        stored=_count_stored(grid, shard),
         fingerprint=seen.total(reader.rows, reader.cols, world.exchange_objects),
-        stored=stored,
     )
 
 
-def _add_columns(
-    grid: Grid, seen: Fingerprint, columns: tuple[Array | None, ...], first_row: int
-) -> None:
-    """Every member has read these; they count once."""
-    if grid.member == 0:
-        for number, column in enumerate(columns):
-            seen.add_column(number, column, first_row)
+@dataclass(frozen=True)
+class _Sides:
+    """What belongs to the rows besides the matrix, checked, in float64."""
+
+    y: Array
+    weights: Array | None  # as they are in the data
+    scaled: Array | None  # to mean 1 over all rows
+    offsets: Array | None
+
+    def show(self, seen: Fingerprint, first_row: int | None) -> None:
+        """Count them once: every member of a replica has read the same."""
+        if first_row is not None:
+            for number, column in enumerate((self.y, self.weights, self.offsets)):
+                seen.add_column(number, column, first_row)
+
+
+def _read_sides(grid: Grid, reader: RowReader, rows: slice) -> _Sides:
+    world = grid.world
+    y = world.together(lambda: finite_column(reader.targets(rows), rows, "y"))
+    weights = world.together(lambda: checked_weights(reader, rows))
+    total = _sum_over_replicas(grid, weights)
+    scaled = world.together(lambda: _scale_to_mean_one(weights, reader.rows, total))
+    offsets = world.together(lambda: finite_column(reader.offset(rows), rows, "offset"))
+    return _Sides(y, weights, scaled, offsets)
+
+
+def _kept(
+    column: Array | None, dtype: Any, keep: Callable[[Array], Array]
+) -> Array | None:
+    """A side column as the recurrence wants it, one copy a node."""
+    return None if column is None else keep(column.astype(dtype)[:, None])
 
 
 def _read_matrix(
@@ -118,6 +142,29 @@ def _read_matrix(
     if is_sparse(reader):
         return load_csr(reader, rows, columns, store, seen=seen.add_sparse)
     return load_block(reader, rows, columns, store, seen=seen.add)
+
+
+def _stream(
+    reader: RowReader,
+    rows: slice,
+    columns: slice,
+    store: Callable[[Array], Array],
+    seen: Fingerprint,
+    route: Callable[[int], Route],
+) -> Streamed:
+    """Every value is looked at once, kept by nobody, and read again when it is due."""
+    height, width = rows.stop - rows.start, columns.stop - columns.start
+    for _ in pieces(reader, rows, columns, store, SCANNED, seen.add):
+        continue
+
+    take = getattr(reader, "reader_of_blocks", lambda: reader.read)()
+
+    def read(part: slice) -> Array:
+        block = take(slice(rows.start + part.start, rows.start + part.stop), columns)
+        return store(block)
+
+    dtype = store(np.empty((0, width), dtype=np.float32)).dtype
+    return Streamed(read, (height, width), dtype, route(height))
 
 
 def _count_stored(grid: Grid, shard: Shard) -> int:
@@ -160,10 +207,13 @@ def _own_part(grid: Grid, reader: RowReader) -> tuple[slice, slice]:
             f"{replicas} replicas cannot share {reader.rows} rows;"
             f" use at most {reader.rows} replicas"
         )
-    return (
-        split_range(reader.rows, replicas, grid.replica),
-        split_range(reader.cols, members, grid.member),
+    rows = split_range(reader.rows, replicas, grid.replica)
+    cols = split_range(reader.cols, members, grid.member)
+    log.debug(
+        "reads rows %d to %d, columns %d to %d",
+        *(rows.start, rows.stop, cols.start, cols.stop),
     )
+    return rows, cols
 
 
 def finite_column(values: Array | None, rows: slice, name: str) -> Any:
@@ -212,7 +262,8 @@ def _exact(
     stored, matrix = get_format(precision.matrix), shard.matrix
     read = reader.read_csr if shard.is_sparse else reader.read
     source = read(slice(0, 0), slice(0, 0)).dtype
-    if stored.is_native and np.can_cast(source, stored.dtype, casting="safe"):
+    held = stored.is_native and np.can_cast(source, stored.dtype, casting="safe")
+    if held and not isinstance(matrix, Streamed):
         if isinstance(matrix, Csr):
             return lambda rows: matrix[rows].to_scipy()
         return lambda rows: matrix[rows]

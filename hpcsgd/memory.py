@@ -12,8 +12,10 @@ from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
 from hpcsgd.data.partition import split_range
 from hpcsgd.data.readers import CHUNK_BYTES, RowReader, is_sparse, stored_in
+from hpcsgd.data.stream import WINDOWS
 from hpcsgd.errors import ConfigError
-from hpcsgd.objective import BLOCK_ROWS
+from hpcsgd.load import SCANNED
+from hpcsgd.objective import block_rows
 from hpcsgd.precision import Precision, get_format
 from hpcsgd.products.choose import CACHE_BUDGET
 
@@ -43,21 +45,65 @@ class Need:
 
 def check_memory(
     grid: Grid, reader: RowReader, config: RunConfig, precision: Precision, states: int
-) -> None:
-    """Refuse a run whose ranks do not fit on some node; the same answer everywhere."""
+) -> bool:
+    """True where blocks have to be streamed because they do not fit on some node.
+
+    Where they cannot be, or not even a window of them fits, the run is refused; the
+    same answer on every rank.
+    """
+    schedule, sampling = config.schedule, config.sampling
     need = predict(grid, reader, config, precision, states)
-    said = grid.world.exchange_objects((socket.gethostname(), need.total, available()))
-    node = socket.gethostname()
-    totals = [total for name, total, _ in said if name == node]
-    limit = min(free for name, _, free in said if name == node)
-    if config.run.memory:
-        limit = int(config.run.memory * GIB)
+    may_stream = sampling.mode == "blocks" and not is_sparse(reader)
+    # What is streamed leaves room for the file in the system's own memory.
+    share = 0.5 if may_stream else 1.0
+    totals, limit = _on_this_node(grid, need, config, share)
+    if not grid.world.max_flag(int(sum(totals) > limit)):
+        return False
+    if may_stream:
+        need = streamed(need, grid, reader, config, precision)
+        totals, limit = _on_this_node(grid, need, config, share)
 
     def refuse() -> None:
         if sum(totals) > limit:
             raise ConfigError(_sentence(need, totals, limit, config))
+        m, held = schedule.batch * schedule.steps, sampling.block * sampling.window
+        if m > held:
+            raise ConfigError(
+                f"an exchange of {m} rows needs a window of as many, and sampling.block"
+                f" x sampling.window is {held}; use a larger window or fewer --steps"
+            )
 
     grid.world.together(refuse)
+    return True
+
+
+def _on_this_node(
+    grid: Grid, need: Need, config: RunConfig, share: float
+) -> tuple[list[int], int]:
+    """What each rank of this node needs, and what they may have together."""
+    node = socket.gethostname()
+    said = grid.world.exchange_objects((node, need.total, available()))
+    totals = [total for name, total, _ in said if name == node]
+    if config.run.memory:
+        return totals, int(config.run.memory * GIB)
+    return totals, int(share * min(free for name, _, free in said if name == node))
+
+
+def streamed(
+    need: Need, grid: Grid, reader: RowReader, config: RunConfig, precision: Precision
+) -> Need:
+    """The same where only windows of the matrix are held."""
+    cols = _length(reader.cols, grid.members.size, grid.member)
+    sampling = config.sampling
+    held = WINDOWS * sampling.block * sampling.window
+    block = sampling.block * cols * (8 + _bytes(precision.matrix))
+    return replace(
+        need,
+        matrix=held * cols * _bytes(precision.matrix),
+        reading=max(
+            3 * SCANNED, min(need.reading, block_rows(reader.cols) * cols * 16), block
+        ),
+    )
 
 
 def predict(
@@ -88,7 +134,7 @@ def predict(
         kept_grams=kept,
         weights=held * states * _bytes(precision.weights) * 2
         + 2 * reader.cols * states * 8,
-        reading=max(3 * CHUNK_BYTES, BLOCK_ROWS * cols * 16)
+        reading=max(3 * CHUNK_BYTES, block_rows(reader.cols) * cols * 16)
         if rows * cols * 8 > CHUNK_BYTES
         else 3 * rows * cols * 8,
     )
@@ -143,7 +189,12 @@ def _remedy(need: Need, config: RunConfig) -> str:
     largest = max(vars(need), key=lambda name: getattr(need, name))
     steps = config.schedule.steps
     return {
-        "matrix": "spread the ranks over more nodes, or halve it with --precision c",
+        "matrix": (
+            "use a smaller sampling.window"
+            if config.sampling.mode == "blocks"
+            else "spread the ranks over more nodes, halve it with --precision c, or"
+            " stream it with --sampling blocks"
+        ),
         "columns": "use more replicas on more nodes (--grid)",
         "exchange": f"use a smaller --steps than {steps}, or a smaller --batch",
         "kept_grams": "use --products gram, which keeps none",

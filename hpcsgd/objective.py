@@ -19,7 +19,13 @@ from hpcsgd.families.base import Family
 from hpcsgd.penalties import Ridge
 
 Array = NDArray[Any]
-BLOCK_ROWS = 4096  # rows of scores summed over members in one message
+BLOCK_ROWS = 4096  # rows of scores summed over members in one message, at most
+BLOCK_VALUES = 2**20  # of the whole width: wide rows are read fewer at a time
+
+
+def block_rows(total_columns: int) -> int:
+    """Rows looked at together; the same for all members, whose widths may differ."""
+    return max(min(BLOCK_ROWS, BLOCK_VALUES // total_columns), 64)
 
 
 @dataclass(frozen=True)
@@ -39,8 +45,9 @@ class Objective:
         them the loss is a lower bound.
         """
         sums = np.zeros(3)
-        for start in range(0, self.shard.height, BLOCK_ROWS):
-            rows = slice(start, min(start + BLOCK_ROWS, self.shard.height))
+        step = block_rows(self.shard.total_columns)
+        for start in range(0, self.shard.height, step):
+            rows = slice(start, min(start + step, self.shard.height))
             sums += self._block(rows, weights.astype(np.float64), intercept)
         self.grid.replicas.sum(sums, "evaluate")
         return float(sums[0] / sums[1]) + self._penalty(weights), int(sums[2])

@@ -104,8 +104,9 @@ class Session:
             result = self._in_folder(self.live, folder)
         finally:
             folder.release()
-        grid, self.live = self.live.grid, None
-        grid.close()  # an MPI has some two thousand communicators, not more
+        live, self.live = self.live, None
+        live.close()  # an MPI has some two thousand communicators, not more
+        del live
         world.unwatch()
         return result
 

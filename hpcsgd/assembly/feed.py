@@ -1,12 +1,11 @@
 """The groups of a whole run, in order: sampling, rates and plans put together."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 
 from hpcsgd.config import RunConfig
 from hpcsgd.data.partition import split_range
-from hpcsgd.data.sampling import Sampler, plan_groups
+from hpcsgd.data.sampling import Sampler, make_sampler, plan_groups
 from hpcsgd.products.base import Group
 from hpcsgd.products.plan import Planner
 
@@ -20,6 +19,7 @@ class Feed:
     plans: list[tuple[int, ...]]  # batch sizes of each exchange of an epoch
     exchanges_per_epoch: int  # of the replica with most rows
     epochs: int
+    follow: Callable[[int, int, int], None] | None = None  # told what comes next
 
     def groups(self, done: int = 0) -> Iterator[Group | None]:
         """The groups after exchange `done`; None where this replica has no more rows.
@@ -29,7 +29,7 @@ class Feed:
         """
         begun, skip = divmod(done, self.exchanges_per_epoch)
         for epoch in range(begun, self.epochs):
-            yield from islice(self._epoch(epoch), skip, None)
+            yield from self._epoch(epoch, skip)
             skip = 0
 
     def progress(self, done: int) -> tuple[int, int]:
@@ -39,18 +39,29 @@ class Feed:
         steps = epochs * steps_in(self.plans) + steps_in(begun)
         return steps, epochs * rows_in(self.plans) + rows_in(begun)
 
-    def _epoch(self, epoch: int) -> Iterator[Group | None]:
+    def _epoch(self, epoch: int, skip: int) -> Iterator[Group | None]:
         order = self.sampler.order(epoch)
         first, step = 0, epoch * steps_in(self.plans)
         for index, sizes in enumerate(self.plans):
+            if index < skip:
+                first, step = first + sum(sizes), step + len(sizes)
+                continue
             rows = order[first : first + sum(sizes)]
+            if self.follow is not None:
+                self.follow(epoch, first, len(rows))
             yield self.planner.group(index, epoch, rows, sizes, step)
             first, step = first + len(rows), step + len(sizes)
-        yield from [None] * (self.exchanges_per_epoch - len(self.plans))
+        done = max(skip, len(self.plans))
+        yield from [None] * (self.exchanges_per_epoch - done)
 
 
 def make_feed(
-    config: RunConfig, planner: Planner, rows: int, replicas: int, replica: int
+    config: RunConfig,
+    planner: Planner,
+    rows: int,
+    replicas: int,
+    replica: int,
+    follow: Callable[[int, int, int], None] | None,
 ) -> Feed:
     """The feed of `replica`; `rows` are those of the whole data."""
     schedule, sampling = config.schedule, config.sampling
@@ -58,13 +69,14 @@ def make_feed(
     largest = split_range(rows, replicas, 0)
     height = part.stop - part.start
     return Feed(
-        sampler=Sampler(sampling.mode, sampling.seed, height, replica),
+        sampler=make_sampler(sampling, height, replica),
         planner=planner,
         plans=plan_groups(height, schedule.batch, schedule.steps),
         exchanges_per_epoch=len(
             plan_groups(largest.stop, schedule.batch, schedule.steps)
         ),
         epochs=schedule.epochs,
+        follow=follow,
     )
 
 

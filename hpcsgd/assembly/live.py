@@ -16,6 +16,7 @@ from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
 from hpcsgd.data.partition import split_range
 from hpcsgd.data.sampling import plan_groups
+from hpcsgd.data.stream import Streamed
 from hpcsgd.engine import Engine
 from hpcsgd.errors import ConfigError
 from hpcsgd.load import Loaded
@@ -51,6 +52,12 @@ class Live:
             checkpoint, self.state, self.engine.view, self.feed.progress
         )
 
+    def close(self) -> None:
+        """Let go of the file and of the groups, with all ranks; the world stays."""
+        if isinstance(self.loaded.shard.matrix, Streamed):
+            self.loaded.shard.matrix.close()
+        self.grid.close()
+
     def warm_up(self) -> None:
         """Touch the arrays and wake the libraries once, on copies, in silence."""
         task, shard = self.task, self.task.shard
@@ -58,8 +65,11 @@ class Live:
         numbers = np.arange(height, dtype=np.int64)
         out = None
         if not shard.is_sparse:
-            out = np.empty((height, shard.width), dtype=task.precision.working)
-        rows = task.backend.gather(shard.matrix, numbers, out)
+            out = np.zeros((height, shard.width), dtype=task.precision.working)
+        if isinstance(shard.matrix, Streamed):
+            rows = out  # nothing of it is there yet
+        else:
+            rows = task.backend.gather(shard.matrix, numbers, out)
         weights = task.backend.zeros((shard.width, task.columns))
         margins = np.empty((height, task.columns), dtype=task.margin_dtype)
         task.backend.scores(rows, weights, margins)
@@ -157,7 +167,9 @@ def _feed(config: RunConfig, words: Vocabulary, grid: Grid, loaded: Loaded) -> F
     own = plan_groups(loaded.shard.height, schedule.batch, schedule.steps)
     rate = make_rate(config.rate, schedule.epochs * steps_in(own))
     planner = Planner(words.update, config.problem.l2, rate.at, words.backend)
-    return make_feed(config, planner, rows, grid.replicas.size, grid.replica)
+    matrix = loaded.shard.matrix
+    follow = matrix.follow if isinstance(matrix, Streamed) else None
+    return make_feed(config, planner, rows, grid.replicas.size, grid.replica, follow)
 
 
 def _first_state(

@@ -25,6 +25,21 @@ from hpcsgd.result import Result
 from hpcsgd.signals import Signals
 from hpcsgd.updates import UPDATES
 
+UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+def gib(text: str) -> float:
+    """GiB of "64MiB", "1.5GiB" or a plain number of GiB."""
+    number, unit = text.strip(), 2**30
+    for name, size in UNITS.items():
+        if number.endswith(name):
+            number, unit = number.removesuffix(name), size
+    try:
+        return float(number) * unit / 2**30
+    except ValueError as error:
+        raise ConfigError(f"--memory {text}: write it as 64MiB or 1.5GiB") from error
+
+
 # flag, the setting it stands for, and what argparse needs to know
 FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("--data", "data.path", {"metavar": "FILE.h5", "help": "HDF5 file with /X and /y"}),
@@ -91,6 +106,11 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "--check-members",
         "run.check_members",
         {"type": int, "metavar": "N", "help": "compare members every N exchanges"},
+    ),
+    (
+        "--memory",
+        "run.memory",
+        {"type": gib, "metavar": "SIZE", "help": "of all ranks of a node, as 64MiB"},
     ),
     (
         "--on-failure",

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.data.tiles import open_tiles
 from hpcsgd.errors import ConfigError, DataError, MissingPackage
 
 Array = NDArray[Any]
@@ -45,6 +47,11 @@ class Hdf5Reader:
         """A dense block in the stored dtype."""
         block: Array = self._take("X", (rows, cols))
         return block
+
+    def reader_of_blocks(self) -> Callable[[slice, slice], Array]:
+        """As `read`, from another thread beside training: past HDF5 where it can be."""
+        tiles = open_tiles(self.path, self.file["X"])
+        return self.read if tiles is None else tiles.read
 
     def targets(self, rows: slice) -> Any:
         """Targets as float64; a file without /y is good for predictions only."""

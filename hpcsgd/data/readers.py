@@ -1,6 +1,6 @@
 """Where rows come from, and how a rank's block is read and checked."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -101,8 +101,27 @@ def load_block(
     `budget` bytes of float64 (CHUNK_BYTES if None) are held beside the block.
     """
     width = cols.stop - cols.start
-    step = max((budget or CHUNK_BYTES) // (8 * max(width, 1)), 1)
     whole: Array | None = None
+    for first, stored in pieces(reader, rows, cols, store, budget, seen):
+        if whole is None:
+            whole = np.empty((rows.stop - rows.start, width), dtype=stored.dtype)
+        whole[first - rows.start : first - rows.start + len(stored)] = stored
+    if whole is None:
+        return store(np.empty((0, width), dtype=np.float32))
+    return whole
+
+
+def pieces(
+    reader: RowReader,
+    rows: slice,
+    cols: slice,
+    store: Callable[[Array], Array],
+    budget: int | None = None,
+    seen: Callable[[Array, int, int], None] | None = None,
+) -> Iterator[tuple[int, Array]]:
+    """(first row, rows as `store` wants them), checked, one piece after the other."""
+    width = cols.stop - cols.start
+    step = max((budget or CHUNK_BYTES) // (8 * max(width, 1)), 1)
     for start in range(rows.start, rows.stop, step):
         stop = min(start + step, rows.stop)
         piece = reader.read(slice(start, stop), cols)
@@ -113,12 +132,7 @@ def load_block(
             stored = store(piece)
         if stored.dtype.itemsize < piece.dtype.itemsize:
             _refuse_too_large(piece, start, cols.start)
-        if whole is None:
-            whole = np.empty((rows.stop - rows.start, width), dtype=stored.dtype)
-        whole[start - rows.start : stop - rows.start] = stored
-    if whole is None:
-        return store(np.empty((0, width), dtype=np.float32))
-    return whole
+        yield start, stored
 
 
 def _refuse_non_finite(piece: Array, first_row: int, first_col: int) -> None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from hpcsgd.errors import ConfigError
 
 Array = NDArray[Any]
-MODES = ("shuffle-once", "reshuffle", "replacement")
+MODES = ("shuffle-once", "reshuffle", "replacement", "blocks")
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,8 @@ class SamplingConfig:
 
     mode: str = "shuffle-once"  # one order for all epochs, a new one each, or draws
     seed: int = 0
+    block: int = 1024  # rows read together by mode = "blocks"
+    window: int = 16  # blocks shuffled together; larger = better mixed, more memory
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -27,6 +29,10 @@ class SamplingConfig:
         if self.seed < 0:
             raise ConfigError(
                 f"[sampling] seed = {self.seed} must be at least 0; 0 will do"
+            )
+        if self.block < 1 or self.window < 1:
+            raise ConfigError(
+                "[sampling] block and window must be at least 1; 1024 and 16 are usual"
             )
 
 
@@ -43,6 +49,40 @@ class Sampler:
     seed: int
     rows: int
     replica: int
+    block: int = 1024
+    window: int = 16
+
+    @property
+    def blocks(self) -> int:
+        """How many there are; only the last may be smaller."""
+        return -(-self.rows // self.block)
+
+    def rows_of(self, block: int) -> Array:
+        """The local rows of a block."""
+        last = min((block + 1) * self.block, self.rows)
+        return np.arange(block * self.block, last, dtype=np.int64)
+
+    def block_rows(self, block: int) -> int:
+        """How many that are."""
+        return min(self.block, self.rows - block * self.block)
+
+    def windows(self, epoch: int) -> list[Array]:
+        """The blocks of each window of an epoch, in the order they are gone through."""
+        return self._windows(
+            np.random.default_rng((self.seed, self.replica, epoch + 1))
+        )
+
+    def _windows(self, rng: np.random.Generator) -> list[Array]:
+        order = rng.permutation(self.blocks)
+        return [order[i : i + self.window] for i in range(0, self.blocks, self.window)]
+
+    def _by_windows(self, rng: np.random.Generator) -> Array:
+        """Blocks in random order, and the rows of each window of them shuffled."""
+        parts = [
+            rng.permutation(np.concatenate([self.rows_of(int(b)) for b in blocks]))
+            for blocks in self._windows(rng)
+        ]
+        return np.concatenate(parts)
 
     def order(self, epoch: int) -> Array:
         """Local row numbers of `epoch`, int64."""
@@ -51,7 +91,14 @@ class Sampler:
         rng = np.random.default_rng((self.seed, self.replica, key))
         if self.mode == "replacement":
             return rng.integers(self.rows, size=self.rows, dtype=np.int64)
+        if self.mode == "blocks":
+            return self._by_windows(rng)
         return rng.permutation(np.arange(self.rows, dtype=np.int64))
+
+
+def make_sampler(config: SamplingConfig, rows: int, replica: int) -> Sampler:
+    """The sampler of a replica that holds `rows` rows."""
+    return Sampler(config.mode, config.seed, rows, replica, config.block, config.window)
 
 
 def plan_groups(rows: int, batch: int, steps: int) -> list[tuple[int, ...]]:

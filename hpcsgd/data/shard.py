@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.csr import Csr
+from hpcsgd.data.stream import Streamed
 
 Array = NDArray[Any]
 
@@ -19,7 +20,7 @@ class Shard:
     holds them whole; they are columns (n, 1) so that they meet scores (m, K).
     """
 
-    matrix: Array | Csr  # (n, d_c) in the storage of precision.matrix
+    matrix: Array | Csr | Streamed  # (n, d_c) in the storage of precision.matrix
     targets: Array  # (n, 1), encoded for the family
     weights: Array | None  # (n, 1), scaled to mean 1 over all rows of the data
     offsets: Array | None  # (n, 1), added to scores after scaling
@@ -32,6 +33,12 @@ class Shard:
     def is_sparse(self) -> bool:
         """True where only stored values are held."""
         return isinstance(self.matrix, Csr)
+
+    def at(self, rows: Array) -> tuple[Any, Array]:
+        """What holds these local rows, and their numbers in it."""
+        if isinstance(self.matrix, Streamed):
+            return self.matrix.locate(rows)
+        return self.matrix, rows
 
     @property
     def height(self) -> int:

@@ -135,7 +135,7 @@ def gather_rows(task: Task, scratch: Scratch, name: str, group: Group) -> Rows:
     if not task.shard.is_sparse:
         shape = (group.blocks.rows, task.shard.width)
         out = scratch.array(name, shape, task.precision.working)
-    rows = task.backend.gather(task.shard.matrix, group.rows, out)
+    rows = task.backend.gather(*task.shard.at(group.rows), out)
     task.clock.lap("gather")
     return rows
 

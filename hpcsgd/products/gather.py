@@ -35,7 +35,7 @@ class Gather:
         if self.sparse is not None:
             return self.sparse.whole_rows(group)
         task, height = self.task, group.blocks.rows
-        own = task.backend.pick(task.shard.matrix, group.rows)
+        own = task.backend.pick(*task.shard.at(group.rows))
         task.clock.lap("gather")
         counts = [height * width for width in self.widths]
         flat = self.scratch.array("flat", (sum(counts),), own.dtype)

@@ -108,6 +108,8 @@ class Scene:
         if sampling.mode == "replacement":
             drawn: Array = rng.integers(rows, size=rows)
             return drawn
+        if sampling.mode == "blocks":
+            return _by_windows(rng, rows, sampling.block, sampling.window)
         return rng.permutation(np.arange(rows))
 
     def _rates(self, epoch: int, index: int) -> Array:
@@ -116,6 +118,16 @@ class Scene:
         steps = [len(g) for g in plan_groups(rows, schedule.batch, schedule.steps)]
         rate = make_rate(self.config.rate, schedule.epochs * sum(steps))
         return rate.at(epoch * sum(steps) + sum(steps[:index]), steps[index])
+
+
+def _by_windows(rng: np.random.Generator, rows: int, block: int, window: int) -> Array:
+    """Blocks in random order, the rows of each window of them shuffled."""
+    blocks = np.split(np.arange(rows), range(block, rows, block))
+    order = rng.permutation(len(blocks))
+    windows = np.split(order, range(window, len(order), window))
+    return np.concatenate(
+        [rng.permutation(np.concatenate([blocks[b] for b in part])) for part in windows]
+    )
 
 
 def open_scene(folder: Path) -> Scene:

@@ -87,6 +87,7 @@ def test_too_much_is_refused_with_the_knob_to_turn():
     "part, knob",
     [
         ("matrix", "--precision c"),
+        ("matrix", "--sampling blocks"),
         ("columns", "--grid"),
         ("exchange", "--steps"),
         ("kept_grams", "--products gram"),

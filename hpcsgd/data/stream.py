@@ -1,0 +1,144 @@
+"""Rows that do not fit into memory: blocks of them come from the file ahead of use.
+
+Epochs go through windows of blocks in a random order (`Sampler` with mode "blocks").
+Four windows are held: the one that the feed has come to, the two behind it, in which
+the group in use may begin (the feed is one group ahead), and the next, which a thread
+reads meanwhile.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.data.sampling import Sampler
+
+Array = NDArray[Any]
+WINDOWS = 4
+
+
+@dataclass(frozen=True)
+class Route:
+    """Which blocks come when: the windows of all epochs, counted through."""
+
+    sampler: Sampler
+    epochs: int
+    _known: dict[int, tuple[list[Array], Array]] = field(default_factory=dict)
+
+    @property
+    def per_epoch(self) -> int:
+        """Windows of an epoch."""
+        return -(-self.sampler.blocks // self.sampler.window)
+
+    def blocks(self, window: int) -> Array:
+        """The blocks of window number `window` of the run."""
+        epoch, place = divmod(window, self.per_epoch)
+        return self._epoch(epoch)[0][place]
+
+    def window_of(self, epoch: int, position: int) -> int:
+        """The window in which row number `position` of an epoch's order lies."""
+        place = int(np.searchsorted(self._epoch(epoch)[1], position, side="right"))
+        return epoch * self.per_epoch + place
+
+    def _epoch(self, epoch: int) -> tuple[list[Array], Array]:
+        """The windows of an epoch, and where in its order each ends."""
+        found = self._known.get(epoch)
+        if found is None:
+            windows = self.sampler.windows(epoch)
+            sizes = [
+                sum(self.sampler.block_rows(int(b)) for b in blocks)
+                for blocks in windows
+            ]
+            found = self._known[epoch] = (windows, np.cumsum(sizes))
+            self._known.pop(epoch - 2, None)  # nobody goes back that far
+        return found
+
+
+class Streamed:
+    """A matrix of which a part is in memory: the rows that are asked for next."""
+
+    def __init__(
+        self,
+        read: Callable[[slice], Array],
+        shape: tuple[int, int],
+        dtype: Any,
+        route: Route,
+    ) -> None:
+        self.read = read  # local rows -> as they are stored
+        self.shape, self.dtype = shape, np.dtype(dtype)
+        self.route = route
+        block, window = route.sampler.block, route.sampler.window
+        self.slot_rows = block * window
+        self.buffer = np.empty((WINDOWS * self.slot_rows, shape[1]), dtype=dtype)
+        self._place = np.full(route.sampler.blocks, -1, dtype=np.int64)
+        self._changed = threading.Condition()
+        self._wanted = -1  # the window that training has come to
+        self._error: BaseException | None = None
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+
+    def follow(self, epoch: int, first: int, count: int) -> None:
+        """Rows first .. first + count − 1 of an epoch's order are asked for next."""
+        window = self.route.window_of(epoch, first + count - 1)
+        with self._changed:
+            self._wanted = max(self._wanted, window)
+            self._changed.notify_all()
+        if self._thread is None:
+            begin = self.route.window_of(epoch, first)
+            self._thread = threading.Thread(
+                target=self._run, args=(begin,), name="stream", daemon=True
+            )
+            self._thread.start()
+
+    def locate(self, rows: Array) -> tuple[Array, Array]:
+        """The buffer, and where in it these rows are; waits until they are there."""
+        block, within = np.divmod(rows, self.route.sampler.block)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._error is not None or (self._place[block] >= 0).all()
+            )
+            if self._error is not None:
+                raise self._error
+            return self.buffer, self._place[block] + within
+
+    def close(self) -> None:
+        """Read nothing more."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self, window: int) -> None:
+        last = self.route.epochs * self.route.per_epoch
+        try:
+            while window < last and self._may_read(window):
+                self._load(window)
+                window += 1
+        except BaseException as error:  # whatever it is, whoever waits must hear it
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _may_read(self, window: int) -> bool:
+        """Wait until the slot of this window is free; False where all is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or window <= self._wanted + 1)
+            return not self._stopped
+
+    def _load(self, window: int) -> None:
+        first = window % WINDOWS * self.slot_rows
+        with self._changed:
+            held = (self._place >= first) & (self._place < first + self.slot_rows)
+            self._place[held] = -1
+        for block in self.route.blocks(window):
+            rows = self.route.sampler.rows_of(int(block))
+            part = self.read(slice(int(rows[0]), int(rows[-1]) + 1))
+            self.buffer[first : first + len(part)] = part
+            with self._changed:
+                self._place[block] = first
+                self._changed.notify_all()
+            first += self.route.sampler.block

@@ -1,0 +1,104 @@
+"""Blocks of an HDF5 dataset read by the system alone, without HDF5 and its lock.
+
+h5py holds the interpreter's lock while it reads, so a thread that reads ahead through
+it stops the training beside it. Tiles that are stored as they are (no filter) lie at
+known places of the file: `pread` takes them from there and lets others work.
+"""
+
+import os
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+class Tiles:
+    """Where the tiles of one dataset lie; `read` may be called from any thread."""
+
+    def __init__(self, path: Path, dataset: Any) -> None:
+        self.shape, self.dtype = dataset.shape, dataset.dtype
+        self.tile, self.offsets = _places(dataset)
+        self.path = path
+        self._file = os.open(path, os.O_RDONLY)
+
+    def read(self, rows: slice, cols: slice) -> Array:
+        """A dense block, as the dataset itself would give it."""
+        out = np.empty((rows.stop - rows.start, cols.stop - cols.start), self.dtype)
+        if out.size == 0:
+            return out
+        (height, width) = self.tile
+        scratch = np.empty(height * width, dtype=self.dtype)
+        places = product(
+            range(rows.start // height, -(-rows.stop // height)),
+            range(cols.start // width, -(-cols.stop // width)),
+        )
+        for i, j in places:
+            self._copy(i, j, rows, cols, out, scratch)
+        return out
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._file)
+
+    def _copy(
+        self, i: int, j: int, rows: slice, cols: slice, out: Array, scratch: Array
+    ) -> None:
+        """The part of tile (i, j) that lies in the block."""
+        height, width = self.tile
+        top, left = i * height, j * width
+        first, last = max(rows.start, top), min(rows.stop, top + height)
+        near, far = max(cols.start, left), min(cols.stop, left + width)
+        # Whole rows of the tile lie behind one another: only those are read.
+        part = scratch[: (last - first) * width]
+        begin = self.offsets[i, j] + (first - top) * width * self.dtype.itemsize
+        self._fill(part, int(begin))
+        there = (
+            slice(first - rows.start, last - rows.start),
+            slice(near - cols.start, far - cols.start),
+        )
+        out[there] = part.reshape(last - first, width)[:, near - left : far - left]
+
+    def _fill(self, part: Array, offset: int) -> None:
+        view = memoryview(part.view(np.uint8).data)
+        done = 0
+        while done < len(view):
+            got = os.preadv(self._file, [view[done:]], offset + done)
+            if got == 0:
+                raise OSError(f"{self.path} ends at byte {offset + done}")
+            done += got
+
+
+def open_tiles(path: Path, dataset: Any) -> Tiles | None:
+    """The tiles of a dataset, or None where HDF5 itself has to read it."""
+    created = dataset.id.get_create_plist()
+    plain = dataset.dtype.isnative and dataset.dtype.kind in "fiu"
+    if created.get_nfilters() or dataset.is_virtual or dataset.external or not plain:
+        return None
+    try:
+        return Tiles(path, dataset)
+    except (LookupError, OSError, ValueError):
+        return None  # tiles that were never written, a file that moved: HDF5 knows
+
+
+def _places(dataset: Any) -> tuple[tuple[int, int], Array]:
+    """Shape of a tile, and the byte at which each one begins."""
+    rows, cols = dataset.shape
+    if dataset.chunks is None:
+        start = dataset.id.get_offset()
+        if start is None:
+            raise LookupError("nothing was written")
+        return (rows, cols), np.array([[start]], dtype=np.int64)
+    height, width = dataset.chunks
+    grid = (-(-rows // height), -(-cols // width))
+    offsets = np.full(grid, -1, dtype=np.int64)
+    for number in range(dataset.id.get_num_chunks()):
+        found = dataset.id.get_chunk_info(number)
+        i, j = found.chunk_offset
+        offsets[i // height, j // width] = found.byte_offset
+    if (offsets < 0).any():
+        raise LookupError("some tiles were never written")
+    return (height, width), offsets

@@ -1,0 +1,48 @@
+"""Tiles read past HDF5 are what HDF5 reads."""
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcsgd.data.tiles import open_tiles
+
+X = np.random.default_rng(0).normal(size=(103, 37))
+
+
+@pytest.mark.parametrize("chunks", [None, (16, 8), (103, 37), (7, 37), (103, 5)])
+@pytest.mark.parametrize("dtype", ["f8", "f4", "f2", "u2"])
+def test_blocks_are_those_of_the_dataset(chunks, dtype, tmp_path):
+    values = (100 * X).astype(dtype)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("X", data=values, chunks=chunks)
+    with h5py.File(tmp_path / "x.h5", "r") as file:
+        tiles = open_tiles(tmp_path / "x.h5", file["X"])
+        for rows in (slice(0, 103), slice(5, 6), slice(15, 49), slice(100, 103)):
+            for cols in (slice(0, 37), slice(3, 4), slice(7, 30), slice(36, 37)):
+                found = tiles.read(rows, cols)
+                np.testing.assert_array_equal(found, values[rows, cols])
+                assert found.dtype == values.dtype
+        assert tiles.read(slice(4, 4), slice(0, 3)).shape == (0, 3)
+        tiles.close()
+
+
+def test_what_only_hdf5_can_read_is_left_to_it(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("packed", data=X, compression="gzip")
+        file.create_dataset("foreign", data=X.astype(">f8"))
+        file.create_dataset("sparse", (1000, 10), chunks=(10, 10), dtype="f4")
+        file.create_dataset("empty", (1000, 10), dtype="f4")
+    with h5py.File(tmp_path / "x.h5", "r") as file:
+        for name in file:
+            assert open_tiles(tmp_path / "x.h5", file[name]) is None, name
+
+
+def test_a_file_that_was_cut_meanwhile_is_an_error(tmp_path):
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("X", data=X, chunks=(16, 8))
+    with h5py.File(path, "r") as file:
+        tiles = open_tiles(path, file["X"])
+    path.write_bytes(path.read_bytes()[:4000])
+    with pytest.raises(OSError, match="ends at byte"):
+        tiles.read(slice(0, 103), slice(0, 37))

@@ -151,6 +151,7 @@ def calm(folder, data, seconds):
         "checkpoints": exchanges // 5,
         "resident_bytes_first": first,
         "resident_bytes_last": last[-1],
+        "resident_bytes_between": last[:: max(len(last) // 20, 1)],
         "growth": growth,
     }
 

@@ -122,6 +122,8 @@ def pieces(
     """(first row, rows as `store` wants them), checked, one piece after the other."""
     width = cols.stop - cols.start
     step = max((budget or CHUNK_BYTES) // (8 * max(width, 1)), 1)
+    blocks = getattr(reader, "block_rows", 1)  # read whole, they can be checked
+    step = step // blocks * blocks or step
     for start in range(rows.start, rows.stop, step):
         stop = min(start + step, rows.stop)
         piece = reader.read(slice(start, stop), cols)

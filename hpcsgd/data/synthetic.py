@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from hpcsgd.data.hdf5 import Hdf5Writer
+from hpcsgd.data.store_writer import StoreWriter
 from hpcsgd.errors import ConfigError
 
 Array = NDArray[Any]
@@ -106,7 +106,7 @@ def write_synthetic(
     """
     kind, rows, cols = _resolve(shape, rows, cols, seed)
     attributes = {"task": kind.task, "source": f"synthetic {shape}, seed {seed}"}
-    with Hdf5Writer(path, rows, cols, attributes) as writer:
+    with StoreWriter(path, cols, rows=rows, attributes=attributes) as writer:
         for X, y in make_synthetic(shape, rows, cols, seed):
             writer.append(X, y)
             if progress is not None:

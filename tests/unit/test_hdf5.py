@@ -8,14 +8,18 @@ from collections import namedtuple
 import h5py
 import numpy as np
 import pytest
+from scipy.sparse import csr_array
 
-from hpcsgd.data.hdf5 import Hdf5Reader, Hdf5Writer
+from hpcsgd.data.hdf5 import Hdf5Reader
 from hpcsgd.data.memory import MemoryReader
 from hpcsgd.data.readers import READERS, load_block, open_reader
+from hpcsgd.data.store_writer import StoreWriter
+from hpcsgd.data.verify_store import verify_store
 from hpcsgd.errors import ConfigError, DataError
 
 X = np.arange(24.0).reshape(8, 3)
 ALL = slice(0, 8)
+ALL_COLUMNS = slice(0, 3)
 
 
 def write(path, **content):
@@ -137,7 +141,7 @@ def test_the_table_of_readers_leads_to_readers(tmp_path):
 def test_the_name_appears_only_when_the_file_is_whole(tmp_path):
     path = tmp_path / "a.h5"
     path.write_text("what was there before")
-    with Hdf5Writer(path, 8, 3, {}) as writer:
+    with StoreWriter(path, 3, rows=8) as writer:
         writer.append(X[:5], X[:5, 0])
         assert path.read_text() == "what was there before"
         assert writer.temporary.parent == tmp_path, "a rename, never a copy"
@@ -150,7 +154,7 @@ def test_the_name_appears_only_when_the_file_is_whole(tmp_path):
 def test_an_exception_keeps_what_was_there(tmp_path, fault):
     path = tmp_path / "a.h5"
     path.write_text("what was there before")
-    with pytest.raises(fault), Hdf5Writer(path, 8, 3, {}) as writer:
+    with pytest.raises(fault), StoreWriter(path, 3, rows=8) as writer:
         writer.append(X[:5], X[:5, 0])
         raise fault
     assert os.listdir(tmp_path) == ["a.h5"]
@@ -163,7 +167,7 @@ def test_an_exception_keeps_what_was_there(tmp_path, fault):
 def test_rows_that_do_not_fit_are_refused(tmp_path, rows, y):
     with (
         pytest.raises(DataError, match="do not fit"),
-        Hdf5Writer(tmp_path / "a.h5", 8, 3, {}) as writer,
+        StoreWriter(tmp_path / "a.h5", 3, rows=8) as writer,
     ):
         writer.append(rows, y)
     assert os.listdir(tmp_path) == []
@@ -171,19 +175,19 @@ def test_rows_that_do_not_fit_are_refused(tmp_path, rows, y):
 
 def test_attributes_that_cannot_be_written_leave_nothing(tmp_path):
     with pytest.raises(TypeError):
-        Hdf5Writer(tmp_path / "a.h5", 8, 3, {"odd": object()})
+        StoreWriter(tmp_path / "a.h5", 3, rows=8, attributes={"odd": object()})
     assert os.listdir(tmp_path) == []
 
 
 def test_places_that_cannot_be_written(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="is a folder"):
-        Hdf5Writer(tmp_path, 8, 3, {})
+        StoreWriter(tmp_path, 3, rows=8)
     with pytest.raises(ConfigError, match="missing or not writable"):
-        Hdf5Writer(tmp_path / "no" / "a.h5", 8, 3, {})
+        StoreWriter(tmp_path / "no" / "a.h5", 3, rows=8)
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(2**30, 2**30, 2**20))
     with pytest.raises(ConfigError, match="needs 3.7 GiB .* 0.0 GiB free"):
-        Hdf5Writer(tmp_path / "a.h5", 10**6, 1000, {})
+        StoreWriter(tmp_path / "a.h5", 1000, rows=10**6)
     assert os.listdir(tmp_path) == []
 
 
@@ -194,7 +198,7 @@ def test_a_write_that_fails_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", full)
     with (
         pytest.raises(DataError, match="No space left on device.*nothing was kept"),
-        Hdf5Writer(tmp_path / "a.h5", 8, 3, {}) as writer,
+        StoreWriter(tmp_path / "a.h5", 3, rows=8) as writer,
     ):
         writer.append(X, X[:, 0])
     assert os.listdir(tmp_path) == []
@@ -233,3 +237,51 @@ def test_values_that_a_narrow_storage_would_lose_are_refused(value):
         load_block(reader, slice(10, 30), slice(2, 5), single)
     kept = load_block(reader, slice(10, 30), slice(2, 5), np.array)
     assert kept[7, 1] == value
+
+
+def write_csr(path, shape=(8, 3), **changes):
+    held = csr_array(X)
+    parts = {"indptr": held.indptr, "indices": held.indices, "data": held.data}
+    with h5py.File(path, "w") as file:
+        for name, value in {**parts, **changes}.items():
+            file[f"X/{name}"] = value
+        file["y"] = np.zeros(8)
+        file["X"].attrs["shape"] = shape
+    return path
+
+
+def test_a_foreign_csr_file_is_fine(tmp_path):
+    reader = open_reader(write_csr(tmp_path / "a.h5"))
+    assert reader.is_sparse and (reader.rows, reader.cols, reader.nnz) == (8, 3, 23)
+    assert (reader.read(slice(2, 7), slice(1, 3)) == X[2:7, 1:3]).all()
+    assert (reader.read_csr(slice(0, 1), ALL_COLUMNS).toarray() == X[:1]).all()
+    assert not verify_store(tmp_path / "a.h5").checked
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"shape": (9, 3)}, ["shape", "indptr"]),
+        ({"shape": (8, 3, 1)}, ["shape"]),
+        ({"data": np.ones(22)}, ["do not belong together"]),
+        ({"data": ["a"] * 23}, ["/X/data", "real numbers"]),
+    ],
+)
+def test_csr_files_that_do_not_fit(tmp_path, changes, words):
+    refuse(write_csr(tmp_path / "a.h5", **changes), *words)
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"indices": np.full(23, 3)}, "columns outside of the matrix in rows 0 to 7"),
+        ({"indices": np.full(23, -1)}, "columns outside of the matrix in rows 0 to 7"),
+        ({"indptr": [0, 9, 3, 4, 5, 6, 7, 8, 23]}, "does not ascend in rows 0 to 7"),
+        ({"indptr": [0, 1, 2, 3, 4, 5, 6, 99, 23]}, "does not ascend in rows 0 to 7"),
+    ],
+)
+def test_csr_files_with_wrong_numbers(tmp_path, changes, said):
+    path = write_csr(tmp_path / "a.h5", **changes)
+    with pytest.raises(DataError, match=said):
+        Hdf5Reader(path).read_csr(ALL, ALL_COLUMNS)
+    assert said in verify_store(path).faults[0]

@@ -11,7 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.15 python3.14 python3.13 python3.12 \
 ENV = OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 RUN = $(ENV) .venv/bin/python
 
-.PHONY: help environment demo test test-all test-ulfm soak fuzz bench bench-data check \
+.PHONY: help environment demo test test-all test-ulfm soak fuzz bench check \
   lint clean
 
 help:  ## this list
@@ -50,9 +50,6 @@ soak: environment  ## 30 minutes of kills and resumes; MINUTES=5 for fewer
 
 fuzz: environment  ## 5 minutes of damaged text for the parsers; MINUTES=1 for fewer
 	@$(RUN) -m tests.fuzz.fuzz_text --minutes $(or $(MINUTES),5)
-
-bench-data: environment  ## reading text beside other readers
-	@$(RUN) -m benchmarks.run bench_data
 
 bench: environment  ## ratios and overheads, into benchmarks/results/
 	@$(RUN) -m benchmarks.run

@@ -1,4 +1,4 @@
-"""Damaged text for minutes: the compiled parser and its twin must agree on all of it."""
+"""Damaged text for minutes: the compiled parser and its twin must agree on it."""
 
 import argparse
 import random

@@ -61,13 +61,13 @@ def powers_of_five() -> Array:
 
 def _upper_bits(q: int) -> int:
     if q >= 0:
-        power = 5**q
-        spare = power.bit_length() - 128
-        return power >> spare if spare > 0 else power << -spare
-    power = 5**-q
+        whole: int = 5**q
+        spare = whole.bit_length() - 128
+        return whole >> spare if spare > 0 else whole << -spare
+    power: int = 5**-q
     bits = (power - 1).bit_length()
     value = (1 << (bits + 127 if q >= -27 else 2 * bits + 128)) // power + 1
-    return value >> max(value.bit_length() - 128, 0)
+    return int(value >> max(value.bit_length() - 128, 0))
 
 
 def parse_libsvm(text: bytes, base: int, keep: bool = True) -> Pairs:

@@ -106,10 +106,10 @@ def _next_line(stream: TextStream, position: int) -> int:
     if position == 0:
         return 0
     stream.file.seek(position - 1)
-    at = position - 1
+    at: int = position - 1
     while piece := stream.file.read(STEP):
         found = piece.find(b"\n")
         if found >= 0:
-            return at + found + 1
+            return at + int(found) + 1
         at += len(piece)
     return at

@@ -1,0 +1,231 @@
+"""A source of rows becomes a store, in two passes and in bounded memory."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.data.source import Outline, Rows, Source
+from hpcsgd.data.transform import Moments, Scales, count_test, is_test, unit_rows
+from hpcsgd.errors import ConfigError, DataError
+
+Array = NDArray[Any]
+SHARE = 8  # of the memory that one block takes: it is read, widened, scaled, written
+LEAST_MEMORY = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What happens to the rows on their way."""
+
+    element: str = "fp32"  # how X is stored
+    standardize: bool = False
+    unit_rows: bool = False
+    test_fraction: float = 0.0  # rows that go to a file of their own
+    seed: int = 0  # of the choice of those rows
+    rows: int | None = None  # the first so many alone; None: all
+    memory: int = 512 * 2**20
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.test_fraction < 1:
+            raise ConfigError(
+                f"--test-fraction {self.test_fraction} must be at least 0 and below 1"
+            )
+        if self.rows is not None and self.rows < 1:
+            raise ConfigError(f"--rows {self.rows} must be at least 1")
+        if self.seed < 0:
+            raise ConfigError(f"--seed {self.seed} must be at least 0; 0 will do")
+        if self.memory < LEAST_MEMORY:
+            raise ConfigError(
+                f"--memory {self.memory / 2**20:g} MiB is too little; 16 is the least"
+            )
+
+    @property
+    def block(self) -> int:
+        """Bytes of one block of rows."""
+        return self.memory // SHARE
+
+
+class Sink(Protocol):
+    """A store being written. A row is in it for good once `save` has returned."""
+
+    done: int  # rows in it
+    place: tuple[int, int]  # (row, position) of the source where it goes on
+
+    def append(self, rows: Rows) -> None:
+        """The next rows."""
+
+    def save(self, place: tuple[int, int]) -> None:
+        """Everything so far survives a kill; the source goes on at `place`."""
+
+    def finish(self) -> None:
+        """Give the file its name."""
+
+    def leave(self) -> None:
+        """Close what is unfinished, so that it can be gone on with."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the files a conversion writes: its rows are those with this verdict."""
+
+    path: Path
+    rows: int
+    test: bool
+
+
+class Progress(Protocol):
+    """Hears how far a pass has come."""
+
+    def begin(self, what: str, size: int) -> None:
+        """A pass over `size` of what `Rows.end` counts."""
+
+    def at(self, position: int) -> None:
+        """Its position now."""
+
+
+# how a stream of blocks is had: (outline, bytes a block, (row, position) to start at)
+Stream = Callable[[Outline, int, int], Iterator[Rows]]
+
+
+def test_path(path: Path) -> Path:
+    """DST-test beside DST."""
+    return path.with_name(f"{path.stem}-test{path.suffix}")
+
+
+def parts(path: Path, rows: int, recipe: Recipe) -> list[Part]:
+    """The files to write, and how many rows each gets."""
+    if not recipe.test_fraction:
+        return [Part(path, rows, False)]
+    drawn = count_test(rows, recipe.test_fraction, recipe.seed)
+    if drawn in (0, rows):
+        raise ConfigError(
+            f"--test-fraction {recipe.test_fraction} of {rows} rows leaves"
+            f" {rows - drawn} to train on and {drawn} to test; choose another"
+        )
+    return [Part(path, rows - drawn, False), Part(test_path(path), drawn, True)]
+
+
+def wanted_rows(outline: Outline, recipe: Recipe) -> int:
+    """How many of the source's rows are converted."""
+    if recipe.rows is not None and recipe.rows > outline.rows:
+        raise ConfigError(
+            f"--rows {recipe.rows}: the source has {outline.rows}; ask for fewer"
+        )
+    return recipe.rows or outline.rows
+
+
+def measure(
+    stream: Stream, outline: Outline, recipe: Recipe, progress: Progress
+) -> Scales | None:
+    """The scales of the columns, from the training rows alone."""
+    if not recipe.standardize:
+        return None
+    moments = Moments(outline.cols)
+    progress.begin("measuring columns", outline.size)
+    for row, block in numbered(stream(outline, recipe.block, 0), 0, recipe):
+        keep = ~_drawn(row, block.X.shape[0], recipe)
+        moments.add(block.X if keep.all() else block.X[keep])
+        progress.at(block.end)
+    return moments.scales(sparse=outline.nnz is not None)
+
+
+def numbered(
+    blocks: Iterator[Rows], row: int, recipe: Recipe
+) -> Iterator[tuple[int, Rows]]:
+    """(number of its first row, block), up to the last row that is wanted."""
+    for block in blocks:
+        count = block.X.shape[0]
+        left = count if recipe.rows is None else min(count, recipe.rows - row)
+        yield row, block if left == count else choose(block, slice(0, left))
+        row += count
+        if recipe.rows is not None and row >= recipe.rows:
+            return
+
+
+def choose(block: Rows, chosen: Any) -> Rows:
+    """Some rows of a block."""
+    return Rows(
+        block.X[chosen],
+        *(None if side is None else side[chosen] for side in (block.y,)),
+        block.end,
+        *(
+            None if side is None else side[chosen]
+            for side in (block.weights, block.offsets)
+        ),
+    )
+
+
+def write(
+    stream: Stream,
+    outline: Outline,
+    recipe: Recipe,
+    scales: Scales | None,
+    sinks: Sequence[tuple[Part, Sink]],
+    progress: Progress,
+) -> None:
+    """The second pass: every row into the store it belongs to."""
+    row, position = min(sink.place for _, sink in sinks)
+    progress.begin("writing", outline.size)
+    blocks = stream(outline, recipe.block, position)
+    for first, block in numbered(blocks, row, recipe):
+        count = block.X.shape[0]
+        after = (first + count, block.end)
+        test = _drawn(first, count, recipe)
+        changed = transformed(block, recipe, scales, first)
+        for part, sink in sinks:
+            # After a break one store may be a block ahead of the other.
+            ours = (test == part.test) & (np.arange(count) + first >= sink.place[0])
+            if ours.any():
+                sink.append(changed if ours.all() else choose(changed, ours))
+            sink.save(max(after, sink.place))
+        progress.at(block.end)
+
+
+def transformed(block: Rows, recipe: Recipe, scales: Scales | None, first: int) -> Rows:
+    """The block as it is stored, but for its element type."""
+    X = block.X
+    if scales is not None:
+        X = scales.apply(X)
+    if recipe.unit_rows:
+        X = unit_rows(X)
+    return Rows(X, block.y, block.end, block.weights, block.offsets)
+
+
+def _drawn(first: int, count: int, recipe: Recipe) -> Array:
+    """Which rows of a block are test rows."""
+    if not recipe.test_fraction:
+        return np.zeros(count, dtype=bool)
+    numbers = np.arange(first, first + count)
+    return is_test(numbers, recipe.test_fraction, recipe.seed)
+
+
+def identity(source: Source, outline: Outline, recipe: Recipe) -> dict[str, Any]:
+    """What must be the same for a broken conversion to be gone on with."""
+    said = asdict(recipe)
+    del said["memory"]
+    status = source.path.stat()
+    found = {"source": str(source.path.resolve()), "source_bytes": status.st_size}
+    return {**said, **found, "source_changed": status.st_mtime_ns, **asdict(outline)}
+
+
+def check_target(path: Path, recipe: Recipe, force: bool) -> None:
+    """Refuse before the first pass what cannot be written after it."""
+    for one in [path, test_path(path)] if recipe.test_fraction else [path]:
+        if one.is_dir():
+            raise ConfigError(f"cannot write {one}: it is a folder; name a file")
+        if one.exists() and not force:
+            raise ConfigError(f"{one} exists; add --force to replace it")
+    if not path.parent.is_dir():
+        raise ConfigError(
+            f"cannot write {path}: its folder is missing; make it, or name another"
+        )
+
+
+def check_rows(outline: Outline, path: Path) -> None:
+    """A store without a row is good for nothing."""
+    if outline.rows < 1 or outline.cols < 1:
+        raise DataError(f"{path} has no rows with values; check the file and --format")

@@ -1,4 +1,4 @@
-"""The catalogue: data sets that studies use, where they are, and how to convert them."""
+"""The catalogue: data sets that studies use, where they are, how to convert them."""
 
 import tomllib
 from dataclasses import asdict, dataclass, fields

@@ -1,6 +1,7 @@
 """A source of rows becomes a store, in two passes and in bounded memory."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -8,12 +9,20 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.data.sink import (
+    Plan,
+    StoreSink,
+    check_identity,
+    is_begun,
+    read_extras,
+)
 from hpcsgd.data.source import Outline, Rows, Source
 from hpcsgd.data.transform import Moments, Scales, count_test, is_test, unit_rows
-from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.errors import ConfigError, DataError, HpcsgdError
 
 Array = NDArray[Any]
 SHARE = 8  # of the memory that one block takes: it is read, widened, scaled, written
+PEEK = 65536  # bytes of the first rows, which show what comes with them
 LEAST_MEMORY = 16 * 2**20
 
 
@@ -49,25 +58,6 @@ class Recipe:
         return self.memory // SHARE
 
 
-class Sink(Protocol):
-    """A store being written. A row is in it for good once `save` has returned."""
-
-    done: int  # rows in it
-    place: tuple[int, int]  # (row, position) of the source where it goes on
-
-    def append(self, rows: Rows) -> None:
-        """The next rows."""
-
-    def save(self, place: tuple[int, int]) -> None:
-        """Everything so far survives a kill; the source goes on at `place`."""
-
-    def finish(self) -> None:
-        """Give the file its name."""
-
-    def leave(self) -> None:
-        """Close what is unfinished, so that it can be gone on with."""
-
-
 @dataclass(frozen=True)
 class Part:
     """One of the files a conversion writes: its rows are those with this verdict."""
@@ -87,8 +77,108 @@ class Progress(Protocol):
         """Its position now."""
 
 
-# how a stream of blocks is had: (outline, bytes a block, (row, position) to start at)
+# how a stream of blocks is had: (outline, bytes a block, position to start at)
 Stream = Callable[[Outline, int, int], Iterator[Rows]]
+
+
+def convert(
+    source: Source,
+    target: Path,
+    recipe: Recipe,
+    progress: Progress,
+    resume: bool = False,
+    force: bool = False,
+    stream: Stream | None = None,
+) -> dict[str, Any]:
+    """Write the store, and the test rows to another; what was done, as JSON holds it.
+
+    The first pass says how much there is and measures the columns; the second writes.
+    `stream` takes the place of the source's own blocks where ranks share the parsing.
+    """
+    stream = stream or source.blocks
+    resume = resume and is_begun(target)
+    check_target(target, recipe, force or resume)
+    progress.begin("counting rows", source.path.stat().st_size)
+    outline = source.outline(progress.at)
+    check_rows(outline, source.path)
+    files = parts(target, wanted_rows(outline, recipe), recipe)
+    known = identity(source, outline, recipe)
+    if resume:
+        check_identity(target, known)
+        kept = read_extras(target)
+        scales = Scales.of(kept) if recipe.standardize else None
+    else:
+        scales = measure(stream, outline, recipe, progress)
+    plan = _plan(source, outline, recipe, scales, known)
+    sinks = [(part, StoreSink(part.path, part.rows, plan, resume)) for part in files]
+    with _left_whole(sinks):
+        write(stream, outline, recipe, scales, sinks, progress)
+        for _, sink in sinks:
+            sink.complete()
+        for _, sink in sinks:
+            sink.finish()
+    return _said(files, outline, recipe, scales)
+
+
+@contextmanager
+def _left_whole(sinks: Sequence[tuple[Part, StoreSink]]) -> Iterator[None]:
+    """What breaks off is left to be gone on with; what is wrong leaves nothing."""
+    try:
+        yield
+    except HpcsgdError as error:
+        for _, sink in sinks:
+            if isinstance(error.__cause__, OSError):
+                sink.leave()
+            else:
+                sink.abandon()
+        raise
+    except BaseException:
+        for _, sink in sinks:
+            sink.leave()
+        raise
+
+
+def _plan(
+    source: Source,
+    outline: Outline,
+    recipe: Recipe,
+    scales: Scales | None,
+    known: dict[str, Any],
+) -> Plan:
+    """What both files have in common."""
+    first = next(iter(source.blocks(outline, PEEK, 0)))
+    held = {"y": first.y, "sample_weight": first.weights, "offset": first.offsets}
+    return Plan(
+        cols=outline.cols,
+        element=recipe.element,
+        sides=tuple(name for name, side in held.items() if side is not None),
+        attributes={"source": source.path.name, "unit_rows": recipe.unit_rows},
+        extras={} if scales is None else scales.attributes(),
+        identity=known,
+    )
+
+
+def _said(
+    files: Sequence[Part], outline: Outline, recipe: Recipe, scales: Scales | None
+) -> dict[str, Any]:
+    """What was done."""
+    how = "scaled only, to keep their zeros" if outline.nnz is not None else ""
+    return {
+        "files": [
+            {
+                "path": str(part.path),
+                "rows": part.rows,
+                "bytes": part.path.stat().st_size,
+            }
+            for part in files
+        ],
+        "columns": outline.cols,
+        "element": recipe.element,
+        "labelled": outline.labelled,
+        "sparse": outline.nnz is not None,
+        "standardized": (how or "mean 0, spread 1") if scales else None,
+        "unit_rows": recipe.unit_rows,
+    }
 
 
 def test_path(path: Path) -> Path:
@@ -148,15 +238,9 @@ def numbered(
 
 def choose(block: Rows, chosen: Any) -> Rows:
     """Some rows of a block."""
-    return Rows(
-        block.X[chosen],
-        *(None if side is None else side[chosen] for side in (block.y,)),
-        block.end,
-        *(
-            None if side is None else side[chosen]
-            for side in (block.weights, block.offsets)
-        ),
-    )
+    sides = (block.y, block.weights, block.offsets)
+    y, weights, offsets = (None if s is None else s[chosen] for s in sides)
+    return Rows(block.X[chosen], y, block.end, weights, offsets)
 
 
 def write(
@@ -164,7 +248,7 @@ def write(
     outline: Outline,
     recipe: Recipe,
     scales: Scales | None,
-    sinks: Sequence[tuple[Part, Sink]],
+    sinks: Sequence[tuple[Part, StoreSink]],
     progress: Progress,
 ) -> None:
     """The second pass: every row into the store it belongs to."""
@@ -175,7 +259,7 @@ def write(
         count = block.X.shape[0]
         after = (first + count, block.end)
         test = _drawn(first, count, recipe)
-        changed = transformed(block, recipe, scales, first)
+        changed = transformed(block, recipe, scales)
         for part, sink in sinks:
             # After a break one store may be a block ahead of the other.
             ours = (test == part.test) & (np.arange(count) + first >= sink.place[0])
@@ -185,7 +269,7 @@ def write(
         progress.at(block.end)
 
 
-def transformed(block: Rows, recipe: Recipe, scales: Scales | None, first: int) -> Rows:
+def transformed(block: Rows, recipe: Recipe, scales: Scales | None) -> Rows:
     """The block as it is stored, but for its element type."""
     X = block.X
     if scales is not None:

@@ -86,8 +86,8 @@ def _check(card: Card, path: Path) -> None:
     found = sha256(path)
     if found != card.sha256:
         raise DataError(
-            f"{path} has SHA-256 {found} and the catalogue says {card.sha256}; remove it"
-            " and fetch it again"
+            f"{path} has SHA-256 {found} and the catalogue says {card.sha256};"
+            " remove it and fetch it again"
         )
 
 

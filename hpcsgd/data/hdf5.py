@@ -62,7 +62,12 @@ class Hdf5Reader:
 
     def describe(self) -> dict[str, Any]:
         """What a result remembers of its data."""
-        attributes = {k: _plain(v) for k, v in self.file.attrs.items()}
+        attributes = {
+            # Scales of thousands of columns are for programs, no part of a report.
+            k: _plain(v)
+            for k, v in self.file.attrs.items()
+            if np.ndim(v) == 0
+        }
         return {"kind": "hdf5", "path": str(self.path), **attributes}
 
     def close(self) -> None:

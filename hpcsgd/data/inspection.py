@@ -75,7 +75,7 @@ def inspect(reader: RowReader, budget: int = BLOCK_BYTES) -> dict[str, Any]:
         if first is None:
             first = _dense(X[:SHOWN_ROWS])
         tally.add(X, reader.targets(rows) if labelled else None)
-    said = reader.describe()
+    said = {"element": _element(first), **reader.describe()}
     return {
         **{key: value for key, value in said.items() if not _is_long(value)},
         "rows": reader.rows,
@@ -159,6 +159,11 @@ def _squared_lengths(X: Any) -> Array:
 def _dense(X: Any) -> Array:
     array: Array = X.toarray() if issparse(X) else np.asarray(X)
     return array
+
+
+def _element(first: Any) -> str:
+    """What the values are stored as, of a file that does not say."""
+    return "unknown" if first is None else str(first.dtype)
 
 
 def _is_long(value: Any) -> bool:

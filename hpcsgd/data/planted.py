@@ -120,7 +120,7 @@ class Planted:
                 scores = scores + noise * rng.standard_normal(BLOCK)
             return rng.poisson(np.exp(scores)).astype(np.float64)
         probability = expit(scores.astype(np.float64) + self.intercept)
-        y = (rng.uniform(size=BLOCK) < probability).astype(np.float64)
+        y: Array = (rng.uniform(size=BLOCK) < probability).astype(np.float64)
         if noise:
             y = np.abs(y - (rng.uniform(size=BLOCK) < noise))
         return y

@@ -106,13 +106,26 @@ def make_precision(
 
 
 def _bfloat16() -> Any:
+    return _narrow("bf16")
+
+
+# element types of files that NumPy itself does not have, as ml_dtypes calls them
+NARROW = {
+    "bf16": "bfloat16",
+    "fp8-e4m3": "float8_e4m3fn",
+    "fp8-e5m2": "float8_e5m2",
+}
+
+
+def _narrow(name: str) -> Any:
     try:
-        from ml_dtypes import bfloat16
+        import ml_dtypes
     except ImportError as missing:
         raise MissingPackage(
-            "bf16 needs the package ml_dtypes; install it with: pip install ml_dtypes"
+            f"{name} needs the package ml_dtypes; install it with:"
+            " pip install ml_dtypes"
         ) from missing
-    return bfloat16
+    return getattr(ml_dtypes, NARROW[name])
 
 
 def encode(values: Array, name: str) -> Array:
@@ -142,6 +155,25 @@ def widen_bf16(stored: Array, dtype: Any, out: Array | None = None) -> Array:
     if out is not direct:
         np.copyto(out, direct)
     return out
+
+
+def encode_element(values: Array, name: str, stored: Any, scale: float) -> Array:
+    """`values` / `scale` rounded to nearest even, as the bits that a file holds."""
+    if scale != 1.0:
+        values = values / scale
+    rounded = values.astype(_narrow(name) if name in NARROW else stored, copy=False)
+    return np.ascontiguousarray(rounded).view(stored)
+
+
+def decode_element(stored: Array, name: str, scale: float) -> Array:
+    """The values of a file's elements: float64 of fp64, else float32."""
+    if name == "bf16":
+        values = widen_bf16(stored, np.float32)
+    else:
+        held = stored.view(_narrow(name)) if name in NARROW else stored
+        wide = np.float64 if name == "fp64" else np.float32
+        values = held.astype(wide, copy=False)
+    return values if scale == 1.0 else values * values.dtype.type(scale)
 
 
 def round_through(values: Array, name: str) -> None:

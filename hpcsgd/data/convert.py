@@ -8,14 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import issparse
 
-from hpcsgd.data.sink import (
-    Plan,
-    StoreSink,
-    check_identity,
-    is_begun,
-    read_extras,
-)
+from hpcsgd.data.sink import Journal, Part, Plan, Sinks, kept_scales
 from hpcsgd.data.source import Outline, Rows, Source
 from hpcsgd.data.transform import Moments, Scales, count_test, is_test, unit_rows
 from hpcsgd.errors import ConfigError, DataError, HpcsgdError
@@ -58,15 +53,6 @@ class Recipe:
         return self.memory // SHARE
 
 
-@dataclass(frozen=True)
-class Part:
-    """One of the files a conversion writes: its rows are those with this verdict."""
-
-    path: Path
-    rows: int
-    test: bool
-
-
 class Progress(Protocol):
     """Hears how far a pass has come."""
 
@@ -96,54 +82,45 @@ def convert(
     `stream` takes the place of the source's own blocks where ranks share the parsing.
     """
     stream = stream or source.blocks
-    resume = resume and is_begun(target)
-    check_target(target, recipe, force or resume)
+    journal = Journal(target, {})
+    check_target(target, recipe, force or (resume and journal.path.exists()))
     progress.begin("counting rows", source.path.stat().st_size)
     outline = source.outline(progress.at)
     check_rows(outline, source.path)
     files = parts(target, wanted_rows(outline, recipe), recipe)
-    known = identity(source, outline, recipe)
-    if resume:
-        check_identity(target, known)
-        kept = read_extras(target)
-        scales = Scales.of(kept) if recipe.standardize else None
+    journal.identity = identity(source, outline, recipe)
+    if resume and journal.read():
+        means, spread = kept_scales(files)
+        scales = None if spread is None else Scales(means, spread)
+        plan = _plan(source, outline, recipe, scales)
+        sinks = Sinks.reopen(files, plan, journal)
     else:
         scales = measure(stream, outline, recipe, progress)
-    plan = _plan(source, outline, recipe, scales, known)
-    sinks = [(part, StoreSink(part.path, part.rows, plan, resume)) for part in files]
+        sinks = Sinks(files, _plan(source, outline, recipe, scales), journal)
     with _left_whole(sinks):
         write(stream, outline, recipe, scales, sinks, progress)
-        for _, sink in sinks:
-            sink.complete()
-        for _, sink in sinks:
-            sink.finish()
+        sinks.finish()
     return _said(files, outline, recipe, scales)
 
 
 @contextmanager
-def _left_whole(sinks: Sequence[tuple[Part, StoreSink]]) -> Iterator[None]:
+def _left_whole(sinks: Sinks) -> Iterator[None]:
     """What breaks off is left to be gone on with; what is wrong leaves nothing."""
     try:
         yield
     except HpcsgdError as error:
-        for _, sink in sinks:
-            if isinstance(error.__cause__, OSError):
-                sink.leave()
-            else:
-                sink.abandon()
+        if isinstance(error.__cause__, OSError):
+            sinks.leave()
+        else:
+            sinks.abandon()
         raise
     except BaseException:
-        for _, sink in sinks:
-            sink.leave()
+        sinks.leave()
         raise
 
 
 def _plan(
-    source: Source,
-    outline: Outline,
-    recipe: Recipe,
-    scales: Scales | None,
-    known: dict[str, Any],
+    source: Source, outline: Outline, recipe: Recipe, scales: Scales | None
 ) -> Plan:
     """What both files have in common."""
     first = next(iter(source.blocks(outline, PEEK, 0)))
@@ -151,10 +128,11 @@ def _plan(
     return Plan(
         cols=outline.cols,
         element=recipe.element,
+        is_sparse=issparse(first.X),
         sides=tuple(name for name, side in held.items() if side is not None),
         attributes={"source": source.path.name, "unit_rows": recipe.unit_rows},
-        extras={} if scales is None else scales.attributes(),
-        identity=known,
+        means=None if scales is None else scales.mean,
+        scales=None if scales is None else scales.scale,
     )
 
 
@@ -248,24 +226,27 @@ def write(
     outline: Outline,
     recipe: Recipe,
     scales: Scales | None,
-    sinks: Sequence[tuple[Part, StoreSink]],
+    sinks: Sinks,
     progress: Progress,
 ) -> None:
     """The second pass: every row into the store it belongs to."""
-    row, position = min(sink.place for _, sink in sinks)
+    row, position = sinks.start
+    if row >= wanted_rows(outline, recipe):
+        return
     progress.begin("writing", outline.size)
     blocks = stream(outline, recipe.block, position)
     for first, block in numbered(blocks, row, recipe):
         count = block.X.shape[0]
-        after = (first + count, block.end)
+        sinks.will_reach(first + count, block.end)
         test = _drawn(first, count, recipe)
         changed = transformed(block, recipe, scales)
-        for part, sink in sinks:
-            # After a break one store may be a block ahead of the other.
-            ours = (test == part.test) & (np.arange(count) + first >= sink.place[0])
+        for number, part in enumerate(sinks.parts):
+            # After a break one store may be ahead of the other.
+            new = np.arange(first, first + count) >= sinks.starts[number][0]
+            ours = (test == part.test) & new
             if ours.any():
-                sink.append(changed if ours.all() else choose(changed, ours))
-            sink.save(max(after, sink.place))
+                sinks.append(number, changed if ours.all() else choose(changed, ours))
+        sinks.reached(first + count, block.end)
         progress.at(block.end)
 
 

@@ -1,50 +1,85 @@
 """HDF5 files: /X (rows × columns), /y, optionally /sample_weight and /offset."""
 
 import os
-import shutil
-from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
-from hpcsgd.errors import ConfigError, DataError, MissingPackage
+from hpcsgd.data.checksums import block_sum
+from hpcsgd.data.layout import COLUMNS, Layout, layout_of, widen
+from hpcsgd.errors import DataError, MissingPackage
 
 Array = NDArray[Any]
-FORMAT, FORMAT_VERSION = "hpcsgd", 1
-COLUMNS = ("y", "sample_weight", "offset")
-TILE_BYTES = 2**20  # of a chunk: large enough to stream, small enough to cut columns
-
-
-def _h5py() -> Any:
-    try:
-        import h5py
-    except ImportError as missing:
-        raise MissingPackage(
-            "HDF5 files need h5py; install it with: pip install h5py"
-        ) from missing
-    return h5py
+WIDER = 1.25  # how much more may be read so that whole blocks can be checked
+PARTS = ("indptr", "indices", "data")
 
 
 class Hdf5Reader:
-    """Reads a file that `Hdf5Writer` wrote, or any with /X, and /y to learn from."""
+    """Reads a store, or any file with /X, and /y to learn from.
+
+    Blocks that a read takes whole are held against their checksums while `checks` is
+    true; a read is widened to whole blocks where that adds at most a quarter.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.file = _open(self.path)
         try:
+            self.layout = layout_of(self.path, self.file.attrs)
             _check(self.path, self.file)
+            self.rows, self.cols = _shape(self.path, self.file)
+            _check_columns(self.path, self.file, self.rows)
         except DataError:
             self.file.close()
             raise
-        self.rows, self.cols = self.file["X"].shape
+        self.is_sparse = hasattr(self.file["X"], "keys")
+        self.nnz = len(self.file["X/data"]) if self.is_sparse else self.rows * self.cols
+        self.checks = self.layout is not None and "checksums" in self.file
+        self.block_rows = 1 if self.layout is None else self.layout.block_rows
 
     def read(self, rows: slice, cols: slice) -> Array:
-        """A dense block in the stored dtype."""
-        block: Array = self._take("X", (rows, cols))
-        return block
+        """A dense block: float64 or float32 of a store, else in the stored dtype."""
+        if self.is_sparse:
+            dense: Array = self.read_csr(rows, cols).toarray()
+            return dense
+        stored = self.read_stored(rows, cols)
+        return stored if self.layout is None else self.layout.decode(stored)
+
+    def read_stored(self, rows: slice, cols: slice) -> Array:
+        """A dense block as the elements (or their bits) that the file holds."""
+        layout = self.layout
+        if not self.checks or layout is None:
+            block: Array = self._take("X", (rows, cols))
+            return block
+        wide_rows = widen(rows, layout.block_rows, self.rows)
+        wide_cols = widen(cols, layout.tile_cols, self.cols)
+        if _area(wide_rows, wide_cols) > WIDER * _area(rows, cols):
+            wide_rows, wide_cols = rows, cols
+        read: Array = self._take("X", (wide_rows, wide_cols))
+        self._check_tiles(read, wide_rows, wide_cols, layout)
+        return read[_within(rows, wide_rows), _within(cols, wide_cols)]
+
+    def read_csr(self, rows: slice, cols: slice) -> Any:
+        """A block as scipy.sparse.csr_array, its columns numbered from 0."""
+        if not self.is_sparse:
+            return csr_array(self.read(rows, cols))
+        wide = self._wide(rows)
+        pointers = self._pointers(wide)
+        part = slice(int(pointers[0]), int(pointers[-1]))
+        indices, data = self._take("X/indices", part), self._take("X/data", part)
+        self._check_sparse(wide, pointers, indices, data)
+        if len(indices) and not 0 <= indices.min() <= indices.max() < self.cols:
+            raise self._bad("X/indices has columns outside of the matrix in", wide)
+        values = data if self.layout is None else self.layout.decode(data)
+        if values.dtype not in (np.float32, np.float64):
+            values = values.astype(np.float64 if values.itemsize > 2 else np.float32)
+        shape = (wide.stop - wide.start, self.cols)
+        block = csr_array((values, indices, pointers - pointers[0]), shape=shape)
+        inside = _within(rows, wide)
+        return block[inside.start : inside.stop, cols.start : cols.stop]
 
     def targets(self, rows: slice) -> Any:
         """Targets as float64; a file without /y is good for predictions only."""
@@ -77,16 +112,104 @@ class Hdf5Reader:
     def _column(self, name: str, rows: slice) -> Any:
         if name not in self.file:
             return None
-        return self._take(name, rows).astype(np.float64).reshape(-1)
+        if not self.checks:
+            return self._take(name, rows).astype(np.float64).reshape(-1)
+        wide = widen(rows, self.block_rows, self.rows)  # a few more words, no more
+        values = self._take(name, wide)
+        for number, own in self._whole_blocks(wide):
+            self._compare(name, number, own, values[_within(own, wide)])
+        return values[_within(rows, wide)]
+
+    def _wide(self, rows: slice) -> slice:
+        if not self.checks:
+            return rows
+        wide = widen(rows, self.block_rows, self.rows)
+        more = (wide.stop - wide.start) > WIDER * (rows.stop - rows.start)
+        return rows if more else wide
+
+    def _pointers(self, rows: slice) -> Any:
+        pointers = self._take("X/indptr", slice(rows.start, rows.stop + 1))
+        if pointers[0] < 0 or (np.diff(pointers) < 0).any() or pointers[-1] > self.nnz:
+            raise self._bad("X/indptr does not ascend in", rows)
+        return pointers.astype(np.int64)
+
+    def _check_tiles(
+        self, block: Array, rows: slice, cols: slice, layout: Layout
+    ) -> None:
+        """All tiles that lie whole in a block just read."""
+        width = layout.tile_cols
+        for number, own in self._whole_blocks(rows):
+            sums = self._take("checksums/X", number)
+            for tile in range(-(-cols.start // width), layout.tiles):
+                side = slice(tile * width, min((tile + 1) * width, self.cols))
+                if side.stop > cols.stop:
+                    break
+                part = block[_within(own, rows), _within(side, cols)]
+                if block_sum(part) != sums[tile]:
+                    where = f" columns {side.start} to {side.stop - 1} of"
+                    raise self._bad("X differs from its checksum in" + where, own)
+
+    def _check_sparse(
+        self, rows: slice, pointers: Array, indices: Array, data: Array
+    ) -> None:
+        if not self.checks:
+            return
+        for number, own in self._whole_blocks(rows):
+            inside = _within(own, rows)
+            mine = pointers[inside.start : inside.stop + 1]
+            part = slice(int(mine[0] - pointers[0]), int(mine[-1] - pointers[0]))
+            for name, values in zip(
+                PARTS, (mine, indices[part], data[part]), strict=True
+            ):
+                self._compare(name, number, own, values)
+
+    def _whole_blocks(self, rows: slice) -> Any:
+        """(number, rows) of the blocks that lie whole in a range of rows."""
+        size = self.block_rows
+        for number in range(-(-rows.start // size), -(-self.rows // size)):
+            own = slice(number * size, min((number + 1) * size, self.rows))
+            if own.stop > rows.stop:
+                return
+            yield number, own
+
+    def _compare(self, name: str, number: int, rows: slice, values: Array) -> None:
+        if block_sum(values) != self._take(f"checksums/{name}", number):
+            place = f"X/{name}" if name in PARTS else name
+            raise self._bad(f"{place} differs from its checksum in", rows)
+
+    def _bad(self, what: str, rows: slice) -> DataError:
+        return DataError(
+            f"{self.path}: /{what} rows {rows.start} to {rows.stop - 1};"
+            " the file is damaged, write or copy it again"
+        )
 
     def _take(self, name: str, place: Any) -> Any:
         try:
             return self.file[name][place]
-        except OSError as error:
+        except (OSError, KeyError, ValueError) as error:
             raise DataError(
                 f"{self.path}: /{name} cannot be read ({_reason(error)});"
                 " the file is damaged, write or copy it again"
             ) from error
+
+
+def _area(rows: slice, cols: slice) -> int:
+    return (rows.stop - rows.start) * (cols.stop - cols.start)
+
+
+def _within(part: slice, whole: slice) -> slice:
+    """A range, counted from the start of one that holds it."""
+    return slice(part.start - whole.start, part.stop - whole.start)
+
+
+def _h5py() -> Any:
+    try:
+        import h5py
+    except ImportError as missing:
+        raise MissingPackage(
+            "HDF5 files need h5py; install it with: pip install h5py"
+        ) from missing
+    return h5py
 
 
 def _open(path: Path) -> Any:
@@ -111,19 +234,51 @@ def _check(path: Path, file: Any) -> None:
         raise DataError(f"{path} was never finished; write it again")
     if "X" not in file:
         raise _lacks("X", path, file)
+
+
+def _shape(path: Path, file: Any) -> tuple[int, int]:
+    """Rows and columns of a dense /X, or of a CSR one."""
     X = file["X"]
+    if isinstance(X, _h5py().Group) and set(PARTS) <= set(X):
+        return _sparse_shape(path, file, X)
     if not isinstance(X, _h5py().Dataset) or len(X.shape or ()) != 2 or 0 in X.shape:
         raise DataError(
-            f"{path}: /X must be a dense rows x columns dataset; write it as one"
+            f"{path}: /X must be a dense rows x columns dataset, or a group of indptr,"
+            " indices and data; write it as one"
         )
-    for name in ("X", *COLUMNS):
-        if name in file:
-            _check_numbers(path, name, file[name])
+    _check_numbers(path, "X", X)
+    return int(X.shape[0]), int(X.shape[1])
+
+
+def _sparse_shape(path: Path, file: Any, X: Any) -> tuple[int, int]:
+    shape = X.attrs.get("shape", file.attrs.get("shape"))
+    for name in PARTS:
+        _check_numbers(path, f"X/{name}", X[name])
+    rows = len(X["indptr"]) - 1
+    if np.shape(shape) != (2,) or shape[0] != rows or rows < 1 or shape[1] < 1:
+        raise DataError(
+            f"{path}: /X has no attribute shape (rows, columns) that suits its indptr;"
+            " write it again"
+        )
+    ends = (int(X["indptr"][0]), int(X["indptr"][rows]))
+    if ends != (0, len(X["data"])) or len(X["indices"]) != len(X["data"]):
+        raise DataError(
+            f"{path}: /X/indptr, indices and data do not belong together"
+            f" ({ends[1]}, {len(X['indices'])} and {len(X['data'])} values);"
+            " write them again"
+        )
+    return rows, int(shape[1])
+
+
+def _check_columns(path: Path, file: Any, rows: int) -> None:
     for name in COLUMNS:
-        if name in file and file[name].shape not in ((len(X),), (len(X), 1)):
+        if name not in file:
+            continue
+        _check_numbers(path, name, file[name])
+        if file[name].shape not in ((rows,), (rows, 1)):
             raise DataError(
                 f"{path}: /{name} has shape {file[name].shape} and /X has"
-                f" {len(X)} rows; write one value for each row"
+                f" {rows} rows; write one value for each row"
             )
 
 
@@ -143,129 +298,10 @@ def _check_numbers(path: Path, name: str, node: Any) -> None:
         )
 
 
-class Hdf5Writer:
-    """Writes rows in order; the file takes its name only when it is complete.
-
-    Until then it is a hidden `.part` beside it, which an exception removes.
-    """
-
-    def __init__(
-        self, path: str | Path, rows: int, cols: int, attributes: dict[str, Any]
-    ) -> None:
-        self.path = Path(path)
-        self.temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
-        self.rows, self.cols, self.done = rows, cols, 0
-        if self.path.is_dir():
-            raise ConfigError(f"cannot write {self.path}: it is a folder; name a file")
-        _check_room(self.path, rows, cols)
-        try:
-            self.file = _h5py().File(self.temporary, "w")
-        except OSError as error:
-            raise ConfigError(
-                f"cannot write {self.path}: its folder is missing or not writable;"
-                " make it, or name another"
-            ) from error
-        try:
-            self._lay_out(attributes)
-        except BaseException:
-            self.abandon()
-            raise
-
-    def append(self, X: Array, y: Array) -> None:
-        """The next rows."""
-        stop = self.done + len(X)
-        if stop > self.rows or X.shape[1:] != (self.cols,) or len(y) != len(X):
-            raise DataError(
-                f"{self.path}: rows {self.done} to {stop} of shape {X.shape} do not fit"
-                f" a file of {self.rows} x {self.cols}; give the sizes of the data"
-            )
-        try:
-            self.X[self.done : stop] = X
-            self.y[self.done : stop] = y
-        except OSError as error:
-            raise self._unwritten(error) from error
-        self.done = stop
-
-    def finish(self) -> None:
-        """Give the complete file its name; an incomplete one is removed."""
-        if self.done != self.rows:
-            self.abandon()
-            raise DataError(
-                f"{self.path}: {self.done} of {self.rows} rows were written;"
-                " nothing was kept; append all of them, or ask for fewer"
-            )
-        try:
-            self.file.attrs["finished"] = True
-            self.file.close()
-            with open(self.temporary, "rb") as written:
-                os.fsync(written.fileno())
-            os.replace(self.temporary, self.path)
-        except (OSError, RuntimeError) as error:  # h5py's close raises either
-            self.abandon()
-            raise self._unwritten(error) from error
-
-    def abandon(self) -> None:
-        """Leave nothing behind."""
-        # A full disk makes close fail too; the file goes away all the same.
-        with suppress(OSError, RuntimeError):
-            self.file.close()
-        self.temporary.unlink(missing_ok=True)
-
-    def __enter__(self) -> "Hdf5Writer":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self.finish()
-        else:
-            self.abandon()
-
-    def _lay_out(self, attributes: dict[str, Any]) -> None:
-        self.file.attrs.update(
-            format=FORMAT, format_version=FORMAT_VERSION, finished=False, **attributes
-        )
-        self.X = self.file.create_dataset(
-            "X",
-            (self.rows, self.cols),
-            dtype=np.float32,
-            chunks=_tile(self.rows, self.cols),
-        )
-        self.y = self.file.create_dataset("y", (self.rows,), dtype=np.float64)
-
-    def _unwritten(self, error: Exception) -> DataError:
-        return DataError(
-            f"{self.path} cannot be written ({_reason(error)}); make room or choose"
-            " another folder, nothing was kept"
-        )
-
-
-def _check_room(path: Path, rows: int, cols: int) -> None:
-    # HDF5 takes the interpreter down with it when a disk fills under an open file.
-    if not path.parent.is_dir():
-        return
-    need, free = rows * (4 * cols + 8), shutil.disk_usage(path.parent).free
-    if need > free:
-        raise ConfigError(
-            f"cannot write {path}: it needs {need / 2**30:.1f} GiB and its folder has"
-            f" {free / 2**30:.1f} GiB free; use fewer rows or another folder"
-        )
-
-
 def _reason(error: Exception) -> str:
     """What the system said, without HDF5's own paragraph."""
     number = getattr(error, "errno", None)
     return os.strerror(number) if number else str(error).split("(")[0].strip()
-
-
-def _tile(rows: int, cols: int) -> tuple[int, int]:
-    """A chunk of about a megabyte that a column slab and a row range both like."""
-    width = min(cols, 256)
-    return min(rows, max(TILE_BYTES // (4 * width), 1)), width
 
 
 def _plain(value: Any) -> Any:

@@ -62,16 +62,19 @@ class Tally:
                 self.labels = None
 
 
-def inspect(reader: RowReader, budget: int = BLOCK_BYTES) -> dict[str, Any]:
+def inspect(reader: Any, budget: int = BLOCK_BYTES) -> dict[str, Any]:
     """Everything `hpcsgd data inspect` says, as JSON can hold it."""
     tally = Tally()
     labelled = has_targets(reader)
     every = slice(0, reader.cols)
     step = block_rows(budget, 3 * 8 * reader.cols)
+    # A sparse file is read as such: dense, its rows might not fit.
+    sparse = getattr(reader, "is_sparse", False)
+    read = reader.read_csr if sparse else reader.read
     first: Array | None = None
     for start in range(0, reader.rows, step):
         rows = slice(start, min(start + step, reader.rows))
-        X = reader.read(rows, every)
+        X = read(rows, every)
         if first is None:
             first = _dense(X[:SHOWN_ROWS])
         tally.add(X, reader.targets(rows) if labelled else None)

@@ -1,32 +1,35 @@
-"""A store that is written bit by bit, survives a kill, and is gone on with.
+"""The stores that one conversion writes, and where it goes on after a break.
 
-HDF5 lays the file out, every chunk in its place, and is closed again; rows then go
-there by plain writes. So a full disk is an error like any other, and whatever ends the
-process leaves a file whose rows up to the last `save` are whole.
+Each store knows how many rows it holds and the position of the source after them; the
+journal beside them knows which row of the source that position is.
 """
 
 import json
-import os
-import shutil
 import time
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import issparse
 
-from hpcsgd.data.hdf5 import FORMAT, FORMAT_VERSION, _tile
 from hpcsgd.data.source import Rows
-from hpcsgd.errors import ConfigError, DataError, MissingPackage
-from hpcsgd.files import replace_file, sync_folder
+from hpcsgd.data.store_writer import StoreWriter
+from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.files import write_text
 
 Array = NDArray[Any]
-STORED = {"fp64": "<f8", "fp32": "<f4", "fp16": "<f2"}
-SAVE_SECONDS = 2.0  # between journals: rows after the last one are written once more
-ATTRIBUTE_BYTES = 32768
+FLUSH_SECONDS = 5.0  # between rows that survive a kill
+NOWHERE = (2**62, 2**62)  # a complete store takes no more rows
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the files a conversion writes: its rows are those with this verdict."""
+
+    path: Path
+    rows: int
+    test: bool
 
 
 @dataclass(frozen=True)
@@ -35,271 +38,173 @@ class Plan:
 
     cols: int
     element: str
+    is_sparse: bool
     sides: tuple[str, ...]  # columns that come with X: y, sample_weight, offset
     attributes: dict[str, Any]
-    extras: dict[str, Array]  # what was measured, kept with the rows
-    identity: dict[str, Any]  # must be the same to go on
+    means: Array | None
+    scales: Array | None
 
 
-class StoreSink:
-    """One unfinished store and its journal, hidden beside the name it will have."""
+@dataclass
+class Journal:
+    """What a broken conversion is known by: its identity and the rows of positions."""
 
-    def __init__(self, path: Path, rows: int, plan: Plan, resume: bool) -> None:
-        self.path, self.rows, self.plan = path, rows, plan
-        self.part, self.journal = _hidden(path, "part"), _hidden(path, "json")
-        self.cols, self.sides = plan.cols, plan.sides
-        self.dtype = np.dtype(STORED[plan.element])
-        self.tile = _tile(rows, plan.cols)
-        self.done, self.place, self.file = 0, (0, 0), -1
-        self.saved = time.monotonic()
-        if resume:
-            known = _read_journal(path) or {"done": rows, "place": (2**62, 2**62)}
-            self.done, self.place = known["done"], tuple(known["place"])
-        else:
-            self._create()
-        if self.part.exists():  # else it had its name already
-            self._open()
+    target: Path
+    identity: dict[str, Any]
+    places: dict[int, int] = field(default_factory=lambda: {0: 0})  # position -> row
 
-    def append(self, rows: Rows) -> None:
-        """The next rows, rounded to the element type of the store."""
-        X = rows.X.toarray() if issparse(rows.X) else rows.X
-        if self.done + len(X) > self.rows:
-            raise DataError(
-                f"{self.path}: more than {self.rows} rows came; the source has changed,"
-                " convert it again"
-            )
-        sides = {"y": rows.y, "sample_weight": rows.weights, "offset": rows.offsets}
+    @property
+    def path(self) -> Path:
+        """Hidden beside the target."""
+        return self.target.with_name(f".{self.target.name}.convert.json")
+
+    def write(self) -> None:
+        """Whole or not at all."""
+        places = sorted(self.places.items())
         try:
-            self._put(self._rounded(X))
-            for name in self.sides:
-                column = np.ascontiguousarray(sides[name], dtype="<f8")
-                os.pwrite(self.file, column.data, self.at[name] + 8 * self.done)
+            write_text(
+                self.path, json.dumps({"places": places, "identity": self.identity})
+            )
         except OSError as error:
-            raise self._unwritten(error) from error
-        self.done += len(X)
-
-    def save(self, place: tuple[int, int]) -> None:
-        """Everything so far survives a kill; the source goes on at `place`."""
-        self.place = place
-        if time.monotonic() - self.saved > SAVE_SECONDS:
-            self._write_journal()
-
-    def complete(self) -> None:
-        """Every row is there, and on the disk."""
-        if self.done != self.rows:
             raise DataError(
-                f"{self.path}: {self.done} of {self.rows} rows came; the source has"
-                " changed, convert it again"
-            )
-        if self.file < 0:
-            return
+                f"cannot write {self.target} ({error.strerror}); make room and go on"
+                " with --resume, or choose another folder"
+            ) from error
+
+    def read(self) -> bool:
+        """Take the places of what was begun; False where there is nothing."""
         try:
-            self._write_journal()
-            self._close()
-            with _h5py().File(self.part, "r+") as file:
-                file.attrs["finished"] = True
-        except (OSError, RuntimeError) as error:
-            raise self._unwritten(error) from error
+            known = json.loads(self.path.read_text())
+            before, places = known["identity"], dict(known["places"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+        now = self.identity
+        odd = sorted(k for k in before.keys() | now if before.get(k) != now.get(k))
+        if odd:
+            raise ConfigError(
+                f"--resume: what was begun for {self.target} differs in"
+                f" {', '.join(odd)}; give the same source and options, or leave"
+                " --resume out"
+            )
+        self.places = places
+        return True
+
+    def remove(self) -> None:
+        """The conversion is complete, or leaves nothing."""
+        self.path.unlink(missing_ok=True)
+
+
+class Sinks:
+    """The stores of a conversion, flushed together now and then."""
+
+    def __init__(self, parts: list[Part], plan: Plan, journal: Journal) -> None:
+        self.parts, self.journal, self.plan = parts, journal, plan
+        self.writers: list[StoreWriter | None] = []
+        self.starts = [(0, 0)] * len(parts)
+        self.flushed = time.monotonic()
+        journal.remove()
+        try:
+            for part in parts:
+                self.writers.append(_create(part, plan))
+            journal.write()
+        except BaseException:
+            self.abandon()
+            raise
+
+    @classmethod
+    def reopen(cls, parts: list[Part], plan: Plan, journal: Journal) -> "Sinks":
+        """Those of a conversion that broke off; complete ones take nothing more."""
+        self = cls.__new__(cls)
+        self.parts, self.journal, self.plan = parts, journal, plan
+        self.writers = [_reopen(part) for part in parts]
+        self.starts = [
+            NOWHERE if w is None else (journal.places[w.position], w.position)
+            for w in self.writers
+        ]
+        self.flushed = time.monotonic()
+        return self
+
+    @property
+    def start(self) -> tuple[int, int]:
+        """(row, position) of the source where the first of them goes on."""
+        return min(self.starts)
+
+    def will_reach(self, row: int, position: int) -> None:
+        """Say where the source goes on after the next rows, before they are given."""
+        self.journal.places[position] = row
+        self.journal.write()
+
+    def append(self, number: int, rows: Rows) -> None:
+        """The next rows of one of them."""
+        writer = self.writers[number]
+        if writer is None:
+            raise DataError(f"{self.parts[number].path} is complete already")
+        held = {"y": rows.y, "sample_weight": rows.weights, "offset": rows.offsets}
+        given = {name: held[name] for name in self.plan.sides}
+        writer.append(rows.X, **given, position=rows.end)
+
+    def reached(self, row: int, position: int) -> None:
+        """All rows before this place are in; flush them when it is time."""
+        if time.monotonic() - self.flushed < FLUSH_SECONDS:
+            return
+        for writer, start in zip(self.writers, self.starts, strict=True):
+            if writer is not None and start[1] <= position:
+                writer.flush(position)
+        ahead = {at: first for first, at in self.starts if at > position}
+        self.journal.places = {position: row, **ahead}
+        self.flushed = time.monotonic()
 
     def finish(self) -> None:
-        """Give the complete file its name."""
-        if self.part.exists():
-            os.replace(self.part, self.path)
-        self.journal.unlink(missing_ok=True)
-        sync_folder(self.path.parent)
-
-    def abandon(self) -> None:
-        """Leave nothing behind."""
-        self._close()
-        self.part.unlink(missing_ok=True)
-        self.journal.unlink(missing_ok=True)
-
-    def _close(self) -> None:
-        if self.file >= 0:
-            os.close(self.file)
-        self.file = -1
+        """Give all of them their names."""
+        for writer in self.writers:
+            if writer is not None:
+                writer.finish()
+        self.journal.remove()
 
     def leave(self) -> None:
         """Close what is unfinished, so that it can be gone on with."""
-        if self.file >= 0:
-            with suppress(OSError, DataError):
-                self._write_journal()
-        self._close()
+        for writer in self.writers:
+            if writer is not None:
+                writer.__exit__(InterruptedError, None, None)
 
-    def _rounded(self, X: Array) -> Array:
-        with np.errstate(over="ignore"):
-            stored = np.ascontiguousarray(X, dtype=self.dtype)
-        lost = np.isinf(stored) & np.isfinite(X)
-        if lost.any():
-            row, col = np.argwhere(lost)[0]
-            raise DataError(
-                f"{self.path}: {X[row, col]:g} in row {self.done + row}, column {col}"
-                f" is too large for {self.dtype}; choose a wider --element"
-            )
-        return stored
-
-    def _put(self, X: Array) -> None:
-        """Rows into the chunks that hold them, column slab by column slab."""
-        height, width = self.tile
-        row_bytes = width * self.dtype.itemsize
-        for first in range(0, self.cols, width):
-            slab = X[:, first : first + width]
-            if slab.shape[1] < width:  # chunks are whole in the file
-                slab = np.pad(slab, ((0, 0), (0, width - slab.shape[1])))
-            row = 0
-            while row < len(X):
-                chunk, inside = divmod(self.done + row, height)
-                count = min(height - inside, len(X) - row)
-                piece = np.ascontiguousarray(slab[row : row + count])
-                place = self.chunks[chunk * height, first] + inside * row_bytes
-                _write_all(self.file, piece, place)
-                row += count
-
-    def _create(self) -> None:
-        self._check_room()
-        self.journal.unlink(missing_ok=True)
-        try:
-            with _h5py().File(self.part, "w") as file:
-                file.attrs.update(
-                    format=FORMAT,
-                    format_version=FORMAT_VERSION,
-                    finished=False,
-                    **self.plan.attributes,
-                )
-                _early(file, "X", (self.rows, self.cols), self.dtype, self.tile)
-                for name in self.sides:
-                    _early(file, name, (self.rows,), np.dtype("<f8"), None)
-                for name, values in self.plan.extras.items():
-                    _keep(file, name, values)
-        except OSError as error:
-            raise ConfigError(
-                f"cannot write {self.path}: its folder is missing, full or not"
-                " writable; make it, or name another"
-            ) from error
-        self._open()
-        self._write_journal()
-
-    def _open(self) -> None:
-        with _h5py().File(self.part, "r") as file:
-            self.chunks = _chunk_places(file["X"])
-            self.at = {name: file[name].id.get_offset() for name in self.sides}
-        self.file = os.open(self.part, os.O_RDWR)
-
-    def _write_journal(self) -> None:
-        said: dict[str, Any] = {"done": self.done, "place": self.place}
-        said["identity"] = self.plan.identity
-        try:
-            os.fdatasync(self.file)
-            replace_file(self.journal, json.dumps(said).encode())
-        except OSError as error:
-            raise self._unwritten(error) from error
-        self.saved = time.monotonic()
-
-    def _check_room(self) -> None:
-        height, width = self.tile
-        slabs = -(-self.cols // width) * width
-        need = -(-self.rows // height) * height * slabs * self.dtype.itemsize
-        need += 8 * self.rows * len(self.sides)
-        free = shutil.disk_usage(self.path.parent).free
-        if need > free:
-            raise ConfigError(
-                f"cannot write {self.path}: it needs {need / 2**30:.1f} GiB and its"
-                f" folder has {free / 2**30:.1f} GiB free; use --rows or another folder"
-            )
-
-    def _unwritten(self, error: Exception) -> DataError:
-        number = getattr(error, "errno", None)
-        reason = os.strerror(number) if number else str(error).split("(")[0].strip()
-        return DataError(
-            f"{self.path} cannot be written ({reason}); make room and go on with"
-            " --resume, or choose another folder"
-        )
+    def abandon(self) -> None:
+        """Leave nothing behind."""
+        for writer in self.writers:
+            if writer is not None:
+                writer.abandon()
+        self.journal.remove()
 
 
-def is_begun(path: Path) -> bool:
-    """Whether a broken conversion to `path` left something to go on with."""
-    return _read_journal(path) is not None
+def kept_scales(parts: list[Part]) -> tuple[Array | None, Array | None]:
+    """Means and scales as an unfinished store keeps them."""
+    for part in parts:
+        writer = _reopen(part)
+        if writer is not None:
+            found = [writer.file.get(n) for n in ("column_means", "column_scales")]
+            means, scales = (None if f is None else np.asarray(f) for f in found)
+            writer.__exit__(InterruptedError, None, None)
+            return means, scales
+    return None, None
 
 
-def check_identity(path: Path, now: dict[str, Any]) -> None:
-    """Refuse to go on with what was begun from another source or in another way."""
-    known = (_read_journal(path) or {})["identity"]
-    odd = sorted(k for k in known.keys() | now.keys() if known.get(k) != now.get(k))
-    if odd:
-        raise ConfigError(
-            f"--resume: what was begun for {path} differs in {', '.join(odd)}; give"
-            " the same source and options, or leave --resume out"
-        )
-
-
-def read_extras(path: Path) -> dict[str, Array]:
-    """The arrays that an unfinished store keeps beside its rows."""
-    with _h5py().File(_hidden(path, "part"), "r") as file:
-        held = {**file.attrs, **{name: file[name] for name in file if name != "X"}}
-        return {
-            name: np.asarray(value)
-            for name, value in held.items()
-            if name.startswith("standardize")
-        }
-
-
-def _hidden(path: Path, ending: str) -> Path:
-    return path.with_name(f".{path.name}.convert.{ending}")
-
-
-def _read_journal(path: Path) -> dict[str, Any] | None:
-    try:
-        known: dict[str, Any] = json.loads(_hidden(path, "json").read_text())
-    except (OSError, ValueError):
-        return None
-    return known if _hidden(path, "part").exists() and "identity" in known else None
-
-
-def _keep(file: Any, name: str, values: Array) -> None:
-    """As an attribute, which HDF5 keeps below 64 KiB, or else beside /X."""
-    if values.nbytes <= ATTRIBUTE_BYTES:
-        file.attrs[name] = values
-    else:
-        file[name] = values
-
-
-def _early(file: Any, name: str, shape: Any, dtype: Any, chunks: Any) -> None:
-    """A data set whose every chunk has its place before anything is in it."""
-    h5py = _h5py()
-    plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    plan.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-    plan.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    if chunks is not None:
-        plan.set_chunk(chunks)
-    h5py.h5d.create(
-        file.id,
-        name.encode(),
-        h5py.h5t.py_create(dtype),
-        h5py.h5s.create_simple(shape),
-        plan,
+def _create(part: Part, plan: Plan) -> StoreWriter:
+    return StoreWriter(
+        part.path,
+        plan.cols,
+        rows=part.rows,
+        element=plan.element,
+        is_sparse=plan.is_sparse,
+        columns=plan.sides,
+        attributes=plan.attributes,
+        means=plan.means,
+        scales=plan.scales,
+        resumable=True,
     )
 
 
-def _chunk_places(X: Any) -> dict[tuple[int, int], int]:
-    """First row and column of a chunk -> where it is in the file."""
-    places: dict[tuple[int, int], int] = {}
-    X.id.chunk_iter(lambda info: places.update({info.chunk_offset: info.byte_offset}))
-    return places
-
-
-def _write_all(file: int, piece: Array, place: int) -> None:
-    """A write may take less than it is given when there is no room for more."""
-    rest = piece.reshape(-1).view(np.uint8).data
-    while rest:
-        written = os.pwrite(file, rest, place)
-        rest, place = rest[written:], place + written
-
-
-def _h5py() -> Any:
-    try:
-        import h5py
-    except ImportError as missing:
-        raise MissingPackage(
-            "HDF5 files need h5py; install it with: pip install h5py"
-        ) from missing
-    return h5py
+def _reopen(part: Part) -> StoreWriter | None:
+    """None where the store is complete and has its name."""
+    hidden = part.path.with_name(f".{part.path.name}.part")
+    if part.path.exists() and not hidden.exists():
+        return None
+    return StoreWriter.reopen(part.path, part.rows)

@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.data.hdf5 import Hdf5Writer
 from hpcsgd.data.planted import BLOCK, Knobs, Planted, Shape
+from hpcsgd.data.store_writer import StoreWriter
 from hpcsgd.errors import ConfigError
 
 Array = NDArray[Any]
@@ -92,9 +91,15 @@ def write_synthetic(
     """
     kind, rows, cols = _resolve(shape, rows, cols, seed)
     planted = Planted(kind, cols, seed, knobs or Knobs())
-    with Hdf5Writer(path, rows, cols, _attributes(planted, shape)) as writer:
+    with StoreWriter(
+        path,
+        cols,
+        rows=rows,
+        is_sparse=planted.knobs.density < 1,
+        attributes=_attributes(planted, shape),
+    ) as writer:
         for X, y in _blocks(planted, rows):
-            writer.append(X if isinstance(X, np.ndarray) else X.toarray(), y)
+            writer.append(X, y)
             if progress is not None:
                 progress(writer.done, rows)
 

@@ -30,16 +30,6 @@ class Scales:
         scaled /= self.scale
         return scaled
 
-    @staticmethod
-    def of(kept: dict[str, Array]) -> "Scales":
-        """Those that a file remembers."""
-        return Scales(kept.get("standardize_mean"), kept["standardize_scale"])
-
-    def attributes(self) -> dict[str, Array]:
-        """What the file remembers, so that new rows can be scaled alike."""
-        means = {} if self.mean is None else {"standardize_mean": self.mean}
-        return {**means, "standardize_scale": self.scale}
-
 
 class Moments:
     """Mean and squares of each column over all blocks seen; zeros count too.

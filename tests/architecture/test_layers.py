@@ -51,9 +51,9 @@ HOMES = {
     "cupy": ("backends/cuda.py", "backends/kernels.py", "comm/nccl.py"),
     "h5py": (
         "data/hdf5.py",
+        "data/store_writer.py",
         "data/writers.py",
         "data/arrays.py",
-        "data/sink.py",
         "sealed.py",
     ),
     "sklearn": ("estimators.py",),

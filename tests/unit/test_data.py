@@ -4,9 +4,10 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcsgd.data.hdf5 import Hdf5Reader, Hdf5Writer
+from hpcsgd.data.hdf5 import Hdf5Reader
 from hpcsgd.data.memory import MemoryReader
 from hpcsgd.data.readers import load_block
+from hpcsgd.data.store_writer import StoreWriter
 from hpcsgd.data.synthetic import BLOCK, SHAPES, make_synthetic, write_synthetic
 from hpcsgd.data.targets import encode_targets
 from hpcsgd.errors import ConfigError, DataError
@@ -15,7 +16,9 @@ from hpcsgd.errors import ConfigError, DataError
 def test_what_is_written_is_read(tmp_path):
     X = np.arange(60, dtype=np.float32).reshape(12, 5)
     y = np.arange(12.0)
-    with Hdf5Writer(tmp_path / "a.h5", 12, 5, {"task": "real"}) as writer:
+    with StoreWriter(
+        tmp_path / "a.h5", 5, rows=12, attributes={"task": "real"}
+    ) as writer:
         writer.append(X[:7], y[:7])
         writer.append(X[7:], y[7:])
     reader = Hdf5Reader(tmp_path / "a.h5")
@@ -30,7 +33,7 @@ def test_what_is_written_is_read(tmp_path):
 @pytest.mark.parametrize("rows", [0, 7])
 def test_an_abandoned_file_never_takes_its_name(tmp_path, rows):
     with pytest.raises((RuntimeError, DataError)):  # noqa: SIM117
-        with Hdf5Writer(tmp_path / "a.h5", 12, 5, {}) as writer:
+        with StoreWriter(tmp_path / "a.h5", 5, rows=12) as writer:
             writer.append(np.zeros((rows, 5)), np.zeros(rows))
             if not rows:
                 raise RuntimeError("the program failed")

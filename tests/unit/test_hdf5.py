@@ -9,9 +9,10 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcsgd.data.hdf5 import Hdf5Reader, Hdf5Writer
+from hpcsgd.data.hdf5 import Hdf5Reader
 from hpcsgd.data.memory import MemoryReader
 from hpcsgd.data.readers import READERS, load_block, open_reader
+from hpcsgd.data.store_writer import StoreWriter
 from hpcsgd.errors import ConfigError, DataError
 
 X = np.arange(24.0).reshape(8, 3)
@@ -137,7 +138,7 @@ def test_the_table_of_readers_leads_to_readers(tmp_path):
 def test_the_name_appears_only_when_the_file_is_whole(tmp_path):
     path = tmp_path / "a.h5"
     path.write_text("what was there before")
-    with Hdf5Writer(path, 8, 3, {}) as writer:
+    with StoreWriter(path, 3, rows=8) as writer:
         writer.append(X[:5], X[:5, 0])
         assert path.read_text() == "what was there before"
         assert writer.temporary.parent == tmp_path, "a rename, never a copy"
@@ -150,7 +151,7 @@ def test_the_name_appears_only_when_the_file_is_whole(tmp_path):
 def test_an_exception_keeps_what_was_there(tmp_path, fault):
     path = tmp_path / "a.h5"
     path.write_text("what was there before")
-    with pytest.raises(fault), Hdf5Writer(path, 8, 3, {}) as writer:
+    with pytest.raises(fault), StoreWriter(path, 3, rows=8) as writer:
         writer.append(X[:5], X[:5, 0])
         raise fault
     assert os.listdir(tmp_path) == ["a.h5"]
@@ -163,7 +164,7 @@ def test_an_exception_keeps_what_was_there(tmp_path, fault):
 def test_rows_that_do_not_fit_are_refused(tmp_path, rows, y):
     with (
         pytest.raises(DataError, match="do not fit"),
-        Hdf5Writer(tmp_path / "a.h5", 8, 3, {}) as writer,
+        StoreWriter(tmp_path / "a.h5", 3, rows=8) as writer,
     ):
         writer.append(rows, y)
     assert os.listdir(tmp_path) == []
@@ -171,19 +172,19 @@ def test_rows_that_do_not_fit_are_refused(tmp_path, rows, y):
 
 def test_attributes_that_cannot_be_written_leave_nothing(tmp_path):
     with pytest.raises(TypeError):
-        Hdf5Writer(tmp_path / "a.h5", 8, 3, {"odd": object()})
+        StoreWriter(tmp_path / "a.h5", 3, rows=8, attributes={"odd": object()})
     assert os.listdir(tmp_path) == []
 
 
 def test_places_that_cannot_be_written(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="is a folder"):
-        Hdf5Writer(tmp_path, 8, 3, {})
+        StoreWriter(tmp_path, 3, rows=8)
     with pytest.raises(ConfigError, match="missing or not writable"):
-        Hdf5Writer(tmp_path / "no" / "a.h5", 8, 3, {})
+        StoreWriter(tmp_path / "no" / "a.h5", 3, rows=8)
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(2**30, 2**30, 2**20))
     with pytest.raises(ConfigError, match="needs 3.7 GiB .* 0.0 GiB free"):
-        Hdf5Writer(tmp_path / "a.h5", 10**6, 1000, {})
+        StoreWriter(tmp_path / "a.h5", 1000, rows=10**6)
     assert os.listdir(tmp_path) == []
 
 
@@ -194,7 +195,7 @@ def test_a_write_that_fails_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", full)
     with (
         pytest.raises(DataError, match="No space left on device.*nothing was kept"),
-        Hdf5Writer(tmp_path / "a.h5", 8, 3, {}) as writer,
+        StoreWriter(tmp_path / "a.h5", 3, rows=8) as writer,
     ):
         writer.append(X, X[:, 0])
     assert os.listdir(tmp_path) == []

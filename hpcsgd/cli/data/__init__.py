@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from hpcsgd.cli.data import catalogue, convert, inspect, synth
+from hpcsgd.cli.data import catalogue, convert, inspect, synth, verify
 
-ACTIONS = (synth, convert, inspect, catalogue)
+ACTIONS = (synth, convert, inspect, verify, catalogue)
 
 
 def add_parser(commands: Any) -> None:

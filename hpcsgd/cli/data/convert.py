@@ -8,9 +8,9 @@ from typing import Any
 
 from hpcsgd.cli import logs
 from hpcsgd.cli.data.bar import make_meter
+from hpcsgd.data.layout import ELEMENTS
 from hpcsgd.data.source import SOURCES
 
-ELEMENTS = ("fp32", "fp64", "fp16")
 # flag, what a source calls it, and what argparse needs to know
 OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--labels", {"metavar": "FILE", "help": "labels of .npy and sparse .npz"}),
@@ -30,7 +30,9 @@ def add_parser(actions: Any) -> None:
     parser.add_argument("source", metavar="SRC", help="the file to convert")
     parser.add_argument("target", metavar="DST.h5", help="the file to write")
     parser.add_argument("--format", choices=["auto", *SOURCES], default="auto")
-    parser.add_argument("--element", choices=ELEMENTS, default="fp32", help="of X")
+    parser.add_argument(
+        "--element", choices=list(ELEMENTS), default="fp32", help="of X"
+    )
     for flag, options in OPTIONS:
         parser.add_argument(flag, **options)
     _add_changes(parser)
@@ -118,5 +120,5 @@ def text(said: dict[str, Any]) -> str:
         for part in said["files"]
     ]
     if said["standardized"]:
-        lines.append(f"columns: {said['standardized']}; kept as attributes")
+        lines.append(f"columns: {said['standardized']}; kept in the file")
     return "\n".join(lines)

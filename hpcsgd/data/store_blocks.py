@@ -1,0 +1,263 @@
+"""Blocks of rows of a store: where they stand in the file, and their checksums."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from hpcsgd.data.checksums import block_sum
+from hpcsgd.data.layout import PIECE, Layout
+from hpcsgd.errors import DataError
+
+Array = NDArray[Any]
+Piece = tuple[Any, dict[str, Array]]  # rows as they are stored, and their columns
+
+
+class Held:
+    """Rows that wait until there is a whole block of them."""
+
+    def __init__(self, is_sparse: bool) -> None:
+        self.stack = _stack_sparse if is_sparse else np.concatenate
+        self.pieces: list[Piece] = []
+        self.last_bytes = 0
+
+    def __len__(self) -> int:
+        return sum(matrix.shape[0] for matrix, _ in self.pieces)
+
+    def add(self, matrix: Any, columns: dict[str, Array]) -> None:
+        """More rows at the end."""
+        if matrix.shape[0]:
+            self.pieces.append((matrix, columns))
+        stored = matrix.data if hasattr(matrix, "indptr") else matrix
+        self.last_bytes = int(stored.nbytes)
+
+    def all(self) -> Piece:
+        """Everything, as one piece that stays."""
+        if len(self.pieces) > 1:
+            matrix = self.stack([matrix for matrix, _ in self.pieces])
+            columns = {
+                name: np.concatenate([c[name] for _, c in self.pieces])
+                for name in self.pieces[0][1]
+            }
+            self.pieces = [(matrix, columns)]
+        return self.pieces[0]
+
+    def cut(self, rows: int) -> Piece:
+        """The first `rows` rows, which go."""
+        matrix, columns = self.all()
+        rest = {name: column[rows:] for name, column in columns.items()}
+        self.pieces = []
+        self.add(matrix[rows:], rest)
+        return matrix[:rows], {name: column[:rows] for name, column in columns.items()}
+
+
+class Blocks:
+    """What dense and sparse matrices have in common: side columns and checksums."""
+
+    def __init__(self, file: Any, layout: Layout, columns: tuple[str, ...]) -> None:
+        self.file, self.layout, self.columns = file, layout, columns
+        self.first = 0  # row of the block that is written next
+        if "X" not in file:
+            for name in columns:
+                grow(file, name, (0,), "<f8", (min(layout.block_rows, PIECE),))
+                self._sums(name, ())
+            self._make()
+
+    def write(self, piece: Piece, whole: bool) -> None:
+        """The rows from `first`; a block that is not whole will be written again."""
+        matrix, columns = piece
+        stop = self.first + matrix.shape[0]
+        number = self.first // self.layout.block_rows
+        for name, values in columns.items():
+            self._put(name, self.first, stop, values)
+            self._put(f"checksums/{name}", number, number + 1, block_sum(values))
+        self._write_matrix(matrix, number, stop)
+        if whole:
+            self._step(matrix)
+            self.first = stop
+
+    def take_back(self, done: int) -> Held:
+        """The rows after the last whole block, to be added to."""
+        rows = self.layout.block_rows
+        self.first = done // rows * rows
+        held = Held(self.layout.is_sparse)
+        part = slice(self.first, done)
+        columns = {name: self.file[name][part] for name in self.columns}
+        held.add(self._stored(part), columns)
+        return held
+
+    def _sums(self, name: str, rest: tuple[int, ...]) -> None:
+        chunk = (max(4096 // max(rest[0] if rest else 1, 1), 1), *rest)
+        grow(self.file, f"checksums/{name}", (0, *rest), "<u8", chunk)
+
+    def _put(self, name: str, start: int, stop: int, values: Any) -> None:
+        node = self.file[name]
+        if len(node) != stop:
+            node.resize(stop, axis=0)
+        node[start:stop] = values
+
+    def _make(self) -> None:
+        raise NotImplementedError
+
+    def _write_matrix(self, matrix: Any, number: int, stop: int) -> None:
+        raise NotImplementedError
+
+    def _step(self, matrix: Any) -> None:
+        """What else moves on after a whole block."""
+
+    def _stored(self, rows: slice) -> Any:
+        raise NotImplementedError
+
+
+class DenseBlocks(Blocks):
+    """/X in tiles, one checksum a tile."""
+
+    def encode(self, X: Any, first: int, path: Path) -> Array:
+        """Rows as they are stored."""
+        return _encode(self.layout, np.asarray(X), first, path)
+
+    def largest_norm(self, X: Any) -> float:
+        """max ‖a_i‖ of these rows, before they are rounded."""
+        values = np.asarray(X)
+        squares = np.einsum("ij,ij->i", values, values, dtype=np.float64)
+        return _largest(squares)
+
+    def _make(self) -> None:
+        tile = (self.layout.block_rows, self.layout.tile_cols)
+        shape = (0, self.layout.cols)
+        grow(self.file, "X", shape, self.layout.stored, tile)
+        self._sums("X", (self.layout.tiles,))
+
+    def _write_matrix(self, matrix: Any, number: int, stop: int) -> None:
+        self._put("X", self.first, stop, matrix)
+        width = self.layout.tile_cols
+        starts = range(0, self.layout.cols, width)
+        sums = [block_sum(matrix[:, at : at + width]) for at in starts]
+        self._put("checksums/X", number, number + 1, np.array(sums, "<u8"))
+
+    def _stored(self, rows: slice) -> Any:
+        return self.file["X"][rows]
+
+
+class CsrBlocks(Blocks):
+    """/X/indptr, /X/indices and /X/data, one checksum of each for a block of rows."""
+
+    def encode(self, X: Any, first: int, path: Path) -> Any:
+        """Rows as they are stored, columns in order."""
+        rows = csr_array(X)
+        if not rows.has_canonical_format:
+            rows = rows.copy()
+            rows.sum_duplicates()
+        data = _encode(self.layout, rows.data, first, path, rows.indptr)
+        indices = rows.indices.astype(self.layout.index, copy=False)
+        return _Stored(data, indices, rows.indptr.astype("<i8"))
+
+    def largest_norm(self, X: Any) -> float:
+        """max ‖a_i‖ of these rows, before they are rounded."""
+        rows = csr_array(X)
+        values = rows.data.astype(np.float64)
+        squares = csr_array((values * values, rows.indices, rows.indptr), rows.shape)
+        return _largest(np.asarray(squares.sum(axis=1)))
+
+    def _make(self) -> None:
+        for name, dtype in (
+            ("indices", self.layout.index),
+            ("data", self.layout.stored),
+        ):
+            grow(self.file, f"X/{name}", (0,), dtype, (PIECE,))
+            self._sums(name, ())
+        grow(self.file, "X/indptr", (1,), "<i8", (PIECE,))
+        self._sums("indptr", ())
+
+    def _write_matrix(self, matrix: Any, number: int, stop: int) -> None:
+        base = int(self.file["X/indptr"][self.first])
+        end = base + len(matrix.data)
+        pointers = matrix.indptr + base
+        self._put("X/indptr", self.first, stop + 1, pointers)
+        self._put("X/indices", base, end, matrix.indices)
+        self._put("X/data", base, end, matrix.data)
+        for name, values in (
+            ("indptr", pointers),
+            ("indices", matrix.indices),
+            ("data", matrix.data),
+        ):
+            self._put(f"checksums/{name}", number, number + 1, block_sum(values))
+
+    def _stored(self, rows: slice) -> Any:
+        pointers = self.file["X/indptr"][rows.start : rows.stop + 1]
+        part = slice(int(pointers[0]), int(pointers[-1]))
+        data, indices = self.file["X/data"][part], self.file["X/indices"][part]
+        return _Stored(data, indices, pointers - pointers[0])
+
+
+class _Stored:
+    """CSR rows whose elements may be bits that SciPy does not know."""
+
+    def __init__(self, data: Array, indices: Array, indptr: Array) -> None:
+        self.data, self.indices, self.indptr = data, indices, indptr
+        self.shape = (len(indptr) - 1,)
+
+    def __getitem__(self, rows: slice) -> "_Stored":
+        start, stop, _ = rows.indices(self.shape[0])
+        pointers = self.indptr[start : stop + 1]
+        part = slice(pointers[0], pointers[-1])
+        return _Stored(self.data[part], self.indices[part], pointers - pointers[0])
+
+
+def make_blocks(
+    file: Any, layout: Layout, columns: tuple[str, ...]
+) -> DenseBlocks | CsrBlocks:
+    """Those of this file."""
+    kind = CsrBlocks if layout.is_sparse else DenseBlocks
+    return kind(file, layout, columns)
+
+
+def grow(file: Any, name: str, shape: Any, dtype: Any, chunks: Any) -> None:
+    """A dataset whose rows can become more."""
+    most = (None, *shape[1:])
+    file.create_dataset(name, shape, dtype=dtype, chunks=chunks, maxshape=most)
+
+
+def _stack_sparse(parts: list[_Stored]) -> _Stored:
+    lengths = np.concatenate([np.diff(part.indptr) for part in parts])
+    return _Stored(
+        np.concatenate([part.data for part in parts]),
+        np.concatenate([part.indices for part in parts]),
+        np.concatenate([[0], np.cumsum(lengths)]).astype("<i8"),
+    )
+
+
+def _encode(
+    layout: Layout, values: Array, first: int, path: Path, indptr: Any = None
+) -> Array:
+    """As stored; a finite value that the element type cannot hold is refused."""
+    with np.errstate(over="ignore"):
+        stored = layout.encode(values)
+    if layout.element == "fp64" or not values.size:
+        return stored
+    kept = layout.decode(stored)
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = kept.sum(dtype=np.float64)
+    if np.isfinite(total):  # only if all terms are: no mask in the good case
+        return stored
+    lost = np.isfinite(values) & ~np.isfinite(kept)
+    if lost.any():
+        place = np.argwhere(lost)[0]
+        row = (
+            place[0]
+            if indptr is None
+            else np.searchsorted(indptr, place[0], "right") - 1
+        )
+        raise DataError(
+            f"{path}: {values[tuple(place)]:g} at row {first + row} is too large for"
+            f" {layout.element} with scale {layout.scale:g}; choose a wider element"
+            " type or a larger scale"
+        )
+    return stored
+
+
+def _largest(squares: Array) -> float:
+    """The root of the largest, passing over those that are no numbers."""
+    return float(np.sqrt(np.fmax.reduce(squares, initial=0.0)))

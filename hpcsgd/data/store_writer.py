@@ -1,0 +1,288 @@
+"""Writes a store row by row; the file takes its name only when it is complete."""
+
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.data.layout import COLUMNS, Layout, layout_of
+from hpcsgd.data.part_file import PartFile
+from hpcsgd.data.store_blocks import CsrBlocks, DenseBlocks, Held, make_blocks
+from hpcsgd.errors import ConfigError, DataError, MissingPackage
+
+Array = NDArray[Any]
+FLUSH_BYTES = 256 * 2**20  # appended between flushes that nobody asked for
+
+
+def _h5py() -> Any:
+    try:
+        import h5py
+    except ImportError as missing:
+        raise MissingPackage(
+            "HDF5 files need h5py; install it with: pip install h5py"
+        ) from missing
+    return h5py
+
+
+class StoreWriter:
+    """Appends blocks of rows to a hidden `.part` file beside the one it will be.
+
+    Parameters
+    ----------
+    path : where the complete file will stand
+    cols : columns of X
+    rows : how many there will be, where that is known: checked at the end
+    element : fp64, fp32, fp16, bf16, fp8-e4m3 or fp8-e5m2
+    scale : stored elements are values / scale
+    is_sparse : True keeps X as CSR
+    columns : of y, sample_weight and offset, those that every `append` brings
+    attributes : kept with the file, such as task, classes and source
+    means, scales : (cols,) of standardised columns, as they were before
+    resumable : True keeps the `.part` after an exception, for `reopen`
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        cols: int,
+        *,
+        rows: int | None = None,
+        element: str = "fp32",
+        scale: float = 1.0,
+        is_sparse: bool = False,
+        columns: tuple[str, ...] = ("y",),
+        attributes: dict[str, Any] | None = None,
+        means: Array | None = None,
+        scales: Array | None = None,
+        resumable: bool = False,
+    ) -> None:
+        layout = Layout(cols, element, scale, is_sparse)
+        self._set_up(Path(path), layout, rows, resumable)
+        if set(columns) - set(COLUMNS):
+            raise ConfigError(f"columns are of {', '.join(COLUMNS)}, not {columns}")
+        self._check_room(len(columns))
+        self.raw = _part(self.path, fresh=True)
+        self.file: Any = None
+        try:
+            self.file = _h5py().File(self.raw, "w", libver=("v108", "v108"))
+            self._lay_out(columns, attributes or {}, means, scales)
+            self.flush()
+        except OSError as error:
+            self.abandon()
+            raise self._unwritten(error) from error
+        except BaseException:
+            self.abandon()
+            raise
+
+    @classmethod
+    def reopen(cls, path: str | Path, rows: int | None = None) -> Self:
+        """Go on after the last flush of a writer that was killed or kept.
+
+        `done` says how many rows there are and `position` where the source goes on.
+        """
+        self = cls.__new__(cls)
+        wanted = Path(path)
+        if not wanted.with_name(f".{wanted.name}.part").exists():
+            raise DataError(f"{path} has nothing to go on with; start it anew")
+        raw = _part(wanted, fresh=False)
+        try:
+            file = _h5py().File(raw, "r+", libver=("v108", "v108"))
+            layout = layout_of(path, file.attrs)
+            if layout is None:
+                raise OSError("no store")
+        except (OSError, KeyError, DataError) as error:
+            raw.close()
+            raise DataError(
+                f"what there is of {path} cannot be gone on with; start it anew"
+            ) from error
+        self._set_up(wanted, layout, rows, True)
+        self.raw, self.file = raw, file
+        self.done = int(file.attrs["shape"][0])
+        self.position = int(file.attrs["position"])
+        self.max_norm = float(file.attrs["max_row_norm"])
+        self.columns = tuple(name for name in COLUMNS if name in file)
+        self.blocks = make_blocks(file, layout, self.columns)
+        self.held = self.blocks.take_back(self.done)
+        return self
+
+    def append(
+        self,
+        X: Any,
+        y: Array | None = None,
+        sample_weight: Array | None = None,
+        offset: Array | None = None,
+        position: int | None = None,
+    ) -> None:
+        """The next rows; `position` is where the source goes on after them."""
+        given = dict(zip(COLUMNS, (y, sample_weight, offset), strict=True))
+        self._check_fit(X, given)
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.max_norm = max(self.max_norm, self.blocks.largest_norm(X))
+        matrix = self.blocks.encode(X, self.done, self.path)
+        columns = {n: np.asarray(given[n], "<f8").reshape(-1) for n in self.columns}
+        self.held.add(matrix, columns)
+        self.done += X.shape[0]
+        self.position = self.done if position is None else position
+        self.pending += self.held.last_bytes
+        try:
+            while len(self.held) >= self.layout.block_rows:
+                self.blocks.write(self.held.cut(self.layout.block_rows), whole=True)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise self._unwritten(error) from error
+        self._check_disk()
+        if self.pending >= FLUSH_BYTES:
+            self.flush()
+
+    def flush(self, position: int | None = None) -> None:
+        """Bring all rows so far to disk, and after them where the source goes on."""
+        if position is not None:
+            self.position = position
+        try:
+            if len(self.held):
+                self.blocks.write(self.held.all(), whole=False)
+            self.file.attrs["shape"] = (self.done, self.layout.cols)
+            self.file.attrs["position"] = self.position
+            self.file.attrs["max_row_norm"] = self.max_norm
+            self.file.flush()
+            self.raw.commit()
+        except (OSError, RuntimeError, ValueError) as error:
+            raise self._unwritten(error) from error
+        self.pending = 0
+
+    def finish(self) -> None:
+        """Give the complete file its name; an incomplete one is not kept."""
+        if self.done == 0 or self.done != (self.rows or self.done):
+            self._let_go()
+            raise DataError(
+                f"{self.path}: {self.done} of {self.rows or 'some'} rows were written;"
+                f" {self._kept()}; append all of them, or ask for fewer"
+            )
+        try:
+            self.flush()
+            self.file.attrs["finished"] = True
+            self.file.close()
+            self.raw.publish()
+        except (OSError, RuntimeError) as error:
+            self._let_go()
+            raise self._unwritten(error) from error
+        except DataError:
+            self._let_go()
+            raise
+
+    def abandon(self) -> None:
+        """Leave nothing behind."""
+        self._close()
+        self.raw.remove()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.finish()
+        else:
+            self._let_go()
+
+    def _set_up(
+        self, path: Path, layout: Layout, rows: int | None, resumable: bool
+    ) -> None:
+        self.path, self.layout, self.rows = path, layout, rows
+        self.resumable = resumable
+        self.temporary = path.with_name(f".{path.name}.part")
+        self.done = self.position = self.pending = 0
+        self.max_norm = 0.0
+        self.held = Held(layout.is_sparse)
+        if path.is_dir():
+            raise ConfigError(f"cannot write {path}: it is a folder; name a file")
+
+    def _lay_out(
+        self,
+        columns: tuple[str, ...],
+        attributes: dict[str, Any],
+        means: Array | None,
+        scales: Array | None,
+    ) -> None:
+        self.columns = tuple(name for name in COLUMNS if name in columns)
+        self.file.attrs.update(attributes)
+        self.file.attrs.update(self.layout.attributes(), finished=False)
+        for name, values in (("column_means", means), ("column_scales", scales)):
+            if values is not None:
+                kept = np.asarray(values, "<f8").reshape(self.layout.cols)
+                self.file.create_dataset(name, data=kept)
+        self.blocks: DenseBlocks | CsrBlocks = make_blocks(
+            self.file, self.layout, self.columns
+        )
+
+    def _check_fit(self, X: Any, given: dict[str, Any]) -> None:
+        stop = self.done + X.shape[0]
+        lengths = {n: None if v is None else len(v) for n, v in given.items()}
+        wanted = {n: X.shape[0] if n in self.columns else None for n in COLUMNS}
+        too_many = self.rows is not None and stop > self.rows
+        if too_many or X.shape[1:] != (self.layout.cols,) or lengths != wanted:
+            raise DataError(
+                f"{self.path}: rows {self.done} to {stop} of shape {X.shape} do not fit"
+                f" a file of {self.rows or 'any'} x {self.layout.cols} with"
+                f" {', '.join(self.columns) or 'no y'}; give the sizes of the data"
+            )
+
+    def _check_disk(self) -> None:
+        if self.raw.error is not None:
+            raise self._unwritten(self.raw.error)
+
+    def _check_room(self, columns: int) -> None:
+        """Say at once what cannot end well; a sparse matrix cannot tell its size."""
+        if not self.path.parent.is_dir() or self.rows is None:
+            return
+        width = 0 if self.layout.is_sparse else self.layout.cols
+        need = self.rows * (self.layout.stored.itemsize * width + 8 * columns)
+        free = shutil.disk_usage(self.path.parent).free
+        if need > free:
+            raise ConfigError(
+                f"cannot write {self.path}: it needs {need / 2**30:.1f} GiB and its"
+                f" folder has {free / 2**30:.1f} GiB free; use fewer rows or another"
+                " folder"
+            )
+
+    def _close(self) -> None:
+        with suppress(OSError, RuntimeError, ValueError):
+            if self.file is not None:
+                self.file.close()
+
+    def _let_go(self) -> None:
+        """After a fault: keep what can be gone on with, if that was asked for."""
+        if not self.resumable:
+            return self.abandon()
+        self._close()
+        self.raw.close()
+
+    def _kept(self) -> str:
+        return "go on from the last flush" if self.resumable else "nothing was kept"
+
+    def _unwritten(self, error: Exception) -> DataError:
+        cause = self.raw.error or error
+        number = getattr(cause, "errno", None)
+        reason = os.strerror(number) if number else str(cause).split("(")[0].strip()
+        return DataError(
+            f"{self.path} cannot be written ({reason}); make room or choose"
+            f" another folder, {self._kept()}"
+        )
+
+
+def _part(path: Path, fresh: bool) -> PartFile:
+    try:
+        return PartFile(path, fresh)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path}: its folder is missing or not writable;"
+            " make it, or name another"
+        ) from error

@@ -12,6 +12,7 @@ from scipy.sparse import issparse
 
 from hpcsgd.data.sink import Journal, Part, Plan, Sinks, kept_scales
 from hpcsgd.data.source import Outline, Rows, Source
+from hpcsgd.data.streams import open_file
 from hpcsgd.data.transform import Moments, Scales, count_test, is_test, unit_rows
 from hpcsgd.errors import ConfigError, DataError, HpcsgdError
 
@@ -84,6 +85,7 @@ def convert(
     stream = stream or source.blocks
     journal = Journal(target, {})
     check_target(target, recipe, force or (resume and journal.path.exists()))
+    check_source(source.path, target)
     progress.begin("counting rows", source.path.stat().st_size)
     outline = source.outline(progress.at)
     check_rows(outline, source.path)
@@ -288,6 +290,13 @@ def check_target(path: Path, recipe: Recipe, force: bool) -> None:
         raise ConfigError(
             f"cannot write {path}: its folder is missing; make it, or name another"
         )
+
+
+def check_source(path: Path, target: Path) -> None:
+    """Refuse what cannot be read, and a source that would be written over."""
+    open_file(path, "a file of rows").close()
+    if target.exists() and target.samefile(path):
+        raise ConfigError(f"{target} is the source itself; name another file")
 
 
 def check_rows(outline: Outline, path: Path) -> None:

@@ -9,6 +9,7 @@ without its checksums.
 import os
 import tempfile
 from functools import partial
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
@@ -21,6 +22,7 @@ from hpcsgd.data.checksums import block_sum
 from hpcsgd.data.partition import split_range
 
 ROWS, COLS, REPEATS = 25_600, 2000, 5
+TURNS = range(REPEATS)
 AT_ONCE = 4096  # rows of one read
 TILES = [(64, 256), (256, 256), (1024, 256), (256, 1024), (64, 2000), (256, 2000), None]
 
@@ -29,7 +31,7 @@ def measure() -> dict:
     """Tiles first, then checksums."""
     with tempfile.TemporaryDirectory() as folder, get_context("spawn").Pool(2) as pool:
         X = np.random.default_rng(0).standard_normal((ROWS, COLS), dtype=np.float32)
-        tiles = [_of_tile(Path(folder), X, tile, pool) for tile in TILES]
+        tiles = _of_tiles(Path(folder), X, pool)
         return {
             "megabytes": X.nbytes / 1e6,
             "tiles": tiles,
@@ -37,31 +39,31 @@ def measure() -> dict:
         }
 
 
-def _of_tile(folder: Path, X: np.ndarray, tile: tuple | None, pool) -> dict:
-    path = folder / "tiles.h5"
-    with h5py.File(path, "w") as file:
-        file.create_dataset("X", data=X, chunks=tile)
-    row = {"tile": "contiguous" if tile is None else f"{tile[0]}x{tile[1]}"}
-    for cut in ("rows", "columns"):
-        for processes in (1, 2):
-            for where in ("cache", "disk"):
-                key = f"{cut}, {processes} processes, {where}"
-                row[key] = round(_rate(path, X.nbytes, cut, processes, where, pool))
-    print(row, flush=True)
-    return row
+def _of_tiles(folder: Path, X: np.ndarray, pool) -> list[dict]:
+    """MB/s of all processes together; shapes take turns, so that all meet all loads."""
+    paths = {}
+    for tile in TILES:
+        name = "contiguous" if tile is None else f"{tile[0]}x{tile[1]}"
+        paths[name] = folder / f"{name}.h5"
+        with h5py.File(paths[name], "w") as file:
+            file.create_dataset("X", data=X, chunks=tile)
+    rows = [{"tile": name} for name in paths]
+    for case in product(("rows", "columns"), (1, 2), ("cache", "disk")):
+        times = [[_time(path, *case, pool) for path in paths.values()] for _ in TURNS]
+        key = f"{case[0]}, {case[1]} processes, {case[2]}"
+        for row, own in zip(rows, zip(*times, strict=True), strict=True):
+            row[key] = round(X.nbytes / 1e6 / min(own))
+    print(*rows, sep="\n", flush=True)
+    return rows
 
 
-def _rate(path, size, cut, processes, where, pool) -> float:
-    """MB/s of all processes together."""
-    times = []
-    for _ in range(REPEATS):
-        if where == "disk":
-            _forget(path)
-        jobs = [(path, cut, processes, number) for number in range(processes)]
-        start = perf_counter()
-        pool.starmap(_read, jobs, chunksize=1)
-        times.append(perf_counter() - start)
-    return size / 1e6 / min(times)
+def _time(path: Path, cut: str, processes: int, where: str, pool) -> float:
+    if where == "disk":
+        _forget(path)
+    jobs = [(path, cut, processes, number) for number in range(processes)]
+    start = perf_counter()
+    pool.starmap(_read, jobs, chunksize=1)
+    return perf_counter() - start
 
 
 def _read(path: Path, cut: str, processes: int, number: int) -> None:

@@ -194,7 +194,7 @@ class Hdf5Reader:
 
 
 def _area(rows: slice, cols: slice) -> int:
-    return (rows.stop - rows.start) * (cols.stop - cols.start)
+    return int((rows.stop - rows.start) * (cols.stop - cols.start))
 
 
 def _within(part: slice, whole: slice) -> slice:

@@ -70,6 +70,8 @@ def load_block(
     """
     width = cols.stop - cols.start
     step = max((budget or CHUNK_BYTES) // (8 * max(width, 1)), 1)
+    blocks = getattr(reader, "block_rows", 1)  # read whole, they can be checked
+    step = step // blocks * blocks or step
     whole: Array | None = None
     for start in range(rows.start, rows.stop, step):
         stop = min(start + step, rows.stop)

@@ -233,7 +233,7 @@ def _encode(
     layout: Layout, values: Array, first: int, path: Path, indptr: Any = None
 ) -> Array:
     """As stored; a finite value that the element type cannot hold is refused."""
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):  # NaN stays NaN
         stored = layout.encode(values)
     if layout.element == "fp64" or not values.size:
         return stored

@@ -46,6 +46,13 @@ class StoreWriter:
     resumable : True keeps the `.part` after an exception, for `reopen`
     """
 
+    layout: Layout
+    held: Held
+    done: int  # rows appended
+    position: int  # where the source goes on after them
+    pending: int  # bytes appended since the last flush
+    max_norm: float  # of the rows as they were given
+
     def __init__(
         self,
         path: str | Path,
@@ -260,10 +267,11 @@ class StoreWriter:
 
     def _let_go(self) -> None:
         """After a fault: keep what can be gone on with, if that was asked for."""
-        if not self.resumable:
-            return self.abandon()
-        self._close()
-        self.raw.close()
+        if self.resumable:
+            self._close()
+            self.raw.close()
+        else:
+            self.abandon()
 
     def _kept(self) -> str:
         return "go on from the last flush" if self.resumable else "nothing was kept"

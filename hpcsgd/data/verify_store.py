@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from hpcsgd.data.hdf5 import Hdf5Reader
@@ -60,14 +61,13 @@ def verify_store(
 
 def _faults(reader: Hdf5Reader, rows: slice) -> list[str]:
     """The faults of one block of rows: tile by tile, then what belongs to its rows."""
-    found = []
+    found: list[str] = []
     for cols in _tiles(reader):
-        found += _fault(lambda cols=cols: _read(reader, rows, cols))
-    for name, read in zip(
-        COLUMNS, (reader.targets, reader.sample_weight, reader.offset), strict=True
-    ):
+        found += _fault(partial(_read, reader, rows, cols))
+    readers = (reader.targets, reader.sample_weight, reader.offset)
+    for name, read in zip(COLUMNS, readers, strict=True):
         if name in reader.file:
-            found += _fault(lambda read=read: read(rows))
+            found += _fault(partial(read, rows))
     return found
 
 

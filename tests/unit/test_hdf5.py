@@ -8,15 +8,18 @@ from collections import namedtuple
 import h5py
 import numpy as np
 import pytest
+from scipy.sparse import csr_array
 
 from hpcsgd.data.hdf5 import Hdf5Reader
 from hpcsgd.data.memory import MemoryReader
 from hpcsgd.data.readers import READERS, load_block, open_reader
 from hpcsgd.data.store_writer import StoreWriter
+from hpcsgd.data.verify_store import verify_store
 from hpcsgd.errors import ConfigError, DataError
 
 X = np.arange(24.0).reshape(8, 3)
 ALL = slice(0, 8)
+ALL_COLUMNS = slice(0, 3)
 
 
 def write(path, **content):
@@ -234,3 +237,51 @@ def test_values_that_a_narrow_storage_would_lose_are_refused(value):
         load_block(reader, slice(10, 30), slice(2, 5), single)
     kept = load_block(reader, slice(10, 30), slice(2, 5), np.array)
     assert kept[7, 1] == value
+
+
+def write_csr(path, shape=(8, 3), **changes):
+    held = csr_array(X)
+    parts = {"indptr": held.indptr, "indices": held.indices, "data": held.data}
+    with h5py.File(path, "w") as file:
+        for name, value in {**parts, **changes}.items():
+            file[f"X/{name}"] = value
+        file["y"] = np.zeros(8)
+        file["X"].attrs["shape"] = shape
+    return path
+
+
+def test_a_foreign_csr_file_is_fine(tmp_path):
+    reader = open_reader(write_csr(tmp_path / "a.h5"))
+    assert reader.is_sparse and (reader.rows, reader.cols, reader.nnz) == (8, 3, 23)
+    assert (reader.read(slice(2, 7), slice(1, 3)) == X[2:7, 1:3]).all()
+    assert (reader.read_csr(slice(0, 1), ALL_COLUMNS).toarray() == X[:1]).all()
+    assert not verify_store(tmp_path / "a.h5").checked
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"shape": (9, 3)}, ["shape", "indptr"]),
+        ({"shape": (8, 3, 1)}, ["shape"]),
+        ({"data": np.ones(22)}, ["do not belong together"]),
+        ({"data": ["a"] * 23}, ["/X/data", "real numbers"]),
+    ],
+)
+def test_csr_files_that_do_not_fit(tmp_path, changes, words):
+    refuse(write_csr(tmp_path / "a.h5", **changes), *words)
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"indices": np.full(23, 3)}, "columns outside of the matrix in rows 0 to 7"),
+        ({"indices": np.full(23, -1)}, "columns outside of the matrix in rows 0 to 7"),
+        ({"indptr": [0, 9, 3, 4, 5, 6, 7, 8, 23]}, "does not ascend in rows 0 to 7"),
+        ({"indptr": [0, 1, 2, 3, 4, 5, 6, 99, 23]}, "does not ascend in rows 0 to 7"),
+    ],
+)
+def test_csr_files_with_wrong_numbers(tmp_path, changes, said):
+    path = write_csr(tmp_path / "a.h5", **changes)
+    with pytest.raises(DataError, match=said):
+        Hdf5Reader(path).read_csr(ALL, ALL_COLUMNS)
+    assert said in verify_store(path).faults[0]

@@ -1,10 +1,13 @@
 """One pure function owns every range."""
 
+from itertools import pairwise
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcsgd.data.partition import split_range
+from hpcsgd.data.partition import split_by_weight, split_range
 
 
 @pytest.mark.parametrize(
@@ -33,3 +36,30 @@ def test_neighbours_meet_at_any_size(n, parts, data):
         assert part.stop == n
     if index == 0:
         assert part.start == 0
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=60), st.integers(1, 12))
+def test_parts_by_weight_meet_and_are_about_equal(weights, parts):
+    weights = np.array(weights)
+    slices = split_by_weight(weights, parts)
+    assert len(slices) == parts and slices[0].start == 0
+    assert slices[-1].stop == len(weights)
+    assert all(a.stop == b.start for a, b in pairwise(slices))
+    if len(weights) >= parts:
+        assert all(part.start < part.stop for part in slices)
+        most = weights.sum() / parts + weights.max()
+        assert all(weights[part].sum() <= most + 1e-9 for part in slices)
+
+
+@pytest.mark.parametrize(
+    "weights, parts, ends",
+    [
+        ([1, 1, 1, 1, 1, 1, 1], 3, [2, 4, 7]),
+        ([9, 1, 1, 1], 2, [1, 4]),
+        ([1, 1, 1, 9], 2, [3, 4]),
+        ([0, 0, 0, 0, 0], 2, [3, 5]),
+        ([5, 5], 4, [1, 2, 2, 2]),
+    ],
+)
+def test_parts_by_weight(weights, parts, ends):
+    assert [part.stop for part in split_by_weight(np.array(weights), parts)] == ends

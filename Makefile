@@ -11,7 +11,8 @@ PYTHON ?= $(shell for p in python3 python3.15 python3.14 python3.13 python3.12 \
 ENV = OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 RUN = $(ENV) .venv/bin/python
 
-.PHONY: help environment demo test test-all test-ulfm soak bench check lint clean
+.PHONY: help environment demo test test-all test-ulfm soak fuzz bench check \
+  lint clean
 
 help:  ## this list
 	@sed -n 's/^\([a-zA-Z0-9_%-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -47,6 +48,9 @@ test-all: environment  ## the full matrices; its summary goes to benchmarks/resu
 soak: environment  ## 30 minutes of kills and resumes; MINUTES=5 for fewer
 	@$(RUN) -m tests.faults.soak --minutes $(or $(MINUTES),30)
 
+fuzz: environment  ## 5 minutes of damaged text for the parsers; MINUTES=1 for fewer
+	@$(RUN) -m tests.fuzz.fuzz_text --minutes $(or $(MINUTES),5)
+
 bench: environment  ## ratios and overheads, into benchmarks/results/
 	@$(RUN) -m benchmarks.run
 
@@ -59,4 +63,4 @@ lint: environment  ## ruff and mypy
 	@.venv/bin/python -m mypy hpcsgd
 
 clean:  ## remove .venv and what was built or run
-	rm -rf .venv .venv-ulfm build dist runs *.egg-info hpcsgd/backends/*.so
+	rm -rf .venv .venv-ulfm build dist runs *.egg-info hpcsgd/*/*.so

@@ -1,50 +1,33 @@
 """Compiled CPU kernels through ctypes; NumPy does their work where they are missing."""
 
 import ctypes
-import os
 from functools import lru_cache
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.compiled import load
+
 Array = NDArray[Any]
-SWITCH = "HPCSGD_NATIVE"  # off: leave the compiled kernels alone
 
 
 @lru_cache(maxsize=1)
 def _load() -> tuple[Any, str]:
     """(library or None, why)."""
-    if os.environ.get(SWITCH, "").lower() in ("off", "0", "no"):
-        return None, f"switched off by {SWITCH}"
-    folder = Path(__file__).parent
-    for suffix in EXTENSION_SUFFIXES:
-        path = folder / f"_rows{suffix}"
-        if path.exists():
-            return _open(path)
-    return None, (
-        "not compiled in this installation (no C compiler when it was installed,"
-        " or a bare checkout); the NumPy path is used"
-    )
-
-
-def _open(path: Path) -> tuple[Any, str]:
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        return None, f"{path.name} does not load: {error}; the NumPy path is used"
-    library.hpcsgd_widen_rows_bf16.restype = None
-    library.hpcsgd_widen_rows_bf16.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_int64,
-        ctypes.c_void_p,
-        ctypes.c_int64,
-        ctypes.c_int64,
-        ctypes.c_void_p,
-    ]
-    return library, f"compiled: {path.name}"
+    library, why = load(Path(__file__).parent, "_rows", "the NumPy path")
+    if library is not None:
+        library.hpcsgd_widen_rows_bf16.restype = None
+        library.hpcsgd_widen_rows_bf16.argtypes = [
+            ctypes.c_void_p,
+            ctypes.c_int64,
+            ctypes.c_void_p,
+            ctypes.c_int64,
+            ctypes.c_int64,
+            ctypes.c_void_p,
+        ]
+    return library, why
 
 
 def available() -> bool:

@@ -29,14 +29,18 @@ class NpySource:
     """A .npy matrix; labels in a file of their own, or in one of its columns."""
 
     def __init__(
-        self, path: Path, labels: Path | None = None, label: int | None = None
+        self, path: Path, labels: Path | None = None, label_column: int | None = None
     ) -> None:
-        self.path, self.label = Path(path), label
+        self.path, self.label = Path(path), label_column
         self.labels = None if labels is None else Path(labels)
-        if labels is not None and label is not None:
+        if isinstance(label_column, str):
+            raise ConfigError(
+                f"--label-column {label_column}: give a number, .npy has no names"
+            )
+        if labels is not None and label_column is not None:
             raise ConfigError(
                 "labels are in a column or in a file of their own; give one of"
-                " --label and --labels"
+                " --label-column and --labels"
             )
 
     def outline(self, progress: Callable[[int], None]) -> Outline:
@@ -48,7 +52,7 @@ class NpySource:
             _check_label_file(self.labels, rows)
         if self.label is not None and not -cols <= self.label < cols:
             raise ConfigError(
-                f"--label {self.label}: {self.path} has columns 0 to {cols - 1}"
+                f"--label-column {self.label}: {self.path} has columns 0 to {cols - 1}"
             )
         labelled = self.labels is not None or self.label is not None
         progress(rows)

@@ -34,6 +34,8 @@ class Outline:
     nnz: int | None  # stored values of a sparse source; None for a dense one
     labelled: bool
     size: int  # of the source as `Rows.end` counts it, for progress
+    index_base: int = 0  # what a LIBSVM file calls its first column
+    means: Array | None = None  # (cols,) that stand in for missing values
 
 
 class Source(Protocol):

@@ -9,7 +9,16 @@ PACKAGE = Path(__file__).parents[2] / "hpcsgd"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = (
-    ("errors", "precision", "schedule", "assets", "timing", "files", "sealed"),
+    (
+        "errors",
+        "precision",
+        "schedule",
+        "assets",
+        "timing",
+        "files",
+        "sealed",
+        "compiled",
+    ),
     ("families", "penalties", "rates", "updates", "codecs"),
     ("backends", "comm", "data"),
     ("products", "agreement", "objective", "cost", "bound"),
@@ -61,6 +70,7 @@ HOMES = {
     "rich": ("callbacks/progress.py", "cli/"),
     "jinja2": ("jobs/render.py",),
     "ml_dtypes": ("precision.py",),
+    "pyarrow": ("data/csv.py",),
 }
 CONCRETE = {"HostBackend", "LookAheadGram", "Delayed", "CudaBackend"}
 

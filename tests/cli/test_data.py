@@ -140,7 +140,7 @@ def test_wrong_input_is_one_sentence(hpcsgd, tmp_path, arrays):
     refuse(hpcsgd(*convert, arrays, arrays, "--force"), 2, "the source itself")
     refuse(hpcsgd(*convert, arrays, "no/where.h5"), 2, "its folder is missing")
     refuse(hpcsgd(*convert, arrays, "."), 2, "it is a folder")
-    refuse(hpcsgd(*convert, arrays, "a.h5", "--label", 0), 2, "--label is not for npz")
+    refuse(hpcsgd(*convert, arrays, "a.h5", "--delimiter", ","), 2, "is not for npz")
     refuse(hpcsgd("data", "card", "moon"), 2, "known: epsilon")
     refuse(hpcsgd("data", "inspect", "odd"), 2, "cannot be read as HDF5")
 

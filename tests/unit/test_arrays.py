@@ -35,7 +35,7 @@ def sources(folder):
     return [
         NpySource(folder / "x.npy", labels=folder / "y.npy"),
         NpySource(folder / "x.npy", labels=folder / "y.txt"),
-        NpySource(folder / "xy.npy", label=0),
+        NpySource(folder / "xy.npy", label_column=0),
         NpzSource(folder / "d.npz"),
         NpzSource(folder / "c.npz"),
         NpzSource(folder / "s.npz", labels=folder / "y.txt"),
@@ -95,8 +95,10 @@ def test_what_cannot_be_read_is_one_sentence(files):
     refuse(npy("f.npy"), DataError, "ascontiguousarray")
     refuse(npy("v.npy"), DataError, "rows and columns")
     refuse(npy("cut.npy"), DataError, "ends too early")
-    refuse(npy("x.npy", label=9), ConfigError, "columns 0 to 6")
-    refuse(npy("x.npy", label=0, labels="y"), ConfigError, "one of --label")
+    refuse(npy("x.npy", label_column=9), ConfigError, "columns 0 to 6")
+    refuse(
+        npy("x.npy", label_column=0, labels="y"), ConfigError, "one of --label-column"
+    )
     refuse(npy("x.npy", labels=files / "bad.txt"), DataError, "line 2: b'x'")
     refuse(npy("x.npy", labels=files / "long.txt"), DataError, "more labels")
     refuse(npy("x.npy", labels=files / "short.txt"), DataError, "fewer labels")

@@ -11,10 +11,21 @@ from hpcsgd.cli.data.bar import make_meter
 from hpcsgd.data.layout import ELEMENTS
 from hpcsgd.data.source import SOURCES
 
+
+def _column(text: str) -> int | str:
+    """A number counts from 0; anything else is a name."""
+    return int(text) if text.lstrip("-").isdigit() else text
+
+
 # flag, what a source calls it, and what argparse needs to know
 OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--labels", {"metavar": "FILE", "help": "labels of .npy and sparse .npz"}),
-    ("--label", {"type": int, "metavar": "COLUMN", "help": "where labels are, from 0"}),
+    ("--label-column", {"type": _column, "help": "of labels: number from 0, or name"}),
+    ("--weight-column", {"type": _column, "help": "of sample weights, in CSV"}),
+    ("--offset-column", {"type": _column, "help": "of offsets, in CSV"}),
+    ("--delimiter", {"help": "of CSV; default: what the first line shows"}),
+    ("--missing", {"choices": ["error", "mean"], "help": "values missing in CSV"}),
+    ("--index-base", {"choices": ["auto", "0", "1"], "help": "of LIBSVM columns"}),
     ("--x-name", {"metavar": "NAME", "help": "of the matrix in HDF5 and .npz"}),
     ("--y-name", {"metavar": "NAME", "help": "of the labels in HDF5 and .npz"}),
 )

@@ -1,0 +1,101 @@
+"""LIBSVM text as a source: rows, bases, ranges, and every bad input."""
+
+import bz2
+import gzip
+import lzma
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+from hpcsgd.data import parse_native
+from hpcsgd.data.libsvm import LibsvmSource
+from hpcsgd.data.text import split_offsets
+from hpcsgd.errors import DataError
+
+TEXT = b"".join(b"%d 1:%d 3:0.5 # c\n" % (k % 2, k) for k in range(50))
+
+
+@pytest.fixture(params=["native", "python"], autouse=True)
+def parser(request, monkeypatch):
+    if request.param == "python":
+        monkeypatch.setattr(parse_native, "available", lambda: False)
+
+
+def read(path, budget=300, **ranges):
+    source = LibsvmSource(path)
+    outline = source.outline(lambda end: None)
+    blocks = list(source.blocks(outline, budget, **ranges))
+    X = scipy.sparse.vstack([b.X for b in blocks]).toarray() if blocks else None
+    return outline, X, [v for b in blocks for v in b.y], blocks
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress, lzma.compress])
+def test_rows_whatever_the_compression_and_the_budget(tmp_path, pack):
+    path = tmp_path / "x"
+    path.write_bytes(pack(TEXT))
+    outline, X, y, blocks = read(path)
+    assert (outline.rows, outline.cols, outline.nnz) == (50, 3, 100)
+    assert len(blocks) > 5 and blocks[-1].end == outline.size == len(TEXT)
+    expected = [[k, 0, 0.5] for k in range(50)]
+    np.testing.assert_array_equal(X, expected)
+    assert y == [k % 2 for k in range(50)]
+    _, rest, _, _ = read(path, start=blocks[2].end)
+    np.testing.assert_array_equal(rest, X[sum(b.X.shape[0] for b in blocks[:3]) :])
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7, 90])
+def test_ranges_cover_every_row_once(tmp_path, parts):
+    path = tmp_path / "x"
+    path.write_bytes(TEXT)
+    cuts = split_offsets(path, parts)
+    ranges = zip(cuts, cuts[1:], strict=False)
+    found = [read(path, start=a, stop=b)[2] for a, b in ranges]
+    assert sum(found, []) == [k % 2 for k in range(50)]
+
+
+def test_an_index_0_means_columns_from_0(tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes(b"1 1:2\n1 0:5 1:1")
+    np.testing.assert_array_equal(read(path)[1], [[0, 2], [5, 1]])
+
+
+BAD = {
+    b"": "holds no rows",
+    b"1 1:1\n1 1:1 1:2\n": r"line 2 \(byte 12\).*twice",
+    b"1 2:1 1:2": "line 1 .*sort the row",
+    b"x 1:2": "'x' is not a number",
+    b"1 1:nan": "not finite",
+    b"1 1:1e999": "not finite",
+    b"1 3000000000:1": "beyond 2",
+    b"1:2 3:4": "label is missing",
+    b"1 5": "not index:value",
+    b"\x00\x01\x02": "byte 0x00 does not belong",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_bad_input_is_one_sentence(tmp_path, text):
+    path = tmp_path / "x"
+    path.write_bytes(text)
+    with pytest.raises(DataError, match=BAD[text]):
+        read(path)
+
+
+def test_an_index_0_in_a_file_said_to_be_1_based(tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes(b"1 0:1\n")
+    with pytest.raises(DataError, match="columns count from 1"):
+        LibsvmSource(path, 1).outline(lambda end: None)
+
+
+def test_a_file_that_changes_is_refused(tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes(TEXT)
+    source = LibsvmSource(path)
+    blocks = source.blocks(source.outline(lambda end: None), 300)
+    next(blocks)
+    with open(path, "ab") as file:
+        file.write(b"1 1:1\n")
+    with pytest.raises(DataError, match="changed while it was read"):
+        list(blocks)

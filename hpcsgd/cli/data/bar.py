@@ -17,6 +17,7 @@ class Meter:
         self.what, self.size, self.started = "", 0, time.monotonic()
         self.first: int | None = None
         self.now = 0
+        self.file_bytes = 0  # of a source whose positions are rows, or 0
 
     def begin(self, what: str, size: int) -> None:
         """A pass over `size`; 0 where nobody knows."""
@@ -37,11 +38,8 @@ class Meter:
             return ""
         speed = done / elapsed
         left = max(self.size - self.now, 0) / speed
-        return f"{self.unit(speed)}/s, {left:.0f} s left"
-
-    def unit(self, speed: float) -> str:
-        """Bytes as megabytes; rows, of sources that count those, as they are."""
-        return f"{speed / MEGABYTE:.1f} MB"
+        each = self.file_bytes / self.size if self.file_bytes and self.size else 1.0
+        return f"{speed * each / MEGABYTE:.1f} MB/s, {left:.0f} s left"
 
     def __enter__(self) -> "Meter":
         return self

@@ -111,6 +111,8 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     source = open_any(Path(arguments.source), arguments.format, options)
     with ExitStack() as stack:
         meter = stack.enter_context(make_meter(arguments.quiet, arguments.progress))
+        if source.path.is_file():
+            meter.file_bytes = source.path.stat().st_size
         said = convert(
             source,
             Path(arguments.target),

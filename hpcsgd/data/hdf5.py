@@ -10,13 +10,20 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from hpcsgd.data.checksums import block_sum
-from hpcsgd.data.layout import COLUMNS, Layout, layout_of, widen
+from hpcsgd.data.hdf5_open import (
+    PARTS,
+    check_columns,
+    check_finished,
+    lacks,
+    open_hdf5,
+    shape_of,
+)
+from hpcsgd.data.layout import Layout, layout_of, widen
 from hpcsgd.data.tiles import open_tiles
-from hpcsgd.errors import DataError, MissingPackage
+from hpcsgd.errors import DataError
 
 Array = NDArray[Any]
 WIDER = 1.25  # how much more may be read so that whole blocks can be checked
-PARTS = ("indptr", "indices", "data")
 
 
 class Hdf5Reader:
@@ -28,12 +35,12 @@ class Hdf5Reader:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.file = _open(self.path)
+        self.file = open_hdf5(self.path)
         try:
             self.layout = layout_of(self.path, self.file.attrs)
-            _check(self.path, self.file)
-            self.rows, self.cols = _shape(self.path, self.file)
-            _check_columns(self.path, self.file, self.rows)
+            check_finished(self.path, self.file)
+            self.rows, self.cols = shape_of(self.path, self.file)
+            check_columns(self.path, self.file, self.rows)
         except DataError:
             self.file.close()
             raise
@@ -96,7 +103,7 @@ class Hdf5Reader:
     def targets(self, rows: slice) -> Any:
         """Targets as float64; a file without /y is good for predictions only."""
         if "y" not in self.file:
-            raise _lacks("y", self.path, self.file)
+            raise lacks("y", self.path, self.file)
         return self._column("y", rows)
 
     def sample_weight(self, rows: slice) -> Any:
@@ -109,7 +116,12 @@ class Hdf5Reader:
 
     def describe(self) -> dict[str, Any]:
         """What a result remembers of its data."""
-        attributes = {k: _plain(v) for k, v in self.file.attrs.items()}
+        attributes = {
+            # Scales of thousands of columns are for programs, no part of a report.
+            k: _plain(v)
+            for k, v in self.file.attrs.items()
+            if np.ndim(v) == 0
+        }
         return {"kind": "hdf5", "path": str(self.path), **attributes}
 
     def close(self) -> None:
@@ -207,102 +219,6 @@ def _area(rows: slice, cols: slice) -> int:
 def _within(part: slice, whole: slice) -> slice:
     """A range, counted from the start of one that holds it."""
     return slice(part.start - whole.start, part.stop - whole.start)
-
-
-def _h5py() -> Any:
-    try:
-        import h5py
-    except ImportError as missing:
-        raise MissingPackage(
-            "HDF5 files need h5py; install it with: pip install h5py"
-        ) from missing
-    return h5py
-
-
-def _open(path: Path) -> Any:
-    if not path.exists():
-        raise DataError(f"{path} does not exist; check the name")
-    if path.is_dir():
-        raise DataError(f"{path} is a folder; give the name of an HDF5 file")
-    if not os.access(path, os.R_OK):
-        raise DataError(f"{path} may not be read by this user; change its permissions")
-    try:
-        return _h5py().File(path, "r")
-    except OSError as error:
-        raise DataError(
-            f"{path} cannot be read as HDF5 (truncated, or another format);"
-            " write it again, for example with: hpcsgd data synth"
-        ) from error
-
-
-def _check(path: Path, file: Any) -> None:
-    """Refuse what cannot be learnt from, in one sentence."""
-    if not file.attrs.get("finished", True):
-        raise DataError(f"{path} was never finished; write it again")
-    if "X" not in file:
-        raise _lacks("X", path, file)
-
-
-def _shape(path: Path, file: Any) -> tuple[int, int]:
-    """Rows and columns of a dense /X, or of a CSR one."""
-    X = file["X"]
-    if isinstance(X, _h5py().Group) and set(PARTS) <= set(X):
-        return _sparse_shape(path, file, X)
-    if not isinstance(X, _h5py().Dataset) or len(X.shape or ()) != 2 or 0 in X.shape:
-        raise DataError(
-            f"{path}: /X must be a dense rows x columns dataset, or a group of indptr,"
-            " indices and data; write it as one"
-        )
-    _check_numbers(path, "X", X)
-    return int(X.shape[0]), int(X.shape[1])
-
-
-def _sparse_shape(path: Path, file: Any, X: Any) -> tuple[int, int]:
-    shape = X.attrs.get("shape", file.attrs.get("shape"))
-    for name in PARTS:
-        _check_numbers(path, f"X/{name}", X[name])
-    rows = len(X["indptr"]) - 1
-    if np.shape(shape) != (2,) or shape[0] != rows or rows < 1 or shape[1] < 1:
-        raise DataError(
-            f"{path}: /X has no attribute shape (rows, columns) that suits its indptr;"
-            " write it again"
-        )
-    ends = (int(X["indptr"][0]), int(X["indptr"][rows]))
-    if ends != (0, len(X["data"])) or len(X["indices"]) != len(X["data"]):
-        raise DataError(
-            f"{path}: /X/indptr, indices and data do not belong together"
-            f" ({ends[1]}, {len(X['indices'])} and {len(X['data'])} values);"
-            " write them again"
-        )
-    return rows, int(shape[1])
-
-
-def _check_columns(path: Path, file: Any, rows: int) -> None:
-    for name in COLUMNS:
-        if name not in file:
-            continue
-        _check_numbers(path, name, file[name])
-        if file[name].shape not in ((rows,), (rows, 1)):
-            raise DataError(
-                f"{path}: /{name} has shape {file[name].shape} and /X has"
-                f" {rows} rows; write one value for each row"
-            )
-
-
-def _lacks(name: str, path: Path, file: Any) -> DataError:
-    return DataError(
-        f"{path} has no /{name}; it holds {sorted(file) or 'nothing'},"
-        " and hpcsgd reads /X (rows x columns) and /y"
-    )
-
-
-def _check_numbers(path: Path, name: str, node: Any) -> None:
-    dtype = getattr(node, "dtype", None)  # groups have none
-    if dtype is None or dtype.kind not in "fiub":
-        raise DataError(
-            f"{path}: /{name} must hold real numbers, not"
-            f" {'a group' if dtype is None else dtype}; encode it and write it again"
-        )
 
 
 def _reason(error: Exception) -> str:

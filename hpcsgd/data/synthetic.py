@@ -1,32 +1,18 @@
 """Data sets in the shape of known ones, drawn in blocks so that any size streams."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit
 
+from hpcsgd.data.planted import BLOCK, Knobs, Planted, Shape
 from hpcsgd.data.store_writer import StoreWriter
 from hpcsgd.errors import ConfigError
 
 Array = NDArray[Any]
-BLOCK = 2048  # rows drawn by one generator: the first rows of any two sizes agree
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What a shape is like."""
-
-    rows: int
-    cols: int
-    task: str
-    unit_rows: bool  # ‖a_i‖ = 1, as epsilon is distributed
-    signal: float  # spread of the scores: larger = classes further apart
-
-
+__all__ = ["BLOCK", "SHAPES", "Knobs", "make_synthetic", "plant", "write_synthetic"]
+ATTRIBUTE_COLUMNS = 4096  # HDF5 keeps attributes below 64 KiB
 SHAPES = {
     "epsilon": Shape(400_000, 2000, "binary", True, 4.0),
     "susy": Shape(5_000_000, 18, "binary", False, 3.0),
@@ -36,18 +22,32 @@ SHAPES = {
 }
 
 
+def plant(
+    shape: str, cols: int | None = None, seed: int = 0, knobs: Knobs | None = None
+) -> Planted:
+    """The data set of a shape: its true `weights`, and `block(number)` of its rows.
+
+    Every block is drawn by a generator of its own, so that a rank makes those of its
+    rows alone and the data do not depend on the number of ranks.
+    """
+    kind, _, cols = _resolve(shape, None, cols, seed)
+    return Planted(kind, cols, seed, knobs or Knobs())
+
+
 def make_synthetic(
-    shape: str, rows: int | None = None, cols: int | None = None, seed: int = 0
-) -> Iterator[tuple[Array, Array]]:
-    """(X float32, y float64) of consecutive blocks of rows.
+    shape: str,
+    rows: int | None = None,
+    cols: int | None = None,
+    seed: int = 0,
+    knobs: Knobs | None = None,
+) -> Iterator[tuple[Any, Array]]:
+    """(X float32, y float64) of consecutive blocks of rows; X is CSR if density < 1.
 
     Scores are drawn around a planted w and labels at random given the score, so that
     classes overlap and the optimum is finite as long as rows outnumber columns well.
     """
     kind, rows, cols = _resolve(shape, rows, cols, seed)
-    planted = np.random.default_rng((seed, 0)).normal(size=cols)
-    planted *= kind.signal / np.linalg.norm(planted)
-    return _blocks(kind, planted, rows, seed)
+    return _blocks(Planted(kind, cols, seed, knobs or Knobs()), rows)
 
 
 def _resolve(
@@ -69,27 +69,10 @@ def _resolve(
     return kind, rows, cols
 
 
-def _blocks(
-    kind: Shape, planted: Array, rows: int, seed: int
-) -> Iterator[tuple[Array, Array]]:
+def _blocks(planted: Planted, rows: int) -> Iterator[tuple[Any, Array]]:
     for number, start in enumerate(range(0, rows, BLOCK)):
-        rng = np.random.default_rng((seed, 1, number))
-        # The whole block is drawn and cut: its rows do not depend on where it ends.
-        X, y = _block(kind, planted, rng)
+        X, y = planted.block(number)
         yield X[: rows - start], y[: rows - start]
-
-
-def _block(
-    kind: Shape, planted: Array, rng: np.random.Generator
-) -> tuple[Array, Array]:
-    X = rng.standard_normal((BLOCK, len(planted)), dtype=np.float32)
-    scores = X @ planted.astype(np.float32)
-    if kind.unit_rows:
-        X /= np.linalg.norm(X, axis=1, keepdims=True)
-    if kind.task == "counts":
-        return X, rng.poisson(np.exp(scores)).astype(np.float64)
-    probability = expit(scores.astype(np.float64))
-    return X, (rng.uniform(size=BLOCK) < probability).astype(np.float64)
 
 
 def write_synthetic(
@@ -99,15 +82,36 @@ def write_synthetic(
     cols: int | None = None,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
+    knobs: Knobs | None = None,
 ) -> None:
     """Write `rows` of a shape; the file appears whole or not at all.
 
-    `progress` hears (rows written, rows in all) after each block.
+    `progress` hears (rows written, rows in all) after each block. The true weights are
+    the attribute `true_weights` where they fit, and always `plant(...).weights`.
     """
     kind, rows, cols = _resolve(shape, rows, cols, seed)
-    attributes = {"task": kind.task, "source": f"synthetic {shape}, seed {seed}"}
-    with StoreWriter(path, cols, rows=rows, attributes=attributes) as writer:
-        for X, y in make_synthetic(shape, rows, cols, seed):
+    planted = Planted(kind, cols, seed, knobs or Knobs())
+    with StoreWriter(
+        path,
+        cols,
+        rows=rows,
+        is_sparse=planted.knobs.density < 1,
+        attributes=_attributes(planted, shape),
+    ) as writer:
+        for X, y in _blocks(planted, rows):
             writer.append(X, y)
             if progress is not None:
                 progress(writer.done, rows)
+
+
+def _attributes(planted: Planted, shape: str) -> dict[str, Any]:
+    """What the file says of itself."""
+    said: dict[str, Any] = {
+        "task": planted.kind.task,
+        "source": f"synthetic {shape}, seed {planted.seed}",
+    }
+    if planted.intercept:
+        said["true_intercept"] = planted.intercept
+    if planted.cols <= ATTRIBUTE_COLUMNS:
+        said["true_weights"] = planted.weights
+    return said

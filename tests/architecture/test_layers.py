@@ -59,7 +59,13 @@ SIBLINGS = ("backends", "comm", "data")
 HOMES = {
     "mpi4py": ("comm/mpi.py",),
     "cupy": ("backends/cuda.py", "backends/kernels.py", "comm/nccl.py"),
-    "h5py": ("data/hdf5.py", "data/store_writer.py", "data/writers.py", "sealed.py"),
+    "h5py": (
+        "data/hdf5_open.py",
+        "data/store_writer.py",
+        "data/writers.py",
+        "data/arrays.py",
+        "sealed.py",
+    ),
     "sklearn": ("estimators.py",),
     "matplotlib": ("plots.py",),
     "rich": ("callbacks/progress.py", "cli/"),

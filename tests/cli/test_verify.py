@@ -42,12 +42,16 @@ def test_bad_input_is_one_sentence(hpcsgd, susy, tmp_path):
     trained(hpcsgd, susy, tmp_path)
     with h5py.File(tmp_path / "d.h5", "a") as file:
         file["X"][3, 2] += 1
+    damaged = hpcsgd("verify", "run")
+    other = ("--rows", 2000, "--seed", 9, "--out", "d.h5")
+    assert hpcsgd("data", "synth", "--shape", "susy", *other).returncode == 0
     changed = hpcsgd("verify", "run")
     (tmp_path / "d.h5").unlink()
     missing = hpcsgd("verify", "run")
     (tmp_path / "run" / "exchanges.h5").unlink()
     unrecorded = hpcsgd("verify", "run")
     said = (
+        (damaged, "differs from its checksum"),
         (changed, "not what"),
         (missing, "does not exist"),
         (unrecorded, "--record"),

@@ -1,13 +1,23 @@
 """Synthetic data can be learnt, streams, and does not depend on how much is asked."""
 
+import hashlib
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
+from scipy.sparse import issparse
 
 from hpcsgd.data.hdf5 import Hdf5Reader
-from hpcsgd.data.synthetic import BLOCK, SHAPES, make_synthetic, write_synthetic
+from hpcsgd.data.synthetic import (
+    BLOCK,
+    SHAPES,
+    Knobs,
+    make_synthetic,
+    plant,
+    write_synthetic,
+)
 from hpcsgd.errors import ConfigError
 from hpcsgd.families import get_family
 
@@ -114,3 +124,94 @@ def test_a_failing_progress_leaves_nothing(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         write_synthetic(tmp_path / "x.h5", "susy", 50, 3, progress=stop)
     assert list(tmp_path.iterdir()) == []
+
+
+PINNED = {
+    "epsilon": "22477ed0d6b738a6",
+    "susy": "6be2d3d43b828aaa",
+    "higgs": "0df4550c15ad5f38",
+    "synth": "844631f076dbc541",
+    "poisson-synth": "13ae97c9cba145aa",
+}
+
+
+@pytest.mark.parametrize("shape", PINNED)
+def test_without_knobs_every_bit_is_as_ever(shape):
+    digest = hashlib.sha256()
+    for X, y in make_synthetic(shape, 2500, 7, 3):
+        digest.update(X.tobytes() + y.tobytes())
+    assert digest.hexdigest()[:16] == PINNED[shape]
+
+
+def drawn(knobs, shape="synth", rows=20_000, cols=20):
+    blocks = list(make_synthetic(shape, rows, cols, 0, knobs))
+    parts = [X.toarray() if issparse(X) else X for X, _ in blocks]
+    return np.concatenate(parts), np.concatenate([y for _, y in blocks])
+
+
+def test_condition_and_correlation_are_as_asked_and_the_signal_stays():
+    knobs = Knobs(condition=100, correlation=0.6)
+    X, _ = drawn(knobs)
+    assert X[:, 0].var() / X[:, -1].var() == pytest.approx(100, rel=0.1)
+    correlation = np.corrcoef(X.T)
+    assert correlation[0, 1] == pytest.approx(0.6, abs=0.03)
+    assert correlation[5, 7] == pytest.approx(0.36, abs=0.03)
+    scores = X @ plant("synth", 20, 0, knobs).weights
+    assert scores.std() == pytest.approx(SHAPES["synth"].signal, rel=0.05)
+
+
+def test_density_and_balance_are_as_asked():
+    knobs = Knobs(density=0.3, balance=0.1, condition=4)
+    X, y = drawn(knobs, cols=50)
+    assert (X != 0).mean() == pytest.approx(0.3, abs=0.01)
+    assert y.mean() == pytest.approx(0.1, abs=0.02)
+    scores = X @ plant("synth", 50, 0, knobs).weights
+    assert scores.std() == pytest.approx(SHAPES["synth"].signal, rel=0.1)
+    unit, _ = drawn(Knobs(density=0.3), "epsilon", cols=50)
+    assert np.allclose(np.linalg.norm(unit, axis=1), 1, atol=1e-6)
+
+
+def test_noise_flips_labels_and_spreads_counts():
+    _, clean = drawn(Knobs())
+    _, noisy = drawn(Knobs(noise=0.2))
+    assert (clean != noisy).mean() == pytest.approx(0.2, abs=0.02)
+    _, calm = drawn(Knobs(), "poisson-synth")
+    _, wild = drawn(Knobs(noise=1.0), "poisson-synth")
+    assert wild.var() > 2 * calm.var()
+
+
+def test_any_block_can_be_made_alone():
+    knobs = Knobs(density=0.5, noise=0.1)
+    X, y = drawn(knobs, rows=3 * BLOCK)
+    alone, labels = plant("synth", 20, 0, knobs).block(2)
+    assert (alone.toarray() == X[2 * BLOCK :]).all()
+    assert (labels == y[2 * BLOCK :]).all()
+
+
+def test_the_file_keeps_the_true_weights_and_stays_sparse(tmp_path):
+    knobs = Knobs(density=0.1, balance=0.2)
+    write_synthetic(tmp_path / "s.h5", "synth", 100, 30, 0, knobs=knobs)
+    reader = Hdf5Reader(tmp_path / "s.h5")
+    truth = plant("synth", 30, 0, knobs)
+    assert (reader.file.attrs["true_weights"] == truth.weights).all()
+    assert reader.file.attrs["true_intercept"] == truth.intercept < 0
+    assert reader.is_sparse
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"condition": 0.5},
+        {"correlation": 1.0},
+        {"density": 0.0},
+        {"noise": 0.5},
+        {"balance": 1.0},
+        {"density": 0.5, "correlation": 0.1},
+    ],
+)
+def test_knobs_that_no_data_can_have(wrong):
+    with pytest.raises(ConfigError, match="must be|leave one"):
+        plant("synth", knobs=Knobs(**wrong))
+    with pytest.raises(ConfigError, match="two labels"):
+        plant("poisson-synth", knobs=Knobs(balance=0.5))

@@ -1,0 +1,116 @@
+"""Opening an HDF5 file of data: what it must hold before a row of it is read."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcsgd.data.layout import COLUMNS
+from hpcsgd.errors import DataError, MissingPackage
+
+PARTS = ("indptr", "indices", "data")
+
+
+def need_h5py() -> Any:
+    """h5py, or a sentence that says how to get it."""
+    try:
+        import h5py
+    except ImportError as missing:
+        raise MissingPackage(
+            "HDF5 files need h5py; install it with: pip install h5py"
+        ) from missing
+    return h5py
+
+
+def open_hdf5(path: Path) -> Any:
+    """The file, open for reading."""
+    if not path.exists():
+        raise DataError(f"{path} does not exist; check the name")
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; give the name of an HDF5 file")
+    if not os.access(path, os.R_OK):
+        raise DataError(f"{path} may not be read by this user; change its permissions")
+    try:
+        return need_h5py().File(path, "r")
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read as HDF5 (truncated, or another format);"
+            " write it again, for example with: hpcsgd data synth"
+        ) from error
+
+
+def check_finished(path: Path, file: Any) -> None:
+    """Refuse what cannot be learnt from, in one sentence."""
+    if not file.attrs.get("finished", True):
+        raise DataError(f"{path} was never finished; write it again")
+    if "X" not in file:
+        raise lacks("X", path, file)
+
+
+def shape_of(path: Path, file: Any) -> tuple[int, int]:
+    """Rows and columns of a dense /X, or of a CSR one."""
+    X = file["X"]
+    if isinstance(X, need_h5py().Group) and set(PARTS) <= set(X):
+        return _sparse_shape(path, file, X)
+    if (
+        not isinstance(X, need_h5py().Dataset)
+        or len(X.shape or ()) != 2
+        or 0 in X.shape
+    ):
+        raise DataError(
+            f"{path}: /X must be a dense rows x columns dataset, or a group of indptr,"
+            " indices and data; write it as one"
+        )
+    _check_numbers(path, "X", X)
+    return int(X.shape[0]), int(X.shape[1])
+
+
+def _sparse_shape(path: Path, file: Any, X: Any) -> tuple[int, int]:
+    shape = X.attrs.get("shape", file.attrs.get("shape"))
+    for name in PARTS:
+        _check_numbers(path, f"X/{name}", X[name])
+    rows = len(X["indptr"]) - 1
+    if np.shape(shape) != (2,) or shape[0] != rows or rows < 1 or shape[1] < 1:
+        raise DataError(
+            f"{path}: /X has no attribute shape (rows, columns) that suits its indptr;"
+            " write it again"
+        )
+    ends = (int(X["indptr"][0]), int(X["indptr"][rows]))
+    if ends != (0, len(X["data"])) or len(X["indices"]) != len(X["data"]):
+        raise DataError(
+            f"{path}: /X/indptr, indices and data do not belong together"
+            f" ({ends[1]}, {len(X['indices'])} and {len(X['data'])} values);"
+            " write them again"
+        )
+    return rows, int(shape[1])
+
+
+def check_columns(path: Path, file: Any, rows: int) -> None:
+    """Refuse targets, weights and offsets that do not suit the rows."""
+    for name in COLUMNS:
+        if name not in file:
+            continue
+        _check_numbers(path, name, file[name])
+        if file[name].shape not in ((rows,), (rows, 1)):
+            raise DataError(
+                f"{path}: /{name} has shape {file[name].shape} and /X has"
+                f" {rows} rows; write one value for each row"
+            )
+
+
+def lacks(name: str, path: Path, file: Any) -> DataError:
+    """The error of a dataset that is not there."""
+    return DataError(
+        f"{path} has no /{name}; it holds {sorted(file) or 'nothing'},"
+        " and hpcsgd reads /X (rows x columns) and /y"
+    )
+
+
+def _check_numbers(path: Path, name: str, node: Any) -> None:
+    dtype = getattr(node, "dtype", None)  # groups have none
+    if dtype is None or dtype.kind not in "fiub":
+        raise DataError(
+            f"{path}: /{name} must hold real numbers, not"
+            f" {'a group' if dtype is None else dtype}; encode it and write it again"
+        )

@@ -1,0 +1,124 @@
+"""What a conversion does to rows: column scales, unit rows, and who is a test row."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array, diags_array, issparse
+
+Array = NDArray[Any]
+HASHED_AT_ONCE = 2**20
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True)
+class Scales:
+    """x ← (x − mean) / scale for each column; sparse columns keep their zeros."""
+
+    mean: Array | None  # None: sparse, only scaled
+    scale: Array
+
+    def apply(self, X: Any) -> Any:
+        """The block with its columns scaled, computed in float64."""
+        if issparse(X):
+            return csr_array(X.astype(np.float64) @ diags_array(1 / self.scale))
+        scaled = X.astype(np.float64)
+        if self.mean is not None:
+            scaled -= self.mean
+        scaled /= self.scale
+        return scaled
+
+
+class Moments:
+    """Mean and squares of each column over all blocks seen; zeros count too.
+
+    Blocks are merged as Chan, Golub and LeVeque do, so that no large mean cancels.
+    """
+
+    def __init__(self, cols: int) -> None:
+        self.rows = 0
+        self.mean = np.zeros(cols)
+        self.squares = np.zeros(cols)  # Σ (x − mean)²
+
+    def add(self, X: Any) -> None:
+        """The next block."""
+        count = X.shape[0]
+        if not count:
+            return
+        mean, squares = _sparse(X) if issparse(X) else _dense(X)
+        total = self.rows + count
+        apart = mean - self.mean
+        self.squares += squares + apart**2 * (self.rows * count / total)
+        self.mean += apart * (count / total)
+        self.rows = total
+
+    def scales(self, sparse: bool) -> Scales:
+        """Unit spread about the mean (sparse: about 0); constant columns keep 1."""
+        if sparse:
+            spread = np.sqrt(self.squares / max(self.rows, 1) + self.mean**2)
+        else:
+            spread = np.sqrt(self.squares / max(self.rows, 1))
+        # What rounding leaves of a constant column is no spread.
+        flat = spread <= 1e-12 * np.maximum(np.abs(self.mean), np.finfo(float).tiny)
+        return Scales(None if sparse else self.mean, np.where(flat, 1.0, spread))
+
+
+def _dense(X: Array) -> tuple[Array, Array]:
+    mean = X.mean(axis=0, dtype=np.float64)
+    return mean, np.square(X - mean).sum(axis=0)
+
+
+def _sparse(X: Any) -> tuple[Array, Array]:
+    rows, cols = X.shape
+    values = X.data.astype(np.float64)
+    mean = np.bincount(X.indices, weights=values, minlength=cols) / rows
+    stored = np.bincount(X.indices, minlength=cols)
+    apart = np.square(values - mean[X.indices])
+    squares = np.bincount(X.indices, weights=apart, minlength=cols)
+    return mean, squares + (rows - stored) * mean**2
+
+
+def unit_rows(X: Any) -> Any:
+    """Rows of length 1; rows of zeros stay what they are."""
+    if issparse(X):
+        norms = np.sqrt(np.asarray(X.astype(np.float64).power(2).sum(axis=1)).ravel())
+        return csr_array(diags_array(1 / np.where(norms, norms, 1.0)) @ X)
+    wide = X.astype(np.float64)
+    norms = np.linalg.norm(wide, axis=1, keepdims=True)
+    wide /= np.where(norms, norms, 1.0)
+    return wide
+
+
+def is_test(rows: Array, fraction: float, seed: int) -> Array:
+    """Whether each row number is drawn for the test set: a hash of (seed, row)."""
+    drawn: Array = _hash(rows, seed) < np.uint64(int(fraction * 2**53))
+    return drawn
+
+
+def count_test(rows: int, fraction: float, seed: int) -> int:
+    """How many of rows 0 to `rows` are drawn."""
+    return sum(
+        int(is_test(part, fraction, seed).sum()) for part in _row_numbers(0, rows)
+    )
+
+
+def _row_numbers(start: int, stop: int) -> Iterator[Array]:
+    for first in range(start, stop, HASHED_AT_ONCE):
+        yield np.arange(first, min(first + HASHED_AT_ONCE, stop))
+
+
+def _hash(rows: Array, seed: int) -> Array:
+    """53 bits of splitmix64, begun elsewhere for each seed."""
+    mixed = _splitmix(rows.astype(np.uint64) + _splitmix(np.array([seed], np.uint64)))
+    return mixed >> np.uint64(11)
+
+
+def _splitmix(z: Array) -> Array:
+    with np.errstate(over="ignore"):
+        z = z + GOLDEN
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed: Array = z ^ (z >> np.uint64(31))
+    return mixed

@@ -1,0 +1,160 @@
+"""`hpcsgd data` as a user runs it: results, refusals, kills and full disks."""
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from hpcsgd.data.hdf5 import Hdf5Reader
+from tests.cli.conftest import only_json
+from tests.cli.test_bad_input import refuse
+
+ROWS, COLS = 60_000, 100
+
+
+@pytest.fixture(scope="module")
+def arrays(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("arrays")
+    rng = np.random.default_rng(0)
+    X = rng.normal(2, 3, size=(ROWS, COLS)).astype(np.float32)
+    np.savez(folder / "a.npz", X=X, y=(X[:, 0] > 2) * 2.0 - 1)
+    return folder / "a.npz"
+
+
+def values(path):
+    reader = Hdf5Reader(path)
+    rows = slice(0, reader.rows)
+    read = reader.read(rows, slice(0, reader.cols)), reader.targets(rows)
+    reader.close()
+    return read
+
+
+def start(arguments, folder, limit=None):
+    """The command, on its way; `limit` bytes are the most a file of it may have."""
+
+    def confine():
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    return subprocess.Popen(
+        [sys.executable, "-m", "hpcsgd", "data", *map(str, arguments)],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=confine,
+    )
+
+
+def test_convert_inspect_verify_train(hpcsgd, tmp_path, arrays):
+    more = ("--test-fraction", 0.1, "--standardize", "--element", "bf16", "--json")
+    said = only_json(hpcsgd("data", "convert", arrays, "a.h5", *more))
+    assert sum(part["rows"] for part in said["files"]) == ROWS
+    seen = only_json(hpcsgd("data", "inspect", "a.h5", "--json"))
+    assert seen["columns"] == COLS and seen["element"] == "bf16"
+    assert set(seen["labels"]["histogram"]) == {"-1", "1"}
+    X, _ = values(tmp_path / "a.h5")
+    largest = np.linalg.norm(X.astype(float), axis=1).max()
+    assert seen["row_norm"]["max"] == pytest.approx(largest)
+    assert seen["suggested"]["family"] == "logistic"
+    assert seen["suggested"]["rate"] == pytest.approx(1 / (0.25 * largest**2))
+    good = only_json(hpcsgd("data", "verify", "a.h5", "--json"))
+    assert good["has_checksums"] and not good["faults"]
+    done = hpcsgd("train", "--data", "a.h5", "--epochs", 1, "--rate", 0.01)
+    assert done.returncode == 0, done.stderr
+
+
+def test_damage_is_found(hpcsgd, tmp_path, arrays):
+    assert hpcsgd("data", "convert", arrays, "a.h5").returncode == 0
+    path = tmp_path / "a.h5"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    done = hpcsgd("data", "verify", "a.h5")
+    assert done.returncode == 1 and "1 faults" in done.stdout
+
+
+def test_killed_and_resumed_is_as_undisturbed(tmp_path, arrays, hpcsgd):
+    flags = ["--memory", 16, "--test-fraction", 0.2, "--standardize"]
+    assert hpcsgd("data", "convert", arrays, "w.h5", *flags).returncode == 0
+    journal = tmp_path / ".a.h5.convert.json"
+    process = start(["convert", arrays, "a.h5", *flags], tmp_path)
+    while process.poll() is None and not _is_midway(journal):
+        time.sleep(0.001)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL, "it was too fast to be killed"
+    assert not (tmp_path / "a.h5").exists() and journal.exists()
+    refuse(hpcsgd("data", "convert", arrays, "a.h5", "--resume"), 2, "test_fraction")
+    done = hpcsgd("data", "convert", arrays, "a.h5", *flags, "--resume")
+    assert done.returncode == 0, done.stderr
+    for ending in (".h5", "-test.h5"):
+        whole = values(tmp_path / f"w{ending}")
+        for one, other in zip(values(tmp_path / f"a{ending}"), whole, strict=True):
+            assert (one == other).all()
+    assert not list(tmp_path.glob(".*"))
+
+
+def _is_midway(journal):
+    try:
+        return len(json.loads(journal.read_text())["places"]) > 3
+    except (OSError, ValueError):
+        return False
+
+
+def test_an_interrupt_leaves_what_can_be_gone_on_with(tmp_path, arrays, hpcsgd):
+    flags = ["--memory", 16]
+    process = start(["convert", arrays, "a.h5", *flags], tmp_path)
+    while process.poll() is None and not _is_midway(tmp_path / ".a.h5.convert.json"):
+        time.sleep(0.001)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130 and not (tmp_path / "a.h5").exists(), said
+    done = hpcsgd("data", "convert", arrays, "a.h5", *flags, "--resume")
+    assert done.returncode == 0, done.stderr
+    with np.load(arrays) as whole:
+        assert (values(tmp_path / "a.h5")[0] == whole["X"]).all()
+
+
+def test_a_full_disk_is_one_sentence(tmp_path, arrays):
+    process = start(["convert", arrays, "a.h5"], tmp_path, limit=5 * 2**20)
+    out, said = process.communicate(timeout=60)
+    assert process.returncode == 2 and out == "", said
+    assert len(said.strip().splitlines()) == 1 and "cannot be written" in said, said
+    assert not (tmp_path / "a.h5").exists()
+
+
+def test_wrong_input_is_one_sentence(hpcsgd, tmp_path, arrays):
+    (tmp_path / "odd").write_text("neither\nnor\n")
+    (tmp_path / "there.h5").write_text("")
+    convert = ("data", "convert")
+    refuse(hpcsgd(*convert, tmp_path, "a.h5"), 2, "is a folder")
+    refuse(hpcsgd(*convert, "odd", "a.h5"), 2, "--format")
+    refuse(hpcsgd(*convert, "none.npz", "a.h5"), 2, "does not exist")
+    refuse(hpcsgd(*convert, arrays, "there.h5"), 2, "--force")
+    refuse(hpcsgd(*convert, arrays, arrays, "--force"), 2, "the source itself")
+    refuse(hpcsgd(*convert, arrays, "no/where.h5"), 2, "its folder is missing")
+    refuse(hpcsgd(*convert, arrays, "."), 2, "it is a folder")
+    refuse(hpcsgd(*convert, arrays, "a.h5", "--delimiter", ","), 2, "is not for npz")
+    refuse(hpcsgd("data", "card", "moon"), 2, "known: epsilon")
+    refuse(hpcsgd("data", "inspect", "odd"), 2, "cannot be read as HDF5")
+
+
+def test_the_catalogue_is_listed(hpcsgd):
+    cards = only_json(hpcsgd("data", "list", "--json"))
+    assert len(cards) == 12
+    assert "CC BY 4.0" in hpcsgd("data", "card", "HIGGS").stdout
+
+
+def test_synthetic_knobs(hpcsgd, tmp_path):
+    flags = ("--shape", "synth", "--rows", 3000, "--cols", 40, "--out", "s.h5")
+    done = hpcsgd("data", "synth", *flags, "--density", 0.2, "--balance", 0.3)
+    assert done.returncode == 0, done.stderr
+    seen = only_json(hpcsgd("data", "inspect", "s.h5", "--json"))
+    assert seen["density"] == pytest.approx(0.2, abs=0.01)
+    assert seen["labels"]["histogram"]["1"] == pytest.approx(900, abs=90)

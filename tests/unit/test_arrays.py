@@ -1,0 +1,115 @@
+"""Arrays of other makers come block by block, from any row on, or are refused."""
+
+import h5py
+import numpy as np
+import pytest
+import scipy.sparse
+
+from hpcsgd.data.arrays import Hdf5Source, NpySource, NpzSource
+from hpcsgd.errors import ConfigError, DataError
+
+ROWS, COLS = 103, 7
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(ROWS, COLS)).astype(np.float32)
+Y = RNG.normal(size=ROWS)
+S = scipy.sparse.random(ROWS, COLS, 0.3, format="csr", random_state=0)
+
+
+@pytest.fixture
+def files(tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    np.save(tmp_path / "y.npy", Y)
+    (tmp_path / "y.txt").write_text("\n".join(map(repr, Y.tolist())) + "\n")
+    np.save(tmp_path / "xy.npy", np.column_stack([Y, X]))
+    np.savez(tmp_path / "d.npz", X=X, y=Y)
+    np.savez_compressed(tmp_path / "c.npz", X=X, y=Y)
+    scipy.sparse.save_npz(tmp_path / "s.npz", S)
+    with h5py.File(tmp_path / "h.h5", "w") as file:
+        file.create_dataset("features", data=X, chunks=(10, 3), compression="gzip")
+        file["label"], file["w"] = Y.reshape(-1, 1), Y**2
+    return tmp_path
+
+
+def sources(folder):
+    names = {"x_name": "features", "y_name": "label", "weight_name": "w"}
+    return [
+        NpySource(folder / "x.npy", labels=folder / "y.npy"),
+        NpySource(folder / "x.npy", labels=folder / "y.txt"),
+        NpySource(folder / "xy.npy", label_column=0),
+        NpzSource(folder / "d.npz"),
+        NpzSource(folder / "c.npz"),
+        NpzSource(folder / "s.npz", labels=folder / "y.txt"),
+        Hdf5Source(folder / "h.h5", **names),
+    ]
+
+
+@pytest.mark.parametrize("number", range(7))
+@pytest.mark.parametrize("budget", [1, 1000, 2**20])
+@pytest.mark.parametrize("start", [0, 50, ROWS - 1])
+def test_rows_from_any_one_on(files, number, budget, start):
+    source = sources(files)[number]
+    outline = source.outline(lambda _: None)
+    assert (outline.rows, outline.cols, outline.labelled) == (ROWS, COLS, True)
+    found, at = [], start
+    for block in source.blocks(outline, budget, start):
+        at += block.X.shape[0]
+        assert block.end == at and block.X.dtype.kind == "f"
+        dense = outline.nnz is None
+        found.append(block.X if dense else block.X.toarray())
+        assert (block.y == Y[at - len(found[-1]) : at]).all()
+        if number == 6:
+            assert (block.weights == Y[at - len(found[-1]) : at] ** 2).all()
+    assert at == ROWS
+    wanted = X if outline.nnz is None else S.toarray()
+    assert (np.concatenate(found) == wanted[start:]).all()
+
+
+def test_a_small_budget_makes_small_blocks(files):
+    for source in sources(files):
+        outline = source.outline(lambda _: None)
+        sizes = [b.X.shape[0] for b in source.blocks(outline, 1000)]
+        assert max(sizes) < ROWS / 2, type(source)
+
+
+def refuse(make, error, said):
+    with pytest.raises(error, match=said):
+        source = make()
+        outline = source.outline(lambda _: None)
+        list(source.blocks(outline, 10**6))
+
+
+def test_what_cannot_be_read_is_one_sentence(files):
+    np.save(files / "o.npy", np.array([[None, 1]]), allow_pickle=True)
+    np.save(files / "f.npy", np.asfortranarray(np.ones((3, 3))))
+    np.save(files / "v.npy", np.ones(3))
+    (files / "cut.npy").write_bytes((files / "x.npy").read_bytes()[:-9])
+    (files / "bad.txt").write_text("1\nx\n")
+    (files / "long.txt").write_text("1\n" * (ROWS + 1))
+    (files / "short.txt").write_text("1\n" * (ROWS - 1))
+    scipy.sparse.save_npz(files / "csc.npz", S.tocsc())
+    npy = lambda name, **more: lambda: NpySource(files / name, **more)  # noqa: E731
+    refuse(npy("none.npy"), DataError, "does not exist")
+    refuse(npy("."), DataError, "is a folder")
+    refuse(npy("y.txt"), DataError, "no NumPy array")
+    refuse(npy("o.npy"), DataError, "give real numbers")
+    refuse(npy("f.npy"), DataError, "ascontiguousarray")
+    refuse(npy("v.npy"), DataError, "rows and columns")
+    refuse(npy("cut.npy"), DataError, "ends too early")
+    refuse(npy("x.npy", label_column=9), ConfigError, "columns 0 to 6")
+    refuse(
+        npy("x.npy", label_column=0, labels="y"), ConfigError, "one of --label-column"
+    )
+    refuse(npy("x.npy", labels=files / "bad.txt"), DataError, "line 2: b'x'")
+    refuse(npy("x.npy", labels=files / "long.txt"), DataError, "more labels")
+    refuse(npy("x.npy", labels=files / "short.txt"), DataError, "fewer labels")
+    refuse(npy("x.npy", labels=files / "v.npy"), DataError, "one label for each row")
+    refuse(lambda: NpzSource(files / "x.npy"), DataError, "no .npz file")
+    refuse(lambda: NpzSource(files / "csc.npz"), DataError, "tocsr")
+    refuse(lambda: NpzSource(files / "d.npz", x_name="Z"), DataError, "has no Z")
+    refuse(lambda: Hdf5Source(files / "h.h5"), DataError, "--x-name")
+    refuse(
+        lambda: Hdf5Source(files / "h.h5", x_name="features", y_name="q"),
+        DataError,
+        "--y-name",
+    )
+    refuse(lambda: Hdf5Source(files / "x.npy"), DataError, "check --format")

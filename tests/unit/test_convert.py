@@ -1,0 +1,236 @@
+"""A conversion keeps every row, in bounded blocks, whatever breaks in between."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+from hpcsgd.data import convert as module
+from hpcsgd.data import sink as sink_module
+from hpcsgd.data.convert import Recipe, convert, test_path
+from hpcsgd.data.hdf5 import Hdf5Reader
+from hpcsgd.data.source import Outline, Rows
+from hpcsgd.data.transform import Moments, count_test, is_test, unit_rows
+from hpcsgd.errors import ConfigError, DataError
+
+test_path.__test__ = False  # a path of a test set, no test
+ROWS, COLS = 700, 5
+
+
+class Quiet:
+    """Progress that nobody looks at, but the test may."""
+
+    def __init__(self):
+        self.passes = []
+
+    def begin(self, what, size):
+        self.passes.append(what)
+
+    def at(self, position):
+        pass
+
+
+class InMemory:
+    """Rows with positions that are no row numbers, in blocks that may break off."""
+
+    def __init__(self, path, X, y, block=64, weights=None):
+        self.path, self.X, self.y, self.block = path, X, y, block
+        self.weights, self.break_at = weights, None
+        path.write_text("a source")
+
+    def outline(self, progress):
+        nnz = self.X.nnz if scipy.sparse.issparse(self.X) else None
+        return Outline(*self.X.shape, nnz, self.y is not None, 10 * len(self.y))
+
+    def blocks(self, outline, budget, start=0):
+        for row in range(start // 10, self.X.shape[0], self.block):
+            if self.break_at is not None and row >= self.break_at and budget > 65536:
+                raise KeyboardInterrupt
+            part = slice(row, min(row + self.block, self.X.shape[0]))
+            weights = None if self.weights is None else self.weights[part]
+            yield Rows(self.X[part], self.y[part], 10 * part.stop, weights)
+
+
+@pytest.fixture
+def source(tmp_path):
+    rng = np.random.default_rng(0)
+    X = rng.normal(3, [1, 2, 3, 4, 5], size=(ROWS, COLS)).astype(np.float32)
+    return InMemory(tmp_path / "source", X, rng.normal(size=ROWS))
+
+
+def content(path):
+    reader = Hdf5Reader(path)
+    every = slice(0, reader.rows)
+    read = reader.read(every, slice(0, reader.cols)), reader.targets(every)
+    reader.close()
+    return read
+
+
+def test_every_row_arrives_as_it_was(source, tmp_path):
+    said = convert(source, tmp_path / "a.h5", Recipe(), Quiet())
+    X, y = content(tmp_path / "a.h5")
+    assert (source.X == X).all() and (source.y == y).all()
+    assert said["files"][0]["rows"] == ROWS and not said["sparse"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.h5", "source"]
+
+
+def test_weights_come_along(source, tmp_path):
+    source.weights = np.arange(ROWS, dtype=float)
+    convert(source, tmp_path / "a.h5", Recipe(), Quiet())
+    reader = Hdf5Reader(tmp_path / "a.h5")
+    assert (reader.sample_weight(slice(0, ROWS)) == source.weights).all()
+
+
+def test_no_more_than_two_passes_and_scales_of_the_training_rows(source, tmp_path):
+    quiet = Quiet()
+    recipe = Recipe(standardize=True, test_fraction=0.3, element="fp64")
+    convert(source, tmp_path / "a.h5", recipe, quiet)
+    X, _ = content(tmp_path / "a.h5")
+    assert np.allclose(X.mean(axis=0), 0, atol=1e-12)
+    assert np.allclose(X.std(axis=0), 1, atol=1e-12)
+    test = is_test(np.arange(ROWS), 0.3, 0)
+    mean, scale = (
+        source.X[~test].mean(0, dtype=float),
+        source.X[~test].std(0, dtype=float),
+    )
+    tested, _ = content(tmp_path / "a-test.h5")
+    assert np.allclose(tested, (source.X[test] - mean) / scale)
+    reader = Hdf5Reader(tmp_path / "a.h5")
+    assert np.allclose(reader.file["column_means"], mean)
+    assert np.allclose(reader.file["column_scales"], scale)
+
+
+def test_sparse_columns_are_scaled_only(source, tmp_path):
+    source.X = scipy.sparse.csr_array(source.X * (source.X > 4))
+    said = convert(source, tmp_path / "a.h5", Recipe(standardize=True), Quiet())
+    X, _ = content(tmp_path / "a.h5")
+    assert "scaled only" in said["standardized"] and said["sparse"]
+    assert ((X != 0) == (source.X.toarray() != 0)).all()
+    assert np.allclose(np.sqrt((X.astype(float) ** 2).mean(axis=0)), 1)
+    reader = Hdf5Reader(tmp_path / "a.h5")
+    assert reader.is_sparse and "column_means" not in reader.file
+
+
+@pytest.mark.parametrize("block", [1, 64, 699, 5000])
+def test_the_split_is_of_rows_and_not_of_blocks(source, tmp_path, block):
+    source.block = block
+    convert(source, tmp_path / "a.h5", Recipe(test_fraction=0.2, seed=3), Quiet())
+    test = is_test(np.arange(ROWS), 0.2, 3)
+    for path, chosen in (("a.h5", ~test), ("a-test.h5", test)):
+        X, y = content(tmp_path / path)
+        assert (source.X[chosen] == X).all() and (y == source.y[chosen]).all()
+
+
+def test_shares_and_seeds_of_the_split():
+    assert 9500 < count_test(100_000, 0.1, 0) < 10500
+    rows = np.arange(1000)
+    assert (is_test(rows, 0.5, 0) != is_test(rows, 0.5, 1)).any()
+    # More rows never change the verdict on those before.
+    assert (is_test(rows, 0.5, 0) == is_test(np.arange(2000), 0.5, 0)[:1000]).all()
+
+
+@pytest.mark.parametrize("break_at", [0, 64, 320, 640])
+@pytest.mark.parametrize("fraction", [0.0, 0.2])
+@pytest.mark.parametrize("flush", [0.0, 1e9])
+def test_what_broke_off_is_gone_on_with(
+    source, tmp_path, monkeypatch, break_at, fraction, flush
+):
+    monkeypatch.setattr(sink_module, "FLUSH_SECONDS", flush)
+    recipe = Recipe(standardize=True, test_fraction=fraction)
+    convert(source, tmp_path / "whole.h5", recipe, Quiet())
+    source.break_at = break_at
+    target = tmp_path / "a.h5"
+    with pytest.raises(KeyboardInterrupt):
+        if break_at:  # the measuring pass goes through
+            monkeypatch.setattr(
+                module, "measure", lambda *_: measured(source, recipe, tmp_path)
+            )
+        convert(source, target, recipe, Quiet())
+    monkeypatch.undo()
+    assert not target.exists() and not test_path(target).exists()
+    source.break_at, source.block = None, 50
+    convert(source, target, recipe, Quiet(), resume=True)
+    names = ["whole.h5", "whole-test.h5"] if fraction else ["whole.h5"]
+    for name in names:
+        mine = tmp_path / name.replace("whole", "a")
+        for one, other in zip(content(mine), content(tmp_path / name), strict=True):
+            assert (one == other).all()
+    assert not list(tmp_path.glob(".*"))
+
+
+def measured(source, recipe, folder):
+    reader = Hdf5Reader(folder / "whole.h5")
+    means, scales = (
+        np.asarray(reader.file[f"column_{n}"]) for n in ("means", "scales")
+    )
+    reader.close()
+    return module.Scales(means, scales)
+
+
+def test_only_the_same_conversion_is_gone_on_with(source, tmp_path):
+    source.break_at = 320
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, tmp_path / "a.h5", Recipe(), Quiet())
+    source.break_at = None
+    with pytest.raises(ConfigError, match="differs in seed; give"):
+        convert(source, tmp_path / "a.h5", Recipe(seed=1), Quiet(), resume=True)
+
+
+def test_wrong_rows_leave_nothing(source, tmp_path):
+    def blocks(outline, budget, start=0):
+        yield Rows(source.X[:100], source.y[:100], 1000)
+        if budget > 65536:
+            raise DataError("line 101 is no row; mend it")
+
+    source.blocks = blocks
+    with pytest.raises(DataError, match="line 101"):
+        convert(source, tmp_path / "a.h5", Recipe(), Quiet())
+    assert [p.name for p in tmp_path.iterdir()] == ["source"]
+
+
+def test_rows_and_unit_rows(source, tmp_path):
+    source.X[3] = 0
+    recipe = Recipe(rows=100, unit_rows=True, element="fp64")
+    convert(source, tmp_path / "a.h5", recipe, Quiet())
+    X, y = content(tmp_path / "a.h5")
+    norms = np.linalg.norm(X, axis=1)
+    assert len(X) == 100 and norms[3] == 0
+    assert np.allclose(np.delete(norms, 3), 1) and (y == source.y[:100]).all()
+    sparse = unit_rows(scipy.sparse.csr_array(source.X[:9]))
+    assert np.allclose(sparse.toarray(), X[:9])
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_moments_of_blocks_are_those_of_the_whole(sparse):
+    X = np.random.default_rng(1).normal(1e4, 1, size=(999, 4)) * [1, 0, 2, 1]
+    moments = Moments(4)
+    for part in np.array_split(X, [1, 2, 500]):
+        moments.add(scipy.sparse.csr_array(part) if sparse else part)
+    assert np.allclose(moments.mean, X.mean(axis=0), rtol=1e-13)
+    assert np.allclose(moments.squares / 999, X.var(axis=0), rtol=1e-8)
+    assert moments.scales(sparse).scale[1] == 1, "a constant column is left alone"
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        ({"test_fraction": 1.0}, "below 1"),
+        ({"rows": 0}, "at least 1"),
+        ({"seed": -1}, "0 will do"),
+        ({"memory": 1}, "too little"),
+        ({"rows": ROWS + 1}, "the source has 700"),
+        ({"test_fraction": 1e-9}, "choose another"),
+    ],
+)
+def test_recipes_that_cannot_be_followed(source, tmp_path, wrong, said):
+    with pytest.raises(ConfigError, match=said):
+        convert(source, tmp_path / "a.h5", Recipe(**wrong), Quiet())
+    assert not (tmp_path / "a.h5").exists()
+
+
+def test_a_target_is_replaced_only_on_demand(source, tmp_path):
+    target = tmp_path / "a.h5"
+    target.write_text("mine")
+    with pytest.raises(ConfigError, match="add --force"):
+        convert(source, target, Recipe(), Quiet())
+    convert(source, target, Recipe(), Quiet(), force=True)
+    assert len(content(target)[1]) == ROWS

@@ -1,10 +1,10 @@
 """Checkpoints while training goes on: a copy now, the disk in the background."""
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 
 from hpcsgd.callbacks.base import View, Wish
@@ -44,7 +44,11 @@ class Saver:
         self.failed = 0
         self.written = 0
         self._last_good: int | None = None
-        self._writer: threading.Thread | None = None
+        # One thread for all of them: MPI libraries that keep a cache of registered
+        # memory (UCX) note the end of every thread's stack, and never forget it.
+        # An interpreter that ends waits for it, so the last file is whole.
+        self._thread: ThreadPoolExecutor | None = None
+        self._writing: Future[None] | None = None
         self._began = time.monotonic()
 
     def is_due(self, number: int, at_end: bool) -> bool:
@@ -70,21 +74,26 @@ class Saver:
         if self.store is None:
             return
         self.finish()
-        # Not a daemon: an interpreter that ends waits for the file to be whole.
-        self._writer = threading.Thread(
-            target=self._write, args=(self.store, checkpoint), name="checkpoint"
-        )
-        self._writer.start()
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing = self._thread.submit(self._write, self.store, checkpoint)
 
     def finish(self) -> None:
         """Wait until what was handed over is on disk."""
-        if self._writer is not None:
+        if self._writing is not None:
             with self.working("writing a checkpoint"):
-                self._writer.join()
-            self._writer = None
+                self._writing.result()
+            self._writing = None
+
+    def close(self) -> None:
+        """Finish, and let go of the thread; a later `save` would start another."""
+        self.finish()
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
 
     def _is_writing(self) -> bool:
-        return self._writer is not None and self._writer.is_alive()
+        return self._writing is not None and not self._writing.done()
 
     def _write(self, store: Store, checkpoint: Checkpoint) -> None:
         """Training is worth more than a checkpoint: what fails is said, not raised."""

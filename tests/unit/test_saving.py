@@ -50,6 +50,21 @@ def test_training_does_not_wait_for_the_disk():
     assert store.written == [5] and saver.written == 1
 
 
+def test_one_thread_writes_them_all_and_ends_with_the_run():
+    threads = set()
+    store = SlowStore()
+    store.go.set()
+    store.write = lambda checkpoint: (
+        threads.add(threading.current_thread()) or type("Path", (), {"name": ""})
+    )
+    saver = saver_of(store)
+    for exchanges in range(1, 4):
+        saver.save(None, view_at(exchanges))
+    saver.close()
+    assert saver.written == 3 and len(threads) == 1
+    assert not any(thread.is_alive() for thread in threads)
+
+
 def test_by_number_and_at_the_end():
     saver = saver_of(SlowStore(), every=10)
     due = [n for n in range(1, 33) if saver.is_due(n, n == 32)]

@@ -72,7 +72,7 @@ def load(
     sides.show(seen, rows.start if grid.member == 0 else None)
     matrix = world.together(
         lambda: (
-            _stream(reader, rows, columns, backend.store, seen, route)
+            _stream(reader, rows, columns, backend.store, precision.matrix, seen, route)
             if route is not None
             else _read_matrix(reader, rows, columns, backend.store, seen)
         )
@@ -149,6 +149,7 @@ def _stream(
     rows: slice,
     columns: slice,
     store: Callable[[Array], Array],
+    element: str,
     seen: Fingerprint,
     route: Callable[[int], Route],
 ) -> Streamed:
@@ -157,14 +158,18 @@ def _stream(
     for _ in pieces(reader, rows, columns, store, SCANNED, seen.add):
         continue
 
+    copy = getattr(reader, "filler_of_blocks", lambda _: None)(element)
     take = getattr(reader, "reader_of_blocks", lambda: reader.read)()
 
-    def read(part: slice) -> Array:
-        block = take(slice(rows.start + part.start, rows.start + part.stop), columns)
-        return store(block)
+    def fill(part: slice, out: Array) -> None:
+        of_file = slice(rows.start + part.start, rows.start + part.stop)
+        if copy is not None:
+            copy(of_file, columns, out)
+        else:
+            out[...] = store(take(of_file, columns))
 
     dtype = store(np.empty((0, width), dtype=np.float32)).dtype
-    return Streamed(read, (height, width), dtype, route(height))
+    return Streamed(fill, (height, width), dtype, route(height))
 
 
 def _count_stored(grid: Grid, shard: Shard) -> int:

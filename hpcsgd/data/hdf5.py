@@ -19,10 +19,17 @@ from hpcsgd.data.hdf5_open import (
     shape_of,
 )
 from hpcsgd.data.layout import Layout, layout_of, widen
-from hpcsgd.data.tiles import open_tiles
+from hpcsgd.data.tiles import Tiles, open_tiles
 from hpcsgd.errors import DataError
 
 Array = NDArray[Any]
+Fill = Callable[[slice, slice, Array], None]  # rows, columns, where to
+# Elements that a file and a matrix in memory hold as the same bits.
+STORED_AS = {
+    "fp64": ("fp64", "float64"),
+    "fp32": ("fp32", "float32"),
+    "bf16": ("bf16", "uint16"),
+}
 WIDER = 1.25  # how much more may be read so that whole blocks can be checked
 
 
@@ -92,13 +99,33 @@ class Hdf5Reader:
 
     def reader_of_blocks(self) -> Callable[[slice, slice], Array]:
         """As `read`, from another thread beside training: past HDF5 where it can be."""
-        tiles = None if self.is_sparse else open_tiles(self.path, self.file["X"])
+        tiles, layout = self._tiles(), self.layout
         if tiles is None:
             return self.read
-        layout, take = self.layout, tiles.read
         if layout is None:
-            return take
-        return lambda rows, cols: layout.decode(take(rows, cols))
+            return tiles.read
+        return lambda rows, cols: layout.decode(tiles.read(rows, cols))
+
+    def filler_of_blocks(self, matrix: str) -> Fill | None:
+        """Puts blocks into a matrix of the format `matrix` with no copy on the way.
+
+        None where the file holds another format, or HDF5 itself has to read it.
+        """
+        tiles = self._tiles()
+        if tiles is None or STORED_AS.get(matrix) != self._element():
+            return None
+        return tiles.read_into
+
+    def _tiles(self) -> Tiles | None:
+        return None if self.is_sparse else open_tiles(self.path, self.file["X"])
+
+    def _element(self) -> tuple[str, str]:
+        """What an element of X is, and the dtype that the file has for it."""
+        dtype = self.file["X"].dtype.name
+        if self.layout is None:
+            return {"float32": "fp32", "float64": "fp64"}.get(dtype, ""), dtype
+        plain = self.layout.scale == 1.0
+        return self.layout.element if plain else "scaled", dtype
 
     def targets(self, rows: slice) -> Any:
         """Targets as float64; a file without /y is good for predictions only."""

@@ -62,12 +62,12 @@ class Streamed:
 
     def __init__(
         self,
-        read: Callable[[slice], Array],
+        fill: Callable[[slice, Array], None],
         shape: tuple[int, int],
         dtype: Any,
         route: Route,
     ) -> None:
-        self.read = read  # local rows -> as they are stored
+        self.fill = fill  # local rows, as they are stored, into where they are wanted
         self.shape, self.dtype = shape, np.dtype(dtype)
         self.route = route
         block, window = route.sampler.block, route.sampler.window
@@ -136,8 +136,8 @@ class Streamed:
             self._place[held] = -1
         for block in self.route.blocks(window):
             rows = self.route.sampler.rows_of(int(block))
-            part = self.read(slice(int(rows[0]), int(rows[-1]) + 1))
-            self.buffer[first : first + len(part)] = part
+            part = slice(int(rows[0]), int(rows[-1]) + 1)
+            self.fill(part, self.buffer[first : first + len(rows)])
             with self._changed:
                 self._place[block] = first
                 self._changed.notify_all()

@@ -2,7 +2,7 @@
 
 h5py holds the interpreter's lock while it reads, so a thread that reads ahead through
 it stops the training beside it. Tiles that are stored as they are (no filter) lie at
-known places of the file: `pread` takes them from there and lets others work.
+known places of the file: `preadv` takes them from there and lets others work.
 """
 
 import os
@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from hpcsgd.data.scatter import can_scatter, read_rows
 
 Array = NDArray[Any]
 
@@ -28,48 +30,44 @@ class Tiles:
     def read(self, rows: slice, cols: slice) -> Array:
         """A dense block, as the dataset itself would give it."""
         out = np.empty((rows.stop - rows.start, cols.stop - cols.start), self.dtype)
+        self.read_into(rows, cols, out)
+        return out
+
+    def read_into(self, rows: slice, cols: slice, out: Array) -> None:
+        """A dense block, written where it is wanted: `out` is of the dataset's dtype.
+
+        The elements of a row of `out` lie side by side; its rows may be far apart.
+        """
         if out.size == 0:
-            return out
+            return
         (height, width) = self.tile
-        scratch = np.empty(height * width, dtype=self.dtype)
         places = product(
             range(rows.start // height, -(-rows.stop // height)),
             range(cols.start // width, -(-cols.stop // width)),
         )
         for i, j in places:
-            self._copy(i, j, rows, cols, out, scratch)
-        return out
+            self._read_part(i, j, rows, cols, out)
 
     def close(self) -> None:
         """Let go of the file."""
         os.close(self._file)
 
-    def _copy(
-        self, i: int, j: int, rows: slice, cols: slice, out: Array, scratch: Array
-    ) -> None:
+    def _read_part(self, i: int, j: int, rows: slice, cols: slice, out: Array) -> None:
         """The part of tile (i, j) that lies in the block."""
         height, width = self.tile
         top, left = i * height, j * width
         first, last = max(rows.start, top), min(rows.stop, top + height)
         near, far = max(cols.start, left), min(cols.stop, left + width)
-        # Whole rows of the tile lie behind one another: only those are read.
-        part = scratch[: (last - first) * width]
-        begin = self.offsets[i, j] + (first - top) * width * self.dtype.itemsize
-        self._fill(part, int(begin))
-        there = (
-            slice(first - rows.start, last - rows.start),
-            slice(near - cols.start, far - cols.start),
-        )
-        out[there] = part.reshape(last - first, width)[:, near - left : far - left]
-
-    def _fill(self, part: Array, offset: int) -> None:
-        view = memoryview(part.view(np.uint8).data)
-        done = 0
-        while done < len(view):
-            got = os.preadv(self._file, [view[done:]], offset + done)
-            if got == 0:
-                raise OSError(f"{self.path} ends at byte {offset + done}")
-            done += got
+        size = self.dtype.itemsize
+        # Whole rows of the tile lie behind one another in the file.
+        begin = int(self.offsets[i, j]) + (first - top) * width * size
+        there = out[
+            first - rows.start : last - rows.start, near - cols.start : far - cols.start
+        ]
+        before, after = (near - left) * size, (left + width - far) * size
+        done = read_rows(self._file, begin, there, before, after)
+        if done < (last - first) * width * size:
+            raise OSError(f"{self.path} ends at byte {begin + done}")
 
 
 def open_tiles(path: Path, dataset: Any) -> Tiles | None:
@@ -77,6 +75,8 @@ def open_tiles(path: Path, dataset: Any) -> Tiles | None:
     created = dataset.id.get_create_plist()
     plain = dataset.dtype.isnative and dataset.dtype.kind in "fiu"
     if created.get_nfilters() or dataset.is_virtual or dataset.external or not plain:
+        return None
+    if not can_scatter():
         return None
     try:
         return Tiles(path, dataset)

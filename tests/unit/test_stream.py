@@ -12,10 +12,13 @@ import pytest
 from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
+from hpcsgd.data.hdf5 import Hdf5Reader
 from hpcsgd.data.sampling import Sampler
+from hpcsgd.data.store_writer import StoreWriter
 from hpcsgd.data.stream import WINDOWS, Route, Streamed
 from hpcsgd.data.synthetic import write_synthetic
 from hpcsgd.errors import ConfigError
+from hpcsgd.precision import encode
 from tests.equivalence.pairwise import pairwise
 
 X = np.random.default_rng(0).normal(size=(137, 3)).astype(np.float32)
@@ -40,9 +43,12 @@ def test_an_epoch_is_every_row_once_window_by_window(rows, block, window):
 
 
 def streamed(sampler, epochs=3, read=None):
-    return Streamed(
-        read or (lambda part: X[part]), X.shape, X.dtype, Route(sampler, epochs)
-    )
+    read = read or (lambda part: X[part])
+
+    def fill(part, out):
+        out[...] = read(part)
+
+    return Streamed(fill, X.shape, X.dtype, Route(sampler, epochs))
 
 
 @pytest.mark.parametrize("group", [1, 7, 24])
@@ -95,6 +101,25 @@ def test_what_the_file_says_reaches_whoever_waits():
     matrix.follow(0, 0, 4)
     with pytest.raises(OSError, match="the disk is gone"):
         matrix.locate(np.arange(4))
+
+
+@pytest.mark.parametrize("element", ["fp64", "fp32", "bf16", "fp16", "scaled"])
+@pytest.mark.parametrize("matrix", ["fp64", "fp32", "bf16"])
+def test_blocks_come_without_a_copy_where_the_bits_agree(element, matrix, tmp_path):
+    values = np.random.default_rng(0).normal(size=(100, 700))
+    kind, scale = ("fp32", 0.5) if element == "scaled" else (element, 1.0)
+    with StoreWriter(tmp_path / "a.h5", 700, element=kind, scale=scale) as writer:
+        writer.append(values, values[:, 0])
+    reader = Hdf5Reader(tmp_path / "a.h5")
+    fill = reader.filler_of_blocks(matrix)
+    assert (fill is not None) == (element == matrix)
+    rows, cols = slice(13, 77), slice(250, 600)
+    wanted = encode(reader.read(rows, cols), matrix)
+    if fill is not None:
+        found = np.zeros((64, 400), wanted.dtype)
+        fill(rows, cols, found[:, :350])
+        np.testing.assert_array_equal(found[:, :350], wanted)
+        assert not found[:, 350:].any()
 
 
 @pytest.fixture(scope="module")

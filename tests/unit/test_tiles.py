@@ -4,6 +4,7 @@ import h5py
 import numpy as np
 import pytest
 
+from hpcsgd.data import scatter
 from hpcsgd.data.tiles import open_tiles
 
 X = np.random.default_rng(0).normal(size=(103, 37))
@@ -46,3 +47,24 @@ def test_a_file_that_was_cut_meanwhile_is_an_error(tmp_path):
     path.write_bytes(path.read_bytes()[:4000])
     with pytest.raises(OSError, match="ends at byte"):
         tiles.read(slice(0, 103), slice(0, 37))
+
+
+def test_reads_that_the_system_cuts_short_go_on(tmp_path, monkeypatch):
+    """At any byte: in the middle of a row, of a number, of what is passed over."""
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("X", data=X, chunks=(103, 20))
+    with h5py.File(path, "r") as file:
+        tiles = open_tiles(path, file["X"])
+    real, some = scatter._call, np.random.default_rng(1)
+
+    def short(number, pieces, offset):
+        few = np.ascontiguousarray(pieces[: some.integers(1, 40)])
+        if some.random() < 0.7:
+            few = few[:1].copy()
+            few[0, 1] = some.integers(1, few[0, 1] + 1)
+        return real(number, few, offset)
+
+    monkeypatch.setattr(scatter, "_call", short)
+    for cols in (slice(0, 37), slice(3, 31)):
+        np.testing.assert_array_equal(tiles.read(slice(1, 99), cols), X[1:99, cols])

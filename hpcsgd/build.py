@@ -34,7 +34,15 @@ def build(
     streams = check_memory(grid, opened, config, words.precision, words.update.states)
     setup.lap("open")
     route = _router(config, grid.replica) if streams else None
-    loaded = load(grid, opened, words.family, words.backend, words.precision, route)
+    loaded = load(
+        grid,
+        opened,
+        words.family,
+        words.backend,
+        words.precision,
+        route,
+        config.data.partition,
+    )
     setup.lap("read")
     live = world.together(lambda: assemble(config, words, grid, loaded, callbacks))
     setup.lap("build")

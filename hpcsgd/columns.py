@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcsgd.comm.grid import Grid
-from hpcsgd.data.partition import split_range
 from hpcsgd.products.base import Array
 
 
@@ -14,15 +13,20 @@ class Columns:
     """How the columns are held on this grid."""
 
     grid: Grid
-    total: int
+    parts: tuple[slice, ...]  # of all members
     whole: bool  # every member holds all of them, not a slice each
+
+    @property
+    def total(self) -> int:
+        """Columns of the data."""
+        return int(self.parts[-1].stop)
 
     @property
     def own(self) -> slice:
         """The columns that this member's arrays hold."""
         if self.whole:
             return slice(0, self.total)
-        return split_range(self.total, self.grid.members.size, self.grid.member)
+        return self.parts[self.grid.member]
 
     def join(self, own: Array) -> Array:
         """(total, k) of this replica from the (columns held, k) of its members."""
@@ -30,8 +34,7 @@ class Columns:
         members, width = self.grid.members, own.shape[1]
         if self.whole or members.size == 1:
             return own.copy()
-        parts = [split_range(self.total, members.size, c) for c in range(members.size)]
-        counts = [(part.stop - part.start) * width for part in parts]
+        counts = [(part.stop - part.start) * width for part in self.parts]
         out = np.empty(self.total * width, dtype=own.dtype)
         members.gather(own.reshape(-1), counts, out, "control")
         return out.reshape(self.total, width)

@@ -8,6 +8,7 @@ from types import UnionType
 from typing import Any, get_args, get_type_hints
 
 from hpcsgd.checkpoint import CheckpointConfig
+from hpcsgd.data.partition import PARTITIONS
 from hpcsgd.data.sampling import SamplingConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.precision import Precision, make_precision
@@ -39,6 +40,15 @@ class DataConfig:
     """Where rows come from."""
 
     path: str = ""
+    # Columns to members: in equal numbers, or so that stored values are (sparse data).
+    partition: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.partition not in PARTITIONS:
+            raise ConfigError(
+                f"[data] partition = {self.partition!r} must be one of"
+                f" {', '.join(PARTITIONS)}"
+            )
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ from hpcsgd.backends.base import Backend
 from hpcsgd.comm.grid import Grid
 from hpcsgd.csr import Csr
 from hpcsgd.data.fingerprint import Fingerprint
-from hpcsgd.data.partition import split_range
 from hpcsgd.data.readers import RowReader, is_sparse, load_block, pieces
 from hpcsgd.data.shard import Shard
 from hpcsgd.data.sparse_block import load_csr
 from hpcsgd.data.stream import Route, Streamed
 from hpcsgd.data.targets import Targets, encode_targets
-from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.errors import DataError
 from hpcsgd.families.base import Family
+from hpcsgd.parts import column_parts, own_rows
 from hpcsgd.precision import Precision, get_format
 
 Array = NDArray[Any]
@@ -56,6 +56,7 @@ def load(
     backend: Backend,
     precision: Precision,
     route: Callable[[int], Route] | None = None,
+    partition: str = "auto",
 ) -> Loaded:
     """Read this rank's rows and columns; every rank raises what any rank found.
 
@@ -63,19 +64,19 @@ def load(
     once and then streamed.
     """
     world = grid.world
-    rows, columns = world.together(lambda: _own_part(grid, reader))
+    rows = world.together(lambda: own_rows(grid, reader))
+    parts = column_parts(grid, reader, partition)
+    columns = parts[grid.member]
+    log.debug("reads rows %s and columns %s", *map(_ends, (rows, columns)))
     sides = _read_sides(grid, reader, rows)
     encoded, targets = encode_targets(
         sides.y, family.targets, rows.start, world.exchange_objects
     )
     seen = Fingerprint()
     sides.show(seen, rows.start if grid.member == 0 else None)
+    store, element = backend.store, precision.matrix
     matrix = world.together(
-        lambda: (
-            _stream(reader, rows, columns, backend.store, precision.matrix, seen, route)
-            if route is not None
-            else _read_matrix(reader, rows, columns, backend.store, seen)
-        )
+        lambda: _read_matrix(reader, rows, columns, store, element, seen, route)
     )
     inner, keep = get_format(precision.inner).dtype, grid.members.keep
     shard = Shard(
@@ -85,8 +86,8 @@ def load(
         offsets=_kept(sides.offsets, inner, keep),
         rows=rows,
         columns=columns,
+        parts=parts,
         total_rows=reader.rows,
-        total_columns=reader.cols,
     )
     return Loaded(
         shard=shard,
@@ -97,6 +98,10 @@ def load(
         stored=_count_stored(grid, shard),
         fingerprint=seen.total(reader.rows, reader.cols, world.exchange_objects),
     )
+
+
+def _ends(part: slice) -> str:
+    return f"{part.start} to {part.stop}"
 
 
 @dataclass(frozen=True)
@@ -137,8 +142,12 @@ def _read_matrix(
     rows: slice,
     columns: slice,
     store: Callable[[Array], Array],
+    element: str,
     seen: Fingerprint,
-) -> Array | Csr:
+    route: Callable[[int], Route] | None,
+) -> Array | Csr | Streamed:
+    if route is not None:
+        return _stream(reader, rows, columns, store, element, seen, route)
     if is_sparse(reader):
         return load_csr(reader, rows, columns, store, seen=seen.add_sparse)
     return load_block(reader, rows, columns, store, seen=seen.add)
@@ -196,29 +205,6 @@ def _advice(density: float, columns: int) -> str:
         f"; above about {100 * DENSE_PAYS:.3g} %, or with up to {NARROW} columns, dense"
         " rows train faster: store X as a dense array if it fits"
     )
-
-
-def _own_part(grid: Grid, reader: RowReader) -> tuple[slice, slice]:
-    """The rows and columns of this rank, refused where someone would have none."""
-    replicas, members = grid.replicas.size, grid.members.size
-    if members > reader.cols:
-        raise ConfigError(
-            f"{members} members cannot share {reader.cols} columns; use at most"
-            f" {reader.cols} members and more replicas"
-            f" (--grid {-(-replicas * members // reader.cols)}x{reader.cols} or so)"
-        )
-    if replicas > reader.rows:
-        raise ConfigError(
-            f"{replicas} replicas cannot share {reader.rows} rows;"
-            f" use at most {reader.rows} replicas"
-        )
-    rows = split_range(reader.rows, replicas, grid.replica)
-    cols = split_range(reader.cols, members, grid.member)
-    log.debug(
-        "reads rows %d to %d, columns %d to %d",
-        *(rows.start, rows.stop, cols.start, cols.stop),
-    )
-    return rows, cols
 
 
 def finite_column(values: Array | None, rows: slice, name: str) -> Any:

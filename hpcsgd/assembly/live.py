@@ -88,8 +88,7 @@ def assemble(
     name, look_ahead = _choose(config, words, loaded)
     product = _product(name, look_ahead, task)
     feed = _feed(config, words, grid, loaded)
-    total = loaded.shard.total_columns
-    columns = Columns(grid, total, product.holds_all_columns)
+    columns = Columns(grid, loaded.shard.parts, product.holds_all_columns)
     parts = Parts(
         config, words, grid, loaded, task, product, name, look_ahead, feed, columns
     )
@@ -154,9 +153,8 @@ def _product(name: str, look_ahead: bool, task: Task) -> Product:
         return LookAheadGram(task)
     product: Product
     if name == "gather":
-        total, members = task.shard.total_columns, task.members.size
-        parts = [split_range(total, members, c) for c in range(members)]
-        product = get_product(name)(task, tuple(p.stop - p.start for p in parts))
+        widths = tuple(part.stop - part.start for part in task.shard.parts)
+        product = get_product(name)(task, widths)
     else:
         product = get_product(name)(task)
     return product

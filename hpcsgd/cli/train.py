@@ -15,6 +15,7 @@ from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.delayed import NETWORKS
 from hpcsgd.comm.grid import parse_grid
 from hpcsgd.config import RunConfig, apply_settings, read_toml
+from hpcsgd.data.partition import PARTITIONS
 from hpcsgd.data.sampling import MODES
 from hpcsgd.errors import ConfigError
 from hpcsgd.families import FAMILIES
@@ -67,6 +68,11 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("--rate-kind", "rate.kind", {"choices": list(RATES), "help": "rate schedule"}),
     ("--update", "update.kind", {"choices": list(UPDATES), "help": "step rule"}),
     ("--momentum", "update.momentum", {"type": float, "help": "of momentum, nesterov"}),
+    (
+        "--partition",
+        "data.partition",
+        {"choices": list(PARTITIONS), "help": "columns to members"},
+    ),
     ("--sampling", "sampling.mode", {"choices": list(MODES), "help": "row order"}),
     ("--seed", "sampling.seed", {"type": int, "help": "of the row order"}),
     (

@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+PARTITIONS = ("auto", "equal", "stored")  # how columns may be shared by members
+
 
 def split_range(n: int, parts: int, index: int) -> slice:
     """Part `index` of range(n) cut into `parts`; the first n % parts get one more."""

@@ -26,8 +26,13 @@ class Shard:
     offsets: Array | None  # (n, 1), added to scores after scaling
     rows: slice  # of the whole data
     columns: slice  # of the whole data
+    parts: tuple[slice, ...]  # the columns of every member, this one's among them
     total_rows: int
-    total_columns: int
+
+    @property
+    def total_columns(self) -> int:
+        """Columns of the whole data."""
+        return int(self.parts[-1].stop)
 
     @property
     def is_sparse(self) -> bool:

@@ -27,6 +27,7 @@ LAYERS = (
         "build",
         "assembly",
         "load",
+        "parts",
         "engine",
         "evaluation",
         "callbacks",

@@ -118,10 +118,24 @@ def test_columns_of_a_member_may_hold_nothing(kind):
     stored, dense = make_sparse("logistic", d=16)
     X = dense.X.copy()
     X[:, 8:] = 0.0
-    config = config_for(stored, products={"kind": kind})
+    config = config_for(stored, products={"kind": kind}, data={"partition": "equal"})
     whole, empty = replace(dense, X=X), replace(dense, X=as_csr(X))
     result = train_on(4, config, empty)
     assert relative_error(result, oracle_for(config, whole)) <= 1e-11
+
+
+@pytest.mark.parametrize("partition", ["equal", "stored"])
+@pytest.mark.parametrize("kind", ["direct", "gram", "gather", "cached"])
+def test_any_partition_of_the_columns_gives_the_iterates(kind, partition):
+    """Columns of very different weight: members' slices of different width."""
+    stored, dense = make_sparse("logistic", d=16)
+    X = dense.X * (np.arange(16) % 7 < np.arange(len(dense.X))[:, None] % 8)
+    grid = {"replicas": 1, "members": 3}
+    sections = {"products": {"kind": kind}, "data": {"partition": partition}}
+    config = config_for(stored, grid=grid, **sections)
+    result = train_on(3, config, replace(dense, X=as_csr(X)))
+    oracle = oracle_for(config, replace(dense, X=X))
+    assert relative_error(result, oracle) <= 1e-11
 
 
 RESUMED = [

@@ -206,10 +206,12 @@ def test_nothing_is_renamed_in_a_folder_that_is_not_our_own(name, out, tmp_path)
     assert names(out) == kept
 
 
-def test_the_own_folder_by_name_is_the_own_folder(out):
+@pytest.mark.parametrize("name", ["auto", "run", "run/../run"])
+def test_the_own_folder_by_any_name_is_tidied(name, out):
     newest, *_ = Store(out, 3).paths()
     truncate(newest)
-    assert train(out, out.parent / "run" / ".." / "run").report["resumes"] == 1
+    place = "auto" if name == "auto" else out.parent / name
+    assert train(out, place).report["resumes"] == 1
     assert f"{newest.name}.damaged" in names(out)
 
 
@@ -230,9 +232,10 @@ def test_another_run_in_the_folder_is_put_aside(out, tmp_path):
 
 def test_the_run_that_goes_on_in_its_own_folder_stays_there(out, tmp_path):
     path = Store(out, 3).paths()[1]
-    link = tmp_path / "link"
+    link, alias = tmp_path / "link", tmp_path / "best.h5"
     link.symlink_to(out)
-    for name in (path, out, link / "checkpoints" / path.name, "auto"):
+    alias.symlink_to(path)
+    for name in (alias, path, out, link / "checkpoints" / path.name, "auto"):
         assert train(out, name).report["resumes"] >= 1
     assert not (out / "earlier-1").exists()
 

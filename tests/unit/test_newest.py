@@ -230,13 +230,20 @@ def test_another_run_in_the_folder_is_put_aside(out, tmp_path):
     assert (other / "earlier-2").is_dir()
 
 
-def test_the_run_that_goes_on_in_its_own_folder_stays_there(out, tmp_path):
+@pytest.mark.parametrize("name", ["auto", "path", "folder", "link", "alias"])
+def test_the_run_that_goes_on_in_its_own_folder_stays_there(name, out, tmp_path):
     path = Store(out, 3).paths()[1]
     link, alias = tmp_path / "link", tmp_path / "best.h5"
     link.symlink_to(out)
     alias.symlink_to(path)
-    for name in (alias, path, out, link / "checkpoints" / path.name, "auto"):
-        assert train(out, name).report["resumes"] >= 1
+    places = {
+        "auto": "auto",
+        "path": path,
+        "folder": out,
+        "link": link / "checkpoints" / path.name,
+        "alias": alias,
+    }
+    assert train(out, places[name]).report["resumes"] == 1
     assert not (out / "earlier-1").exists()
 
 

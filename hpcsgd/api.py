@@ -61,7 +61,6 @@ def train(
     reader = _reader(config, X, y, sample_weight, offset)
     opened = world is None
     comm = world if world is not None else open_world(config.run.comm)
-    comm.reproducible = comm.reproducible or config.run.reproducible
     session = Session(config, comm, reader, callbacks or [], began, setup)
     result = session.run()
     # Not after an error: others may still be in a sum, and closing waits for them.

@@ -5,6 +5,7 @@ ranks than it was saved by. `hpcsgd/capture.py` says what is in it.
 """
 
 import logging
+import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,12 +17,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.sealed import check_schema, read_sealed, write_sealed
+from hpcsgd.sealed import (
+    Damaged,
+    Unreadable,
+    check_schema,
+    read_sealed,
+    unreadable,
+    write_sealed,
+)
 
 Array = NDArray[Any]
 log = logging.getLogger(__name__)
 KIND, VERSION = "checkpoint", 1
 FOLDER = "checkpoints"
+DAMAGED = ".damaged"  # behind the name of one that was passed over
 MOST_EXCHANGES = 10**15  # of any run that ends
 # Counted through, whatever a run was put back to: the newest is the highest number.
 NAME = re.compile(r"(\d{6,12})-exchange-\d{9,18}\.h5")
@@ -103,27 +112,53 @@ class Store:
         return path
 
     def paths(self) -> list[Path]:
-        """All there are, the newest first."""
-        if not self.folder.is_dir():
-            return []
-        found = [path for path in self.folder.iterdir() if NAME.fullmatch(path.name)]
+        """All there are, the newest first; OSError where that cannot be known."""
+        found = [self.folder / name for name in self._names() if NAME.fullmatch(name)]
         return sorted(found, key=_number, reverse=True)
 
-    def newest(self) -> tuple[Path, Checkpoint] | None:
-        """The newest whole one; those that are damaged are named and passed over."""
-        paths = self.paths()
-        for path in paths:
+    def newest(self, tidies: bool = False) -> tuple[Path, Checkpoint] | None:
+        """The newest whole one, or None in a folder that never had any.
+
+        Those that are not whole are named and passed over; a folder that is ours to
+        tidy has those renamed that are proven to be damaged. What cannot be read at
+        all is left to the user: it may be whole, and newer than what we would take.
+        """
+        passed: dict[Path, DataError] = {}
+        for path in self._readable_paths():
             try:
-                return path, read_checkpoint(path)
+                found = read_checkpoint(path)
+            except Unreadable:
+                raise
             except DataError as error:
-                log.warning("%s; falling back to the checkpoint before it", error)
-                _put_aside(path, "damaged")
-        if paths:
+                passed[path] = error
+            else:
+                _say_what_was_passed(passed, tidies)
+                return path, found
+        self._check_never_had_any()
+        return None
+
+    def _readable_paths(self) -> list[Path]:
+        try:
+            return self.paths()
+        except OSError as error:
+            raise unreadable(self.folder, error) from error
+
+    def _check_never_had_any(self) -> None:
+        """Refuse to take a folder without a whole checkpoint for a new one."""
+        count = sum(
+            bool(NAME.fullmatch(name.removesuffix(DAMAGED))) for name in self._names()
+        )
+        if count:
             raise DataError(
-                f"none of the {len(paths)} checkpoints in {self.folder} is whole;"
+                f"none of the {count} checkpoints in {self.folder} is whole;"
                 " start anew with --resume no"
             )
-        return None
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self.folder)
+        except FileNotFoundError:
+            return []
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -137,10 +172,14 @@ def read_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(document, arrays)
 
 
-def _put_aside(path: Path, why: str) -> None:
-    """Out of the way of `paths`, and still there for whoever wants to look."""
-    with suppress(OSError):
-        path.rename(path.with_name(f"{path.name}.{why}"))
+def _say_what_was_passed(passed: Mapping[Path, DataError], tidies: bool) -> None:
+    """Now that there is one to fall back on, and not before."""
+    for path, error in passed.items():
+        log.warning("%s; falling back to the checkpoint before it", error)
+        if tidies and isinstance(error, Damaged):
+            # Out of the way of `paths`, and still there for whoever wants to look.
+            with suppress(OSError):
+                path.rename(path.with_name(path.name + DAMAGED))
 
 
 def _number(path: Path) -> int:

@@ -136,6 +136,8 @@ class Engine:
         began = perf_counter()
         if saves or answer >= Wish.SAVE:
             self.saver.save(state, self.view)
+            if self.wish is Wish.SAVE:
+                self.wish = Wish.NONE  # granted; a wish to end stays
         self.view.seconds += perf_counter() - began
         return ENDINGS.get(Wish(answer))
 

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from enum import Enum
 from pathlib import Path
@@ -71,6 +72,25 @@ _ADVICE = {
 }
 
 
+class Unsaved(DataError):
+    """A file of a result that cannot be written."""
+
+    cause = ""  # the file and the reason, without the remedy
+
+
+@contextmanager
+def saving(path: Path) -> Iterator[None]:
+    """`with` it around the writing of `path`: what fails becomes one sentence."""
+    try:
+        yield
+    except (OSError, MemoryError) as error:
+        reason = getattr(error, "strerror", None) or repr(error)
+        cause = f"{path} cannot be written ({reason})"
+        unsaved = Unsaved(f"{cause}; make room or choose another folder")
+        unsaved.cause = cause
+        raise unsaved from error
+
+
 @dataclass(frozen=True)
 class Result:
     """A trained model with everything needed to judge and repeat it.
@@ -125,16 +145,18 @@ class Result:
     def save(self, folder: str | Path) -> Path:
         """Write result.h5 and result.json into `folder`, each whole or not at all."""
         folder = Path(folder)
-        path = folder / "result.h5"
-        try:
+        path, said = folder / "result.h5", folder / "result.json"
+        with saving(path):
             folder.mkdir(parents=True, exist_ok=True)
             write_sealed(path, KIND, VERSION, self._document(), self._arrays())
-            write_text(folder / "result.json", self.json() + "\n")
-        except OSError as error:
-            raise DataError(
-                f"{path} cannot be written ({error.strerror}); make room or choose"
-                " another folder"
-            ) from error
+        try:
+            with saving(said):
+                write_text(said, self.json() + "\n")
+        except Unsaved:
+            # One that was there speaks of another model.
+            with suppress(OSError):
+                said.unlink(missing_ok=True)
+            raise
         return path
 
     def _document(self) -> dict[str, Any]:

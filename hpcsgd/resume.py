@@ -3,16 +3,18 @@
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Any
 
 import numpy as np
 
 from hpcsgd.assembly.live import Live
 from hpcsgd.capture import MEMORY
-from hpcsgd.checkpoint import Checkpoint, Store, read_checkpoint
+from hpcsgd.checkpoint import FOLDER, Checkpoint, Store, read_checkpoint
 from hpcsgd.comm.base import Communicator
 from hpcsgd.config import RunConfig, RunSection
 from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.sealed import unreadable
 
 log = logging.getLogger(__name__)
 # Sections that decide the iterates: other values are another run.
@@ -20,47 +22,70 @@ FIXED = ("problem", "schedule", "update", "rate", "sampling", "precision", "agre
 
 
 def resume(config: RunConfig, live: Live, known: Checkpoint | None = None) -> bool:
-    """Put a run back to its checkpoint, on all ranks together; False if there is none.
+    """Put a run back to its checkpoint, if there is one, on all ranks together.
 
-    Rank 0 reads, everybody checks, and nobody starts before all have agreed. Survivors
-    of a failure have the checkpoint in memory: all of them `known` the same one.
+    True on rank 0 where the run folder holds this very run: a checkpoint may also have
+    been brought from elsewhere. Rank 0 reads, everybody checks, and nobody starts
+    before all have agreed. Survivors of a failure have the checkpoint in memory: all
+    of them `known` the same one.
     """
-    world = live.grid.world
-    checkpoint = known
+    world, checkpoint, path = live.grid.world, known, None
     if known is None:
         found = world.together(lambda: _find(config.run) if world.rank == 0 else None)
-        checkpoint = _share(world, found)
+        path, own = found or (None, None)
+        checkpoint = _share(world, own)
     if checkpoint is None:
         return False
     world.together(lambda: _check(config, live, checkpoint))
     live.put_back(checkpoint)
     if world.rank == 0:
         _say(checkpoint, live)
-    return True
+    return known is not None or _is_own(config.run, path)
 
 
-def _find(run: RunSection) -> Checkpoint | None:
+def _find(run: RunSection) -> tuple[Path, Checkpoint] | None:
     """The checkpoint that `resume` names, or the newest whole one of the run folder."""
     if run.resume == "no":
         return None
     if run.resume == "auto":
         if not run.out:
             raise ConfigError("--resume auto looks into the run folder; add --out DIR")
-        found = Store(Path(run.out), 1).newest()
-        return found[1] if found else None
+        return Store(Path(run.out), 1).newest(tidies=True)
     path = Path(run.resume)
-    if not path.exists():
-        raise ConfigError(
-            f"--resume {path} does not exist; name a checkpoint, a run folder, or auto"
-        )
-    if not path.is_dir():
-        return read_checkpoint(path)
-    found = Store(path, 1).newest()
+    if not _is_folder(path):
+        return path, read_checkpoint(path)
+    # The folder of another run is read, not written.
+    found = Store(path, 1).newest(tidies=_is_same(path, run.out))
     if found is None:
         raise ConfigError(
             f"--resume {path} holds no checkpoints; name a run folder that does"
         )
-    return found[1]
+    return found
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return S_ISDIR(path.stat().st_mode)
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"--resume {path} does not exist; name a checkpoint, a run folder, or auto"
+        ) from error
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def _is_own(run: RunSection, path: Path | None) -> bool:
+    """Whether the checkpoint at `path` is one of the run folder."""
+    if path is None or not run.out:
+        return False
+    return _is_same(path.resolve().parent, Path(run.out) / FOLDER)
+
+
+def _is_same(folder: Path, other: Path | str | None) -> bool:
+    try:
+        return other is not None and folder.samefile(other)
+    except OSError:
+        return False
 
 
 def _share(world: Communicator, found: Checkpoint | None) -> Checkpoint | None:

@@ -2,18 +2,20 @@
 
 from pathlib import Path
 
-from hpcsgd.checkpoint import FOLDER
+from hpcsgd.callbacks.history import as_lines
+from hpcsgd.checkpoint import FOLDER, Store
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.files import write_text
 from hpcsgd.folder_lock import FolderLock
 from hpcsgd.recording import NAME
-from hpcsgd.result import Result
+from hpcsgd.result import Result, Unsaved, saving
 
+HISTORY = "history.jsonl"
 CERTIFICATE = "verification.json"  # written by hpcsgd verify
 FILES = (
     "resolved.toml",
-    "history.jsonl",
+    HISTORY,
     "result.h5",
     "result.json",
     NAME,
@@ -35,7 +37,7 @@ class RunFolder:
     @property
     def history(self) -> Path | None:
         """Where the loss curve goes."""
-        return self.path / "history.jsonl" if self.path else None
+        return self.path / HISTORY if self.path else None
 
     def claim(self) -> None:
         """Make the folder and take it for this run; refused while another has it."""
@@ -61,15 +63,38 @@ class RunFolder:
         except OSError as error:
             raise self._unwritable(error) from error
 
-    def finish(self, result: Result) -> None:
-        """Save the result."""
-        if self.path is not None:
+    def finish(self, result: Result) -> str:
+        """Save the result; what could not be saved and why, or ""."""
+        if self.path is None:
+            return ""
+        try:
             result.save(self.path)
+            self._complete_history(self.path / HISTORY, result)
+        except Unsaved as error:
+            return f"{error.cause}; make room or give write access, {self._way_on()}"
+        return ""
 
     def release(self) -> None:
         """Let the next run in."""
         if self.lock is not None:
             self.lock.release()
+
+    def _complete_history(self, path: Path, result: Result) -> None:
+        """Write it once more where a disk was full when a line came."""
+        lines = as_lines(result.history)
+        with saving(path):
+            if not path.is_file() or path.read_text(encoding="utf-8") != lines:
+                write_text(path, lines)
+
+    def _way_on(self) -> str:
+        """What to do about a result that is not on disk."""
+        try:
+            is_saved = self.path is not None and Store(self.path, 1).paths()
+        except OSError:
+            is_saved = False
+        if not is_saved:
+            return "then train again"
+        return "then start the same command again with --resume auto"
 
     def _unwritable(self, error: OSError) -> ConfigError:
         return ConfigError(

@@ -21,12 +21,23 @@ from hpcsgd.files import replace_file
 
 Array = NDArray[Any]
 HEADER_BYTES = 512
+MAGIC = b"hpcsgd "
+# What every version begins with; the rest of the header is of this one.
+FIRST_LINE = re.compile(MAGIC + rb"([a-z]{1,32}) (\d{1,4})\n")
 HEADER = re.compile(
-    rb"hpcsgd ([a-z]{1,32}) (\d{1,4})\nbytes (\d{1,18})\nsha256 ([0-9a-f]{64})\n *"
+    FIRST_LINE.pattern + rb"bytes (\d{1,18})\nsha256 ([0-9a-f]{64})\n *"
 )
 DOCUMENT = "document"
 KINDS = "fiu"  # elements that an array may have: real numbers
 MOST_DIMENSIONS = 4
+
+
+class Damaged(DataError):
+    """It is proven that the bytes are not those that were written."""
+
+
+class Unreadable(DataError):
+    """The system, or this version, cannot read it: it may well be whole."""
 
 
 def write_sealed(
@@ -118,28 +129,47 @@ def _image(document: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
     return image
 
 
+def unreadable(path: Path, error: OSError) -> Unreadable:
+    """What to raise where the system could not read."""
+    return Unreadable(
+        f"{path} cannot be read ({error.strerror or error}); make it readable, then"
+        " try again"
+    )
+
+
 def _checked(path: Path, kind: str, version: int) -> bytes:
     """Everything after the header, once it is what the header says."""
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise _refusal(path, error.strerror or str(error)) from error
+        raise unreadable(path, error) from error
+    _check_first_line(path, content, kind, version)
     found = HEADER.fullmatch(content[:HEADER_BYTES])
+    if found is None:
+        raise _refusal(path, "its header is not what was written", Damaged)
+    image = content[HEADER_BYTES:]
+    if len(image) != int(found[3]):
+        raise _refusal(path, f"it has {len(image)} of {int(found[3])} bytes", Damaged)
+    if hashlib.sha256(image).hexdigest() != found[4].decode():
+        raise _refusal(path, "its bytes are not those that were written", Damaged)
+    return image
+
+
+def _check_first_line(path: Path, content: bytes, kind: str, version: int) -> None:
+    """Refuse what was cut off in the header, other kinds, and other versions."""
+    if len(content) < HEADER_BYTES and content.startswith(MAGIC[: len(content)]):
+        why = f"it has {len(content)} bytes, less than its header"
+        raise _refusal(path, why, Damaged)
+    found = FIRST_LINE.match(content)
     if found is None or found[1].decode() != kind:
         raise DataError(
             f"{path} is not a {kind} of this package; name one that it wrote"
         )
     if int(found[2]) != version:
-        raise DataError(
+        raise Unreadable(
             f"{path} is a {kind} of version {int(found[2])} and this package reads"
             f" version {version}; use the hpcsgd that wrote it"
         )
-    image = content[HEADER_BYTES:]
-    if len(image) != int(found[3]):
-        raise _refusal(path, f"it has {len(image)} of {int(found[3])} bytes")
-    if hashlib.sha256(image).hexdigest() != found[4].decode():
-        raise _refusal(path, "its bytes are not those that were written")
-    return image
 
 
 def _array(path: Path, file: Any, name: str, limit: int) -> Array:
@@ -175,8 +205,8 @@ def _document(path: Path, text: Array | None) -> dict[str, Any]:
     return document
 
 
-def _refusal(path: Path, why: str) -> DataError:
-    return DataError(
+def _refusal(path: Path, why: str, kind: type[DataError] = DataError) -> DataError:
+    return kind(
         f"{path} cannot be used: {why}; take a copy that is whole, or make it again"
     )
 

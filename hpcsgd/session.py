@@ -2,7 +2,8 @@
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hpcsgd.build import build
 from hpcsgd.callbacks import Callback, History
 from hpcsgd.checkpoint import Checkpoint
 from hpcsgd.comm.base import Communicator
+from hpcsgd.comm.ledger import Ledger
 from hpcsgd.config import RunConfig
 from hpcsgd.damage import find_damage
 from hpcsgd.data.readers import RowReader
@@ -51,7 +53,8 @@ class Session:
     def run(self) -> Result:
         """Train; a rank that leaves takes all others along."""
         try:
-            return self._until_done()
+            with _lent(self.world, self.config.run.reproducible):
+                return self._until_done()
         except SystemExit as leaving:
             # No hook sees this one; the others would wait for this rank for ever.
             world = self.world
@@ -129,8 +132,28 @@ class Session:
         more = {"damage": damage, "lost_ranks": self.lost}
         result = report(live, state, status, self.began, setup.seconds, more)
         with world.working("writing the result"):
-            world.together(lambda: folder.finish(result))
+            unsaved = world.exchange_objects(folder.finish(result))[0]
+        if unsaved:
+            # The model is there; a disk must not take it away from the caller.
+            result.report["unsaved"] = unsaved
+            log.error("%s", unsaved, extra=ONCE)
         return result
+
+
+@contextmanager
+def _lent(world: Communicator, reproducible: bool) -> Iterator[None]:
+    """The world counts from nothing and sums as this run asks; then as it did before.
+
+    The ledger stays the same object: groups and wrappers of the world share it.
+    """
+    ledger, before, counted = world.ledger, world.reproducible, world.ledger.as_dict()
+    ledger.entries = Ledger().entries
+    world.reproducible = before or reproducible
+    try:
+        yield
+    finally:
+        world.reproducible = before
+        ledger.add(counted)
 
 
 def _chosen(live: Live) -> tuple[Any, ...]:

@@ -248,8 +248,13 @@ def _train(config: RunConfig, arguments: argparse.Namespace) -> int:
         config.run.comm,
         action,
         show=lambda result: _show(result, arguments),
-        code=lambda result: result.status.exit_code,
+        code=exit_code,
     )
+
+
+def exit_code(result: Result) -> int:
+    """1 where all went well but the disk; an ending that is none says more."""
+    return result.status.exit_code or int("unsaved" in result.report)
 
 
 def progress(arguments: argparse.Namespace) -> list[Callback]:

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.callbacks import Callback
+from hpcsgd.callbacks import Callback, Wish
 from hpcsgd.callbacks.guards import MemberCheck
+from hpcsgd.checkpoint import Store
 from hpcsgd.comm.delayed import Delayed, Network
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import DataError
@@ -40,6 +41,51 @@ def test_one_rank_may_stop_all_and_they_leave_together():
     # 5 exchanges an epoch: looks at 1, 4, 5 (epoch), 8, ...: 2's wish is heard at 4
     assert {r.exchanges for r in results} == {4}
     assert len({r.weights_sha256 for r in results}) == 1
+
+
+class Wishes(Callback):
+    """Asks for what the table says after that exchange, on one rank only."""
+
+    def __init__(self, table):
+        self.table = table
+
+    def on_exchange(self, view):
+        return self.table.get(view.exchanges)
+
+
+def trained_with_wishes(folder, table, **run):
+    problem = make_problem("logistic")
+    config = config_for(
+        problem, schedule={"epochs": 4}, run={"out": str(folder), **run}
+    )
+
+    def on_rank(world):
+        callbacks = [Wishes(table)] if world.rank == 1 else []
+        return train(config, X=problem.X, y=problem.y, world=world, callbacks=callbacks)
+
+    return run_ranks(2, on_rank)[0]
+
+
+def test_a_wish_for_a_checkpoint_is_granted_once(tmp_path):
+    """20 exchanges, a look after each: one file a wish, and the one at the end."""
+    wishes = {3: Wish.SAVE, 4: Wish.SAVE, 11: Wish.SAVE}
+    result = trained_with_wishes(tmp_path, wishes, check_every=1)
+    assert result.status is Status.COMPLETED and result.exchanges == 20
+    assert result.report["checkpoints_written"] == 3 + 1
+
+
+def test_a_due_checkpoint_grants_the_wish_too(tmp_path):
+    result = trained_with_wishes(tmp_path, {20: Wish.SAVE}, check_every=1)
+    assert result.report["checkpoints_written"] == 1
+
+
+def test_a_wish_to_stop_still_stops_beside_one_to_save(tmp_path):
+    wishes = {3: Wish.SAVE, 6: Wish.SAVE, 7: Wish.STOP, 8: Wish.SAVE}
+    result = trained_with_wishes(tmp_path, wishes, check_every=5)
+    assert result.status is Status.STOPPED
+    # Looks after 1 and then 5, 6, 10, ...: epochs end there, and looks come in fives.
+    assert result.exchanges == 10
+    assert Store(tmp_path, 2).newest()[1].exchanges == 10
 
 
 @pytest.mark.parametrize("members", [1, 2])

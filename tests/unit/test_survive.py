@@ -88,6 +88,7 @@ def test_the_run_folder_goes_to_the_new_first_rank(tmp_path):
     config = shrinking(problem, run={"out": str(tmp_path)})
     results = [r for r in run(3, config, problem, {0: 7}) if r]
     assert load_result(tmp_path).weights_sha256 == results[0].weights_sha256
+    assert not (tmp_path / "earlier-1").exists(), "it is still this run"
 
 
 @pytest.mark.parametrize(

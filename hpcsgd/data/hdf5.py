@@ -30,6 +30,7 @@ STORED_AS = {
     "fp32": ("fp32", "float32"),
     "bf16": ("bf16", "uint16"),
 }
+SHORT = 32  # entries of an attribute that a report shows
 WIDER = 1.25  # how much more may be read so that whole blocks can be checked
 
 
@@ -147,7 +148,7 @@ class Hdf5Reader:
             # Scales of thousands of columns are for programs, no part of a report.
             k: _plain(v)
             for k, v in self.file.attrs.items()
-            if np.ndim(v) == 0
+            if np.size(v) <= SHORT
         }
         return {"kind": "hdf5", "path": str(self.path), **attributes}
 

@@ -148,7 +148,7 @@ class Hdf5Reader:
             # Scales of thousands of columns are for programs, no part of a report.
             k: _plain(v)
             for k, v in self.file.attrs.items()
-            if np.size(v) <= SHORT
+            if (np.size(v) or 0) <= SHORT  # None of an empty one
         }
         return {"kind": "hdf5", "path": str(self.path), **attributes}
 

@@ -45,6 +45,7 @@ LAYERS = (
         "resume",
         "signals",
         "memory",
+        "limits",
         "damage",
         "session",
         "survive",

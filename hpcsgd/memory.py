@@ -1,11 +1,8 @@
 """Whether a run fits into memory, predicted from sizes before anything is allocated."""
 
 import os
-import resource
 import socket
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from hpcsgd.backends.sparse import HEAVY
 from hpcsgd.comm.grid import Grid
@@ -14,16 +11,15 @@ from hpcsgd.data.partition import split_range
 from hpcsgd.data.readers import CHUNK_BYTES, RowReader, is_sparse, stored_in
 from hpcsgd.data.stream import WINDOWS
 from hpcsgd.errors import ConfigError
+from hpcsgd.limits import Budget, Claim, Limit, system_limits, tightest
 from hpcsgd.load import SCANNED
 from hpcsgd.objective import block_rows
 from hpcsgd.precision import Precision, get_format
 from hpcsgd.products.choose import CACHE_BUDGET
 
 GIB = 2**30
-NO_LIMIT = 2**60  # what control groups say where there is none, and more
 COLUMN = 4  # bytes of a column number
 COPIES = 8  # of sampled sparse values, with their columns and places, in words
-GROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/memory")
 
 
 @dataclass(frozen=True)
@@ -56,16 +52,16 @@ def check_memory(
     may_stream = sampling.mode == "blocks" and not is_sparse(reader)
     # What is streamed leaves room for the file in the system's own memory.
     share = 0.5 if may_stream else 1.0
-    totals, limit = _on_this_node(grid, need, config, share)
-    if not grid.world.max_flag(int(sum(totals) > limit)):
+    budget = _tightest(grid, need, config, share)
+    if not grid.world.max_flag(int(budget.lacks > 0)):
         return False
     if may_stream:
         need = streamed(need, grid, reader, config, precision)
-        totals, limit = _on_this_node(grid, need, config, share)
+        budget = _tightest(grid, need, config, share)
 
     def refuse() -> None:
-        if sum(totals) > limit:
-            raise ConfigError(_sentence(need, totals, limit, config))
+        if budget.lacks > 0:
+            raise ConfigError(_sentence(need, budget, config))
         m, held = schedule.batch * schedule.steps, sampling.block * sampling.window
         if m > held:
             raise ConfigError(
@@ -77,16 +73,14 @@ def check_memory(
     return True
 
 
-def _on_this_node(
-    grid: Grid, need: Need, config: RunConfig, share: float
-) -> tuple[list[int], int]:
-    """What each rank of this node needs, and what they may have together."""
-    node = socket.gethostname()
-    said = grid.world.exchange_objects((node, need.total, available()))
-    totals = [total for name, total, _ in said if name == node]
+def _tightest(grid: Grid, need: Need, config: RunConfig, share: float) -> Budget:
+    """The limit that this rank meets first, with what it and its like need."""
+    limits = system_limits()
     if config.run.memory:
-        return totals, int(config.run.memory * GIB)
-    return totals, int(share * min(free for name, _, free in said if name == node))
+        by_hand = int(config.run.memory * GIB)
+        limits, share = [Limit("run", by_hand, "under run.memory")], 1.0
+    own = Claim(socket.gethostname(), os.getpid(), need.total, limits)
+    return tightest(own, grid.world.exchange_objects(own), share)
 
 
 def streamed(
@@ -169,37 +163,36 @@ def _sparse(
     )
 
 
-def available() -> int:
-    """Bytes that this process may still take: of the machine, its group, its limits."""
-    return min(_of_machine(), _of_group(), _of_process())
-
-
-def _sentence(need: Need, totals: list[int], limit: int, config: RunConfig) -> str:
+def _sentence(need: Need, budget: Budget, config: RunConfig) -> str:
     parts = sorted(vars(need).items(), key=lambda item: -item[1])[:3]
     shown = ", ".join(f"{name.replace('_', ' ')} {_gib(size)}" for name, size in parts)
+    count, limit = len(budget.needs), budget.limit
+    who = f"{count} ranks of this node need" if count > 1 else "this rank needs"
+    more = f"{limit.raise_it}, or " if limit.raise_it else ""
     return (
-        f"out of memory before anything was allocated: {len(totals)} ranks of this node"
-        f" need {_gib(sum(totals))} and {_gib(limit)} are free (one rank: {shown});"
-        f" {_remedy(need, config)}"
+        f"out of memory before anything was allocated: {who} {_gib(sum(budget.needs))}"
+        f" and {_gib(budget.free)} are free {limit.where} (one rank: {shown});"
+        f" {more}{_remedy(need, config, limit.shared)}"
     )
 
 
-def _remedy(need: Need, config: RunConfig) -> str:
+def _remedy(need: Need, config: RunConfig, shared: bool) -> str:
     """The knob that turns the largest part."""
     largest = max(vars(need), key=lambda name: getattr(need, name))
     steps = config.schedule.steps
+    apart = " on more nodes" if shared else ""  # from others under the same limit
     return {
         "matrix": (
             "use a smaller sampling.window"
             if config.sampling.mode == "blocks"
-            else "spread the ranks over more nodes, halve it with --precision c, or"
+            else f"use more ranks{apart}, halve it with --precision c, or"
             " stream it with --sampling blocks"
         ),
-        "columns": "use more replicas on more nodes (--grid)",
+        "columns": f"use more replicas{apart} (--grid)",
         "exchange": f"use a smaller --steps than {steps}, or a smaller --batch",
         "kept_grams": "use --products gram, which keeps none",
-        "weights": "use more members on more nodes (--grid)",
-        "reading": "put fewer ranks on a node",
+        "weights": f"use more members{apart} (--grid)",
+        "reading": "put fewer ranks on a node" if shared else "use more ranks",
     }[largest]
 
 
@@ -214,38 +207,3 @@ def _bytes(name: str) -> int:
 
 def _gib(size: int) -> str:
     return f"{size / GIB:.3g} GiB"
-
-
-def _of_machine() -> int:
-    with suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    with suppress(OSError, ValueError, AttributeError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return NO_LIMIT
-
-
-def _of_group() -> int:
-    """What the control group of a job or container leaves."""
-    for root in GROUPS:
-        for most, used in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ):
-            with suppress(OSError, ValueError):
-                limit = int(Path(root, most).read_text())
-                if limit < NO_LIMIT:
-                    return max(limit - int(Path(root, used).read_text()), 0)
-    return NO_LIMIT
-
-
-def _of_process() -> int:
-    """What `ulimit -v` leaves."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if soft == resource.RLIM_INFINITY:
-        return NO_LIMIT
-    with suppress(OSError, ValueError):
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        return max(soft - pages * os.sysconf("SC_PAGE_SIZE"), 0)
-    return soft

@@ -3,12 +3,12 @@
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from hpcsgd.callbacks.base import Callback, View
-from hpcsgd.files import write_text
 from hpcsgd.result import finite
 
 log = logging.getLogger(__name__)
@@ -17,53 +17,66 @@ log = logging.getLogger(__name__)
 class History(Callback):
     """One record for each evaluation, written and flushed as it comes.
 
-    Training is worth more than its curve: what cannot be written is said once, and
-    comes with the next record that can.
+    Training is worth more than its history: what cannot be written (a full disk, a
+    quota) is said once, and follows as soon as it can be.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
-        self.is_behind = False
+        self.lines = 0  # records that are in the file
+        self.end = 0  # bytes of these; what lies behind is a line that broke off
+        self.failed = False
 
     def on_start(self, view: View) -> None:
         """Begin with what is known: nothing, or the record that a checkpoint kept."""
-        if self.path is not None:
-            self._try(self.path, lambda path: write_text(path, as_lines(view.history)))
+        self.lines = self.end = 0
+        self._catch_up(view)
 
     def on_evaluate(self, view: View) -> None:
         """Add the newest."""
+        self._catch_up(view)
+
+    def on_end(self, view: View) -> None:
+        """Once more for what could not be written."""
+        if self.lines < len(view.history):
+            self._catch_up(view)
+
+    def _catch_up(self, view: View) -> None:
+        """Add all records that are not in the file yet."""
         if self.path is None:
             return
-        if self.is_behind:
-            self.on_start(view)
-        else:
-            newest = as_lines(view.history[-1:])
-            self._try(self.path, lambda path: _append(path, newest))
-
-    def _try(self, path: Path, write: Callable[[Path], None]) -> None:
         try:
-            write(path)
+            self._write(self.path, view.history)
         except OSError as error:
-            if not self.is_behind:
-                said = "%s cannot be written (%s); training goes on"
-                log.warning(said, path, error.strerror)
-            self.is_behind = True
-        else:
-            self.is_behind = False
+            with suppress(OSError):
+                os.truncate(self.path, self.end)
+            self._warn(error)
+
+    def _write(self, path: Path, records: Sequence[dict[str, Any]]) -> None:
+        number = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        with open(number, "r+b") as file:
+            if file.seek(0, os.SEEK_END) < self.end:  # somebody has emptied it
+                self.lines = self.end = 0
+            file.truncate(self.end)
+            file.seek(self.end)
+            file.write(as_lines(records[self.lines :]).encode())
+            file.flush()
+            end = file.tell()
+        # Some file systems notice only when it is closed that there is no room.
+        self.lines, self.end = len(records), end
+
+    def _warn(self, error: OSError) -> None:
+        if self.failed:
+            return
+        self.failed = True
+        log.warning(
+            "%s cannot be written (%s); training goes on, and what is missing follows"
+            " when there is room",
+            self.path,
+            error.strerror or error,
+        )
 
 
-def as_lines(records: Iterable[dict[str, object]]) -> str:
+def as_lines(records: Sequence[dict[str, Any]]) -> str:
     """The text of the file."""
     return "".join(json.dumps(finite(record)) + "\n" for record in records)
-
-
-def _append(path: Path, text: str) -> None:
-    """Add `text`, or leave the file as it was."""
-    before = path.stat().st_size
-    try:
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(text)
-    except OSError:
-        with suppress(OSError):
-            os.truncate(path, before)
-        raise

@@ -3,17 +3,19 @@
 import doctest
 import importlib
 import re
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from hpcsgd.cli.parser import make_parser
 from hpcsgd.cli.train import FLAGS, SWITCHES
 from hpcsgd.config import RunConfig
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("docs/**/*.md")]
+    {*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("docs/**/*.md")}
 )
 DOCUMENTS = [
     d
@@ -35,6 +37,43 @@ def test_the_readme_example_runs(capsys):
     for block in re.findall(r"```python\n(.*?)```", text, re.S):
         exec(compile(block, "README.md", "exec"), {})
     assert "Status.COMPLETED" in capsys.readouterr().out
+
+
+def commands_in(path):
+    """Every `hpcsgd ...` of the indented blocks, without its launcher, as words."""
+    text = path.read_text().replace("\\\n", " ")
+    for line in re.findall(r"(?m)^    (?:.* )?hpcsgd ([a-z].*)", text):
+        # Descriptions of a usage are no commands: hpcsgd inspect RUN|MODEL.
+        if not re.search(r"\[--|[A-Z]\||\bSRC\b|[()]", line.partition("#")[0]):
+            words = shlex.split(line, comments=True)
+            yield words[: words.index("|")] if "|" in words else words
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_commands_shown_are_commands(path):
+    for words in commands_in(path):
+        make_parser().parse_args(words)
+
+
+def test_the_readme_makes_the_files_that_it_uses():
+    """In the order in which a newcomer types what is shown."""
+    made = set()
+    for words in commands_in(ROOT / "README.md"):
+        files = {w for w in words if re.search(r"\.(h5|toml|npy)$|^runs/", w)}
+        new = {words[words.index("--out") + 1]} if "--out" in words else set()
+        if words[0] == "new":
+            new = {words[1]}
+        if words[:2] == ["data", "convert"]:
+            new = {words[3], words[3].replace(".h5", "-test.h5")}
+        assert files - new <= made, words
+        made |= new
+    assert {"epsilon.h5", "run.toml", "runs/first"} <= made
+
+
+def test_every_page_is_linked_from_the_readme():
+    linked = set(re.findall(r"\]\(([^)#\s]+)", (ROOT / "README.md").read_text()))
+    pages = {str(p.relative_to(ROOT)) for p in ROOT.glob("docs/**/*.md")}
+    assert pages and pages <= linked
 
 
 @pytest.mark.parametrize(

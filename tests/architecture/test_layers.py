@@ -46,6 +46,7 @@ LAYERS = (
         "resume",
         "signals",
         "memory",
+        "limits",
         "damage",
         "session",
         "survive",

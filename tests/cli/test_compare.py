@@ -83,6 +83,16 @@ def test_one_table_from_one_launch_and_turns(hpcsgd, susy):
     assert turns == [("sgd", "1"), ("ca-sgd", "1"), ("sgd", "2"), ("ca-sgd", "2")]
 
 
+def test_s_is_the_steps_between_messages(hpcsgd, susy):
+    """Steps of a direct product on one replica share a loop, not a sum."""
+    sgd, local = "sgd: products=direct", "local: products=direct grid=2x1 batch=16"
+    done = hpcsgd(
+        *compare(susy, "--ranks", 2, "--repeats", 1, settings=(sgd, CA, local))
+    )
+    rows = [line.split() for line in done.stdout.splitlines() if "fp64" in line]
+    assert [row[2] for row in rows] == ["1", "4", "8"]
+
+
 def test_settings_do_not_leak_into_each_other(hpcsgd, susy):
     """Reproducible sums are two calls, of the setting that asked for them alone."""
     settings = ("a: products=gram reproducible=true", "b: products=gram")

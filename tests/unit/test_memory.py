@@ -1,14 +1,16 @@
 """Memory is predicted from sizes; what does not fit is refused before it is taken."""
 
+import itertools
 import subprocess
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 
-from hpcsgd import memory
+from hpcsgd import limits, memory
 from hpcsgd.api import train
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.serial import SerialCommunicator
@@ -99,7 +101,8 @@ def test_too_much_is_refused_with_the_knob_to_turn():
 )
 def test_each_part_has_its_knob(part, knob):
     parts = dict.fromkeys(vars(need(10, 10)), 1) | {part: 2**40}
-    said = memory._sentence(memory.Need(**parts), [2**40], 2**30, RunConfig())
+    budget = limits.Budget(LIMITS["machine"], 2**30, [2**40])
+    said = memory._sentence(memory.Need(**parts), budget, RunConfig())
     assert knob in said and part.replace("_", " ") + " 1.02e+03 GiB" in said
 
 
@@ -113,22 +116,44 @@ def test_a_huge_file_is_refused_at_once(tmp_path):
         train({"data": {"path": str(path)}})
 
 
-def test_a_limit_of_the_process_counts(monkeypatch):
-    """`ulimit -v`: what it leaves, not what the machine has."""
-    import resource
+LIMITS = {
+    "machine": limits.Limit("machine", 2**40, "on this machine"),
+    "process": limits.Limit(
+        "process 1", 2**20, "under ulimit -v", raise_it="raise ulimit -v", shared=False
+    ),
+}
 
-    limits = (10 * 2**30, resource.RLIM_INFINITY)
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits)
-    assert memory._of_process() < 10 * 2**30
+
+def test_the_limit_that_binds_is_named(monkeypatch):
+    """Another one would be a wrong lead."""
+    problem = make_problem("logistic", n=2000, d=50)
+    monkeypatch.setattr(memory, "system_limits", lambda: list(LIMITS.values()))
+    with pytest.raises(ConfigError) as raised:
+        train_on(1, config_for(problem), problem)
+    said = str(raised.value)
+    assert "0.000977 GiB are free under ulimit -v" in said
+    assert "; raise ulimit -v, or use more ranks" in said
+    monkeypatch.setattr(memory, "system_limits", lambda: [LIMITS["machine"]])
+    assert np.isfinite(train_on(1, config_for(problem), problem).loss)
 
 
-def test_a_control_group_counts(monkeypatch, tmp_path):
-    (tmp_path / "memory.max").write_text("1000\n")
-    (tmp_path / "memory.current").write_text("300\n")
-    monkeypatch.setattr(memory, "GROUPS", (str(tmp_path),))
-    assert memory.available() == 700
-    (tmp_path / "memory.max").write_text("max\n")
-    assert memory._of_group() == memory.NO_LIMIT
+def test_a_process_answers_for_itself_alone(monkeypatch):
+    """What each rank needs fits below `ulimit -v`, what all of them need does not."""
+    problem = make_problem("logistic", n=2000, d=50)
+    config, free, numbers = config_for(problem), 2 * 2**20, itertools.count()
+    one = need(2000, 13, **asdict(config)).total
+    assert one < free < 4 * one
+
+    def alone():
+        holder = f"process {next(numbers)}"  # ranks here are threads of one
+        return [replace(LIMITS["process"], holder=holder, free=free)]
+
+    monkeypatch.setattr(memory, "system_limits", alone)
+    assert np.isfinite(train_on(4, config, problem).loss)
+    shared = replace(LIMITS["machine"], free=free)
+    monkeypatch.setattr(memory, "system_limits", lambda: [shared])
+    with pytest.raises(ConfigError, match="4 ranks of this node need"):
+        train_on(4, config, problem)
 
 
 def test_what_fits_is_left_alone():

@@ -162,10 +162,9 @@ def test_the_file_that_fails_is_the_one_that_is_named(name, tmp_path, monkeypatc
         replace(source, target)
 
     class Breaks(Callback):
-        def on_exchange(self, view):
-            if view.exchanges == 1:
-                monkeypatch.setattr(os, "replace", failing)
-                (tmp_path / name).write_text("of an earlier model")
+        def on_end(self, view):
+            monkeypatch.setattr(os, "replace", failing)
+            (tmp_path / name).write_text("of an earlier model")
 
     config = config_for(PROBLEM, run={"out": str(tmp_path)})
     world = SerialCommunicator()

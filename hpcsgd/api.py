@@ -71,14 +71,16 @@ def train(
 
 def _reader(
     config: RunConfig, X: Any, y: Any, sample_weight: Any, offset: Any
-) -> Callable[[], RowReader]:
+) -> Callable[[Communicator], RowReader]:
     if X is not None and y is not None:
         from hpcsgd.data.memory import MemoryReader
 
-        return lambda: MemoryReader(X, y, sample_weight, offset)
+        return lambda _: MemoryReader(X, y, sample_weight, offset)
     if X is not None or y is not None:
         raise ConfigError("give both X and y, or neither and a data path")
     if not config.data.path:
         raise ConfigError("no data: add --data FILE.h5, or [data] path, or X and y")
     path = Path(config.data.path)
-    return lambda: open_reader(path)
+    if config.data.hdf5 == "mpio":
+        return lambda world: open_reader(path, world.mpi_handle)
+    return lambda _: open_reader(path)

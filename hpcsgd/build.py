@@ -23,14 +23,14 @@ from hpcsgd.timing import Clock
 def build(
     config: RunConfig,
     world: Communicator,
-    reader: Callable[[], RowReader],
+    reader: Callable[[Communicator], RowReader],
     callbacks: list[Callback],
     setup: Clock,
 ) -> Live:
     """Everything a run needs; errors are raised on all ranks alike."""
     words = world.together(lambda: resolve(config, world))
     grid = Grid(words.world, config.grid.replicas, words.members)
-    opened = grid.world.together(reader)
+    opened = grid.world.together(lambda: reader(grid.world))
     streams = check_memory(grid, opened, config, words.precision, words.update.states)
     setup.lap("open")
     route = _router(config, grid.replica) if streams else None

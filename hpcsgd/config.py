@@ -16,6 +16,7 @@ from hpcsgd.products.choose import ProductsConfig
 from hpcsgd.rates import RateConfig
 from hpcsgd.schedule import Schedule
 
+DRIVERS = ("independent", "mpio")
 MOST_EXCHANGES = 1_000_000  # between two looks
 
 
@@ -42,12 +43,17 @@ class DataConfig:
     path: str = ""
     # Columns to members: in equal numbers, or so that stored values are (sparse data).
     partition: str = "auto"
+    hdf5: str = "independent"  # every rank reads for itself; "mpio" = through MPI-IO
 
     def __post_init__(self) -> None:
         if self.partition not in PARTITIONS:
             raise ConfigError(
                 f"[data] partition = {self.partition!r} must be one of"
                 f" {', '.join(PARTITIONS)}"
+            )
+        if self.hdf5 not in DRIVERS:
+            raise ConfigError(
+                f"[data] hdf5 = {self.hdf5!r} must be one of {', '.join(DRIVERS)}"
             )
 
 

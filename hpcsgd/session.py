@@ -35,7 +35,7 @@ class Session:
         self,
         config: RunConfig,
         world: Communicator,
-        reader: Callable[[], RowReader],
+        reader: Callable[[Communicator], RowReader],
         callbacks: list[Callback],
         began: float,
         setup: Clock,

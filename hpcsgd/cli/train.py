@@ -14,7 +14,7 @@ from hpcsgd.cli.ranks import on_all_ranks
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.delayed import NETWORKS
 from hpcsgd.comm.grid import parse_grid
-from hpcsgd.config import RunConfig, apply_settings, read_toml
+from hpcsgd.config import DRIVERS, RunConfig, apply_settings, read_toml
 from hpcsgd.data.partition import PARTITIONS
 from hpcsgd.data.sampling import MODES
 from hpcsgd.errors import ConfigError
@@ -73,6 +73,7 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "data.partition",
         {"choices": list(PARTITIONS), "help": "columns to members"},
     ),
+    ("--hdf5", "data.hdf5", {"choices": list(DRIVERS), "help": "how ranks read"}),
     ("--sampling", "sampling.mode", {"choices": list(MODES), "help": "row order"}),
     ("--seed", "sampling.seed", {"type": int, "help": "of the row order"}),
     (

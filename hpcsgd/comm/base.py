@@ -206,6 +206,11 @@ class Communicator(ABC):
         """
         self.timeout = timeout
 
+    @property
+    def mpi_handle(self) -> Any:
+        """The communicator of mpi4py beneath, for libraries that want one, or None."""
+        return None
+
     def has_lost_ranks(self, error: BaseException) -> bool:
         """True where `error` says that other ranks are gone and we may go on."""
         return False

@@ -120,6 +120,11 @@ class Delayed(Communicator):
         # A tree over the emulated ranks, if there are more than there are.
         self.felt = max(network.ranks, inner.size) if inner.size > 1 else 1
 
+    @property
+    def mpi_handle(self) -> Any:
+        """That of the inner one: reading a file is not delayed."""
+        return self.inner.mpi_handle
+
     def watch(self, timeout: float) -> None:
         """Watch the inner one: both book in one ledger, and stand in one place."""
         self.inner.watch(timeout)

@@ -62,6 +62,11 @@ class MpiCommunicator(Communicator):
         self._watchdog: Watchdog | None = None
         self._groups: list[Any] = []  # what was split off: revoked with us
 
+    @property
+    def mpi_handle(self) -> Any:
+        """What mpi4py calls a communicator."""
+        return self._comm
+
     def has_lost_ranks(self, error: BaseException) -> bool:
         """What an MPI with ULFM raises instead of ending the job."""
         return is_loss(self._mpi, error)

@@ -16,6 +16,7 @@ from hpcsgd.data.hdf5_open import (
     check_finished,
     lacks,
     open_hdf5,
+    open_parallel,
     shape_of,
 )
 from hpcsgd.data.layout import Layout, layout_of, widen
@@ -39,11 +40,12 @@ class Hdf5Reader:
 
     Blocks that a read takes whole are held against their checksums while `checks` is
     true; a read is widened to whole blocks where that adds at most a quarter.
+    `mpi` is the communicator of mpi4py whose ranks all open the file, for MPI-IO.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *mpi: Any) -> None:
         self.path = Path(path)
-        self.file = open_hdf5(self.path)
+        self.file = open_parallel(self.path, *mpi) if mpi else open_hdf5(self.path)
         try:
             self.layout = layout_of(self.path, self.file.attrs)
             check_finished(self.path, self.file)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.data.layout import COLUMNS
-from hpcsgd.errors import DataError, MissingPackage
+from hpcsgd.errors import ConfigError, DataError, MissingPackage
 
 PARTS = ("indptr", "indices", "data")
 
@@ -23,7 +23,22 @@ def need_h5py() -> Any:
     return h5py
 
 
-def open_hdf5(path: Path) -> Any:
+def open_parallel(path: Path, mpi: Any) -> Any:
+    """The file, open for reading through MPI-IO by all ranks of a communicator."""
+    if not need_h5py().get_config().mpi:
+        raise ConfigError(
+            "hdf5 = 'mpio' needs an h5py that was built with MPI; leave --hdf5 out"
+            " (every rank then reads for itself), or build h5py with HDF5_MPI=ON"
+        )
+    if mpi is None:
+        raise ConfigError(
+            "hdf5 = 'mpio' needs ranks of MPI; start them with mpiexec or --ranks,"
+            " or leave --hdf5 out"
+        )
+    return open_hdf5(path, driver="mpio", comm=mpi)
+
+
+def open_hdf5(path: Path, **driver: Any) -> Any:
     """The file, open for reading."""
     if not path.exists():
         raise DataError(f"{path} does not exist; check the name")
@@ -32,7 +47,7 @@ def open_hdf5(path: Path) -> Any:
     if not os.access(path, os.R_OK):
         raise DataError(f"{path} may not be read by this user; change its permissions")
     try:
-        return need_h5py().File(path, "r")
+        return need_h5py().File(path, "r", **driver)
     except OSError as error:
         raise DataError(
             f"{path} cannot be read as HDF5 (truncated, or another format);"

@@ -55,11 +55,11 @@ class RowReader(Protocol):
         """Let go of the file."""
 
 
-def open_reader(path: Path) -> RowReader:
-    """The reader that suits a file's ending."""
+def open_reader(path: Path, *shared: Any) -> RowReader:
+    """The reader that suits a file's ending; `shared` is what its readers share."""
     row = READERS.get(path.suffix.lower(), READERS[".h5"])
     module, attribute = row.split(":")
-    reader: RowReader = getattr(import_module(module), attribute)(path)
+    reader: RowReader = getattr(import_module(module), attribute)(path, *shared)
     return reader
 
 

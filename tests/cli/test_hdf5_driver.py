@@ -20,7 +20,9 @@ def test_the_weights_are_those_of_independent_reads(hpcsgd, susy):
 
 @pytest.mark.skipif(not has_mpi, reason="h5py was built without MPI")
 def test_it_needs_ranks_of_mpi(hpcsgd, susy):
-    done = hpcsgd(*COMMAND, "--data", susy, "--hdf5", "mpio", "--comm", "serial")
+    done = hpcsgd(
+        *COMMAND, "--data", susy, "--hdf5", "mpio", "--set", "run.comm=serial"
+    )
     assert done.returncode == 2 and "needs ranks of MPI" in done.stderr
 
 

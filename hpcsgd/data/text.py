@@ -77,6 +77,7 @@ def _cut(stream: TextStream, position: int, size: int) -> Iterator[Piece]:
         least = size - position % size  # what is left of its piece
         is_last = _fill(stream, position, held, least)
         stop = held.find(b"\n", least - 1) + 1 or len(held)
+        _check_line(stream, position, held, stop)
         if stop:
             text = bytes(memoryview(held)[:stop])
             yield Piece(position, _ended(text, position), position + stop)
@@ -96,13 +97,21 @@ def _fill(stream: TextStream, position: int, held: bytearray, least: int) -> boo
             return True
         held += read
         step *= 2
-        line = held.rfind(b"\n") + 1
-        if len(held) - line > LINE_LIMIT:
-            raise DataError(
-                f"{stream.path}: the line that begins at byte {position + line} is"
-                f" longer than {LINE_LIMIT >> 20} MiB; is this a text file?"
-            )
+        if not held.endswith(b"\n"):
+            _check_line(stream, position, held, len(held))
     return False
+
+
+def _check_line(stream: TextStream, position: int, held: bytearray, stop: int) -> None:
+    """Refuse where the line that ends at `stop`, or goes on there, is no line."""
+    if stop <= LINE_LIMIT:
+        return
+    line = held.rfind(b"\n", 0, stop - 1) + 1
+    if stop - line > LINE_LIMIT:
+        raise DataError(
+            f"{stream.path}: the line that begins at byte {position + line} is"
+            f" longer than {LINE_LIMIT >> 20} MiB; is this a text file?"
+        )
 
 
 def _ended(text: bytes, position: int) -> bytes:

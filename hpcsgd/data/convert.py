@@ -23,7 +23,7 @@ from hpcsgd.data.source import Outline, Source
 from hpcsgd.data.survey import Survey, survey_rows, survey_text
 from hpcsgd.data.text_source import TextSource
 from hpcsgd.data.transform import Scales
-from hpcsgd.errors import HpcsgdError
+from hpcsgd.errors import HpcsgdError, TransportError
 
 log = logging.getLogger(__name__)
 PEEK = 65536  # bytes of the first rows, which show what comes with them
@@ -183,7 +183,7 @@ def _left_whole(sinks: Sinks) -> Iterator[None]:
     try:
         yield
     except HpcsgdError as error:
-        if isinstance(error.__cause__, OSError):
+        if isinstance(error, TransportError) or isinstance(error.__cause__, OSError):
             sinks.leave()
         else:
             sinks.abandon()

@@ -48,7 +48,7 @@ class CsvSource(TextSource):
         head = read_head(self.path, *self.options)
         places, extras = place_columns(self.path, head, self.columns)
         features = len(places) - extras
-        self.first = head.size
+        self.first, self.delimiter = head.size, head.delimiter
         self.layout = Layout(head.delimiter, places, features, extras, self.fills)
 
     def scan(self, piece: Piece, keep: bool) -> tuple[Tally, Any]:

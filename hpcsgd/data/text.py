@@ -130,11 +130,12 @@ def refuse_changed(path: Path, stamp: Stamp | None) -> None:
         )
 
 
-def located(path: Path, piece: Piece, fault: Fault) -> DataError:
-    """The error that names file, line and byte of a fault in a piece."""
+def located(path: Path, piece: Piece, fault: Fault, delimiter: bytes) -> DataError:
+    """The error that names file, line, byte and field of a fault in a piece."""
     byte = piece.position + fault.position
     place = f"{path}, line {line_number(path, byte)} (byte {byte})"
-    return refusal(place, fault.kind, piece.text[fault.position :])
+    line = piece.text[fault.position :].split(b"\n", 1)[0]
+    return refusal(place, fault.kind, line.split(delimiter, 1)[0])
 
 
 def line_number(path: Path, byte: int) -> int:

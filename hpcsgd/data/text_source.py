@@ -49,6 +49,7 @@ class TextSource(ABC):
     path: Path
     fills: bool  # values that are missing become the mean of their column
     piece = PIECE  # bytes; the same for every rank and every pass
+    delimiter = b"\n"  # between fields, or nothing but lines
     first = 0  # byte at which the rows begin
     size = ENDLESS  # of a plain text
     packed: str | None = None  # how it is compressed
@@ -129,4 +130,4 @@ class TextSource(ABC):
     def refused(self, piece: Piece, fault: Fault) -> DataError:
         """The error that names the place of a fault."""
         refuse_changed(self.path, self.stamp)  # then its line is not what it seems
-        return located(self.path, piece, fault)
+        return located(self.path, piece, fault, self.delimiter)

@@ -17,7 +17,6 @@ from hpcsgd.data.formats import open_any
 from hpcsgd.data.layout import ELEMENTS
 from hpcsgd.data.recipe import LAYOUTS, Recipe
 from hpcsgd.data.source import SOURCES, Source
-from hpcsgd.errors import ConfigError
 
 
 def _pairs(text: str) -> tuple[tuple[float, float], ...]:
@@ -26,8 +25,8 @@ def _pairs(text: str) -> tuple[tuple[float, float], ...]:
         pairs = [pair.split("=") for pair in text.split(",")]
         return tuple((float(old), float(new)) for old, new in pairs)
     except ValueError:
-        raise ConfigError(
-            f"--map-labels {text}: write it as 1=-1,2=1, old labels first"
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: write it as 1=-1,2=1, old labels first"
         ) from None
 
 

@@ -14,6 +14,7 @@ import scipy.sparse
 
 import hpcsgd as package
 from hpcsgd.cli import main
+from hpcsgd.data.hdf5 import Hdf5Reader
 from tests.cli.conftest import only_json
 from tests.cli.test_data import start, values
 
@@ -84,6 +85,9 @@ def test_options_of_text(hpcsgd, tmp_path, capsys, monkeypatch):
     assert main(["data", "convert", "a.txt", "o.h5", *flags, *more]) == 0
     X, y = values(tmp_path / "o.h5")
     assert X.tolist() == [[1, 5], [3, 4], [3, 6]] and y.tolist() == [0, 1, 1]
+    none = ["--label-column", "none", "--missing", "mean", "--force"]
+    assert main(["data", "convert", "a.txt", "o.h5", "--format", "csv", *none]) == 0
+    assert Hdf5Reader(tmp_path / "o.h5").cols == 3
     (tmp_path / "a.svm").write_text("1 qid:3 1:2\n")
     assert (
         main(["data", "convert", "a.svm", "o.h5", "--index-base", "0", "--force"]) == 0
@@ -252,6 +256,7 @@ GROWTH = """
 import sys
 from pathlib import Path
 from hpcsgd.cli import main
+from hpcsgd.data.hdf5 import Hdf5Reader
 from hpcsgd.cli.data import convert  # noqa: F401
 import h5py, scipy.sparse, hpcsgd.data.convert, hpcsgd.data.libsvm, hpcsgd.cli.parser
 

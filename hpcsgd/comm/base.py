@@ -140,6 +140,24 @@ class Communicator(ABC):
         self._book(purpose, part, wire.gather_bytes(out.nbytes, self.size), began)
         return out
 
+    def collect(
+        self, part: Array, counts: Sequence[int], purpose: str = "control"
+    ) -> Array | None:
+        """The flat parts of all ranks in rank order, on rank 0; None elsewhere."""
+        if self.size == 1:
+            return part
+        if part.size != counts[self.rank]:
+            raise TransportError(
+                f"rank {self.rank} gives {part.size} words and the counts are"
+                f" {list(counts)}; pass the same counts on all ranks"
+            )
+        out = np.empty(sum(counts) if self.rank == 0 else 0, dtype=part.dtype)
+        began = perf_counter()
+        with self._inside("collection", purpose):
+            self._collect(part, counts, out)
+        self._book(purpose, part, float(part.nbytes) if self.rank else 0.0, began)
+        return out if self.rank == 0 else None
+
     def broadcast(
         self, buffer: Array, root: int = 0, purpose: str = "control"
     ) -> Array:
@@ -257,6 +275,11 @@ class Communicator(ABC):
 
     @abstractmethod
     def _gather(self, part: Array, counts: Sequence[int], out: Array) -> None: ...
+
+    def _collect(self, part: Array, counts: Sequence[int], out: Array) -> None:
+        """Into `out` of rank 0; a transport may know better than telling everybody."""
+        everything = out if self.rank == 0 else np.empty(sum(counts), part.dtype)
+        self._gather(part, counts, everything)
 
     @abstractmethod
     def _broadcast(self, buffer: Array, root: int) -> None: ...

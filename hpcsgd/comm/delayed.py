@@ -185,6 +185,10 @@ class Delayed(Communicator):
         self.inner._gather(part, counts, out)
         self._feel(wire.gather_bytes(out.nbytes, self.felt))
 
+    def _collect(self, part: Array, counts: Sequence[int], out: Array) -> None:
+        self.inner._collect(part, counts, out)
+        self._feel(float(part.nbytes))
+
     def _broadcast(self, buffer: Array, root: int) -> None:
         self.inner._broadcast(buffer, root)
         self._feel(wire.broadcast_bytes(buffer.nbytes, self.felt))

@@ -155,6 +155,10 @@ class MpiCommunicator(Communicator):
     def _gather(self, part: Array, counts: Sequence[int], out: Array) -> None:
         self._comm.Allgatherv(_sendable(part), [_sendable(out), counts])
 
+    def _collect(self, part: Array, counts: Sequence[int], out: Array) -> None:
+        into = [_sendable(out), counts] if self.rank == 0 else None
+        self._comm.Gatherv(_sendable(part), into, root=0)
+
     def _broadcast(self, buffer: Array, root: int) -> None:
         self._comm.Bcast(_sendable(buffer), root=root)
 

@@ -54,6 +54,11 @@ class TextStream:
         self.position += len(piece)
         return piece
 
+    def seek(self, position: int) -> None:
+        """Go to a byte of a plain text."""
+        self.file.seek(position)
+        self.position = position
+
     def check_unchanged(self) -> None:
         """Refuse what was read from a file that others wrote to meanwhile."""
         if self.stamp != stamp_of(self.path):
@@ -64,8 +69,7 @@ class TextStream:
 
     def _skip(self, start: int) -> None:
         if self.kind is None:
-            self.file.seek(start)
-            self.position = start
+            self.seek(start)
         while self.position < start and self.read(min(STEP, start - self.position)):
             pass
 

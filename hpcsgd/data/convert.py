@@ -1,71 +1,32 @@
 """A source of rows becomes a store, in two passes and in bounded memory."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-from scipy.sparse import issparse
-
+from hpcsgd.data.crew import Alone, Crew
+from hpcsgd.data.destination import (
+    check_source,
+    check_target,
+    identity,
+    parts,
+    wanted_rows,
+)
+from hpcsgd.data.filling import Pouring, fill_from_rows, fill_from_text
+from hpcsgd.data.packing import Parts
+from hpcsgd.data.progress import Progress
+from hpcsgd.data.recipe import Recipe
 from hpcsgd.data.sink import Journal, Part, Plan, Sinks, kept_scales
-from hpcsgd.data.source import Outline, Rows, Source
-from hpcsgd.data.streams import open_file
-from hpcsgd.data.transform import Moments, Scales, count_test, is_test, unit_rows
-from hpcsgd.errors import ConfigError, DataError, HpcsgdError
+from hpcsgd.data.source import Outline, Source
+from hpcsgd.data.survey import Survey, survey_rows, survey_text
+from hpcsgd.data.text_source import TextSource
+from hpcsgd.data.transform import Scales
+from hpcsgd.errors import HpcsgdError, TransportError
 
-Array = NDArray[Any]
-SHARE = 8  # of the memory that one block takes: it is read, widened, scaled, written
+log = logging.getLogger(__name__)
 PEEK = 65536  # bytes of the first rows, which show what comes with them
-LEAST_MEMORY = 16 * 2**20
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What happens to the rows on their way."""
-
-    element: str = "fp32"  # how X is stored
-    standardize: bool = False
-    unit_rows: bool = False
-    test_fraction: float = 0.0  # rows that go to a file of their own
-    seed: int = 0  # of the choice of those rows
-    rows: int | None = None  # the first so many alone; None: all
-    memory: int = 512 * 2**20
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.test_fraction < 1:
-            raise ConfigError(
-                f"--test-fraction {self.test_fraction} must be at least 0 and below 1"
-            )
-        if self.rows is not None and self.rows < 1:
-            raise ConfigError(f"--rows {self.rows} must be at least 1")
-        if self.seed < 0:
-            raise ConfigError(f"--seed {self.seed} must be at least 0; 0 will do")
-        if self.memory < LEAST_MEMORY:
-            raise ConfigError(
-                f"--memory {self.memory / 2**20:g} MiB is too little; 16 is the least"
-            )
-
-    @property
-    def block(self) -> int:
-        """Bytes of one block of rows."""
-        return self.memory // SHARE
-
-
-class Progress(Protocol):
-    """Hears how far a pass has come."""
-
-    def begin(self, what: str, size: int) -> None:
-        """A pass over `size` of what `Rows.end` counts."""
-
-    def at(self, position: int) -> None:
-        """Its position now."""
-
-
-# how a stream of blocks is had: (outline, bytes a block, position to start at)
-Stream = Callable[[Outline, int, int], Iterator[Rows]]
 
 
 def convert(
@@ -75,34 +36,145 @@ def convert(
     progress: Progress,
     resume: bool = False,
     force: bool = False,
-    stream: Stream | None = None,
+    crew: Crew | None = None,
 ) -> dict[str, Any]:
     """Write the store, and the test rows to another; what was done, as JSON holds it.
 
     The first pass says how much there is and measures the columns; the second writes.
-    `stream` takes the place of the source's own blocks where ranks share the parsing.
+    The ranks of a crew share the parsing of a plain text; `source` is the same on all.
     """
-    stream = stream or source.blocks
-    journal = Journal(target, {})
-    check_target(target, recipe, force or (resume and journal.path.exists()))
-    check_source(source.path, target)
-    progress.begin("counting rows", source.path.stat().st_size)
-    outline = source.outline(progress.at)
-    check_rows(outline, source.path)
-    files = parts(target, wanted_rows(outline, recipe), recipe)
-    journal.identity = identity(source, outline, recipe)
-    if resume and journal.read():
+    crew = crew or Crew(Alone())
+    one = Conversion(source, target, recipe, progress, resume, force)
+    crew.on_root(one.check)
+    if isinstance(source, TextSource):
+        crew.everywhere(source.begin)
+        if source.packed is None:
+            return _shared(one, source, crew)
+    if crew.size > 1 and crew.is_root:
+        log.info("%s cannot be split; rank 0 converts it alone", source.path)
+    return crew.on_root(lambda: _alone(one))
+
+
+class Conversion:
+    """What rank 0 knows and does of one."""
+
+    def __init__(
+        self,
+        source: Source,
+        target: Path,
+        recipe: Recipe,
+        progress: Progress,
+        resume: bool,
+        force: bool,
+    ) -> None:
+        self.source, self.target, self.recipe = source, target, recipe
+        self.progress, self.resume, self.force = progress, resume, force
+        self.journal = Journal(target, {})
+
+    def check(self) -> None:
+        """Refuse what cannot end well."""
+        goes_on = self.resume and self.journal.path.exists()
+        check_target(self.target, self.recipe, self.force or goes_on)
+        check_source(self.source.path, self.target)
+
+    def kept(self, outline: Outline) -> Scales | None:
+        """The scales of what broke off, which is gone on with."""
+        self.journal.identity = identity(self.source, outline, self.recipe)
+        if not (self.resume and self.recipe.standardize and self.journal.read()):
+            return None
+        files = parts(self.target, wanted_rows(outline, self.recipe), self.recipe)
         means, spread = kept_scales(files)
-        scales = None if spread is None else Scales(means, spread)
-        plan = _plan(source, outline, recipe, scales)
-        sinks = Sinks.reopen(files, plan, journal)
-    else:
-        scales = measure(stream, outline, recipe, progress)
-        sinks = Sinks(files, _plan(source, outline, recipe, scales), journal)
+        return None if spread is None else Scales(means, spread)
+
+    def begin_counting(self) -> None:
+        """The first pass."""
+        self.progress.begin("counting rows", self.source.path.stat().st_size)
+
+    def open(self, survey: Survey) -> Sinks:
+        """The stores, new or where they broke off."""
+        outline = survey.outline
+        self.files = parts(self.target, wanted_rows(outline, self.recipe), self.recipe)
+        self.journal.identity = identity(self.source, outline, self.recipe)
+        plan = self._plan(survey)
+        if self.resume and self.journal.read():
+            return Sinks.reopen(self.files, plan, self.journal)
+        return Sinks(self.files, plan, self.journal)
+
+    def _plan(self, survey: Survey) -> Plan:
+        """What both files have in common."""
+        scales = survey.scales
+        first = next(iter(self.source.blocks(survey.outline, PEEK, 0)))
+        held = {"y": first.y, "sample_weight": first.weights, "offset": first.offsets}
+        return Plan(
+            cols=survey.outline.cols,
+            element=self.recipe.element,
+            is_sparse=survey.is_sparse,
+            sides=tuple(name for name, side in held.items() if side is not None),
+            attributes={
+                "source": self.source.path.name,
+                "unit_rows": self.recipe.unit_rows,
+            },
+            means=None if scales is None else scales.mean,
+            scales=None if scales is None else scales.scale,
+        )
+
+    def said(self, survey: Survey) -> dict[str, Any]:
+        """What was done."""
+        return _said(self.files, survey, self.recipe)
+
+
+def _alone(one: Conversion) -> dict[str, Any]:
+    """One rank reads, changes and writes."""
+    one.begin_counting()
+    if isinstance(one.source, TextSource):
+        return _shared(one, one.source, Crew(Alone()), has_begun=True)
+    survey = survey_rows(one.source, one.recipe, one.progress, one.kept)
+    sinks = one.open(survey)
     with _left_whole(sinks):
-        write(stream, outline, recipe, scales, sinks, progress)
+        fill_from_rows(one.source, Pouring(survey, one.recipe, sinks, one.progress))
         sinks.finish()
-    return _said(files, outline, recipe, scales)
+    return one.said(survey)
+
+
+def _shared(
+    one: Conversion, source: TextSource, crew: Crew, has_begun: bool = False
+) -> dict[str, Any]:
+    """All ranks parse, the first one writes."""
+    if crew.is_root and not has_begun:
+        one.begin_counting()
+    survey = survey_text(source, one.recipe, crew, one.progress)
+    opened: list[Sinks] = []
+
+    def open_sinks() -> tuple[int, int]:
+        opened.append(one.open(survey))
+        one.progress.begin("writing", survey.outline.size)
+        return opened[0].start
+
+    start = crew.on_root(open_sinks)
+    if not crew.is_root:
+        return _parse(one, source, survey, crew, start, lambda parts: None)
+    with _left_whole(opened[0]):
+        take = Pouring(survey, one.recipe, opened[0], one.progress).receive
+        return _parse(one, source, survey, crew, start, take, opened[0].finish)
+
+
+def _parse(
+    one: Conversion,
+    source: TextSource,
+    survey: Survey,
+    crew: Crew,
+    start: tuple[int, int],
+    take: Callable[[Parts | None], None],
+    finish: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """The second pass on one rank, and what was done, on all."""
+    fill_from_text(source, survey, one.recipe, crew, start, take)
+
+    def close() -> dict[str, Any]:
+        finish()
+        return one.said(survey)
+
+    return crew.on_root(close)
 
 
 @contextmanager
@@ -111,7 +183,7 @@ def _left_whole(sinks: Sinks) -> Iterator[None]:
     try:
         yield
     except HpcsgdError as error:
-        if isinstance(error.__cause__, OSError):
+        if isinstance(error, TransportError) or isinstance(error.__cause__, OSError):
             sinks.leave()
         else:
             sinks.abandon()
@@ -121,28 +193,10 @@ def _left_whole(sinks: Sinks) -> Iterator[None]:
         raise
 
 
-def _plan(
-    source: Source, outline: Outline, recipe: Recipe, scales: Scales | None
-) -> Plan:
-    """What both files have in common."""
-    first = next(iter(source.blocks(outline, PEEK, 0)))
-    held = {"y": first.y, "sample_weight": first.weights, "offset": first.offsets}
-    return Plan(
-        cols=outline.cols,
-        element=recipe.element,
-        is_sparse=issparse(first.X),
-        sides=tuple(name for name, side in held.items() if side is not None),
-        attributes={"source": source.path.name, "unit_rows": recipe.unit_rows},
-        means=None if scales is None else scales.mean,
-        scales=None if scales is None else scales.scale,
-    )
-
-
-def _said(
-    files: Sequence[Part], outline: Outline, recipe: Recipe, scales: Scales | None
-) -> dict[str, Any]:
+def _said(files: Sequence[Part], survey: Survey, recipe: Recipe) -> dict[str, Any]:
     """What was done."""
-    how = "scaled only, to keep their zeros" if outline.nnz is not None else ""
+    outline: Outline = survey.outline
+    how = "scaled only, to keep their zeros" if survey.is_sparse else ""
     return {
         "files": [
             {
@@ -155,151 +209,7 @@ def _said(
         "columns": outline.cols,
         "element": recipe.element,
         "labelled": outline.labelled,
-        "sparse": outline.nnz is not None,
-        "standardized": (how or "mean 0, spread 1") if scales else None,
+        "sparse": survey.is_sparse,
+        "standardized": (how or "mean 0, spread 1") if survey.scales else None,
         "unit_rows": recipe.unit_rows,
     }
-
-
-def test_path(path: Path) -> Path:
-    """DST-test beside DST."""
-    return path.with_name(f"{path.stem}-test{path.suffix}")
-
-
-def parts(path: Path, rows: int, recipe: Recipe) -> list[Part]:
-    """The files to write, and how many rows each gets."""
-    if not recipe.test_fraction:
-        return [Part(path, rows, False)]
-    drawn = count_test(rows, recipe.test_fraction, recipe.seed)
-    if drawn in (0, rows):
-        raise ConfigError(
-            f"--test-fraction {recipe.test_fraction} of {rows} rows leaves"
-            f" {rows - drawn} to train on and {drawn} to test; choose another"
-        )
-    return [Part(path, rows - drawn, False), Part(test_path(path), drawn, True)]
-
-
-def wanted_rows(outline: Outline, recipe: Recipe) -> int:
-    """How many of the source's rows are converted."""
-    if recipe.rows is not None and recipe.rows > outline.rows:
-        raise ConfigError(
-            f"--rows {recipe.rows}: the source has {outline.rows}; ask for fewer"
-        )
-    return recipe.rows or outline.rows
-
-
-def measure(
-    stream: Stream, outline: Outline, recipe: Recipe, progress: Progress
-) -> Scales | None:
-    """The scales of the columns, from the training rows alone."""
-    if not recipe.standardize:
-        return None
-    moments = Moments(outline.cols)
-    progress.begin("measuring columns", outline.size)
-    for row, block in numbered(stream(outline, recipe.block, 0), 0, recipe):
-        keep = ~_drawn(row, block.X.shape[0], recipe)
-        moments.add(block.X if keep.all() else block.X[keep])
-        progress.at(block.end)
-    return moments.scales(sparse=outline.nnz is not None)
-
-
-def numbered(
-    blocks: Iterator[Rows], row: int, recipe: Recipe
-) -> Iterator[tuple[int, Rows]]:
-    """(number of its first row, block), up to the last row that is wanted."""
-    for block in blocks:
-        count = block.X.shape[0]
-        left = count if recipe.rows is None else min(count, recipe.rows - row)
-        yield row, block if left == count else choose(block, slice(0, left))
-        row += count
-        if recipe.rows is not None and row >= recipe.rows:
-            return
-
-
-def choose(block: Rows, chosen: Any) -> Rows:
-    """Some rows of a block."""
-    sides = (block.y, block.weights, block.offsets)
-    y, weights, offsets = (None if s is None else s[chosen] for s in sides)
-    return Rows(block.X[chosen], y, block.end, weights, offsets)
-
-
-def write(
-    stream: Stream,
-    outline: Outline,
-    recipe: Recipe,
-    scales: Scales | None,
-    sinks: Sinks,
-    progress: Progress,
-) -> None:
-    """The second pass: every row into the store it belongs to."""
-    row, position = sinks.start
-    if row >= wanted_rows(outline, recipe):
-        return
-    progress.begin("writing", outline.size)
-    blocks = stream(outline, recipe.block, position)
-    for first, block in numbered(blocks, row, recipe):
-        count = block.X.shape[0]
-        sinks.will_reach(first + count, block.end)
-        test = _drawn(first, count, recipe)
-        changed = transformed(block, recipe, scales)
-        for number, part in enumerate(sinks.parts):
-            # After a break one store may be ahead of the other.
-            new = np.arange(first, first + count) >= sinks.starts[number][0]
-            ours = (test == part.test) & new
-            if ours.any():
-                sinks.append(number, changed if ours.all() else choose(changed, ours))
-        sinks.reached(first + count, block.end)
-        progress.at(block.end)
-
-
-def transformed(block: Rows, recipe: Recipe, scales: Scales | None) -> Rows:
-    """The block as it is stored, but for its element type."""
-    X = block.X
-    if scales is not None:
-        X = scales.apply(X)
-    if recipe.unit_rows:
-        X = unit_rows(X)
-    return Rows(X, block.y, block.end, block.weights, block.offsets)
-
-
-def _drawn(first: int, count: int, recipe: Recipe) -> Array:
-    """Which rows of a block are test rows."""
-    if not recipe.test_fraction:
-        return np.zeros(count, dtype=bool)
-    numbers = np.arange(first, first + count)
-    return is_test(numbers, recipe.test_fraction, recipe.seed)
-
-
-def identity(source: Source, outline: Outline, recipe: Recipe) -> dict[str, Any]:
-    """What must be the same for a broken conversion to be gone on with."""
-    said = asdict(recipe)
-    del said["memory"]
-    status = source.path.stat()
-    found = {"source": str(source.path.resolve()), "source_bytes": status.st_size}
-    return {**said, **found, "source_changed": status.st_mtime_ns, **asdict(outline)}
-
-
-def check_target(path: Path, recipe: Recipe, force: bool) -> None:
-    """Refuse before the first pass what cannot be written after it."""
-    for one in [path, test_path(path)] if recipe.test_fraction else [path]:
-        if one.is_dir():
-            raise ConfigError(f"cannot write {one}: it is a folder; name a file")
-        if one.exists() and not force:
-            raise ConfigError(f"{one} exists; add --force to replace it")
-    if not path.parent.is_dir():
-        raise ConfigError(
-            f"cannot write {path}: its folder is missing; make it, or name another"
-        )
-
-
-def check_source(path: Path, target: Path) -> None:
-    """Refuse what cannot be read, and a source that would be written over."""
-    open_file(path, "a file of rows").close()
-    if target.exists() and target.samefile(path):
-        raise ConfigError(f"{target} is the source itself; name another file")
-
-
-def check_rows(outline: Outline, path: Path) -> None:
-    """A store without a row is good for nothing."""
-    if outline.rows < 1 or outline.cols < 1:
-        raise DataError(f"{path} has no rows with values; check the file and --format")

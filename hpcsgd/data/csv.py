@@ -1,7 +1,5 @@
 """Delimited text as a source of dense rows."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +7,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.data import parse_native
-from hpcsgd.data.compressed import Stamp, stamp_of
-from hpcsgd.data.csv_layout import Column, Head, place_columns, read_head
+from hpcsgd.data.csv_layout import Column, place_columns, read_head
 from hpcsgd.data.faults import Fault
+from hpcsgd.data.moments import Moments
 from hpcsgd.data.parse_python import Layout
 from hpcsgd.data.source import Outline, Rows
-from hpcsgd.data.text import LARGEST_PIECE, located, pieces
+from hpcsgd.data.text import Piece
+from hpcsgd.data.text_source import Tally, TextSource
 from hpcsgd.errors import ConfigError, DataError
 
 Array = NDArray[Any]
-BYTES_HELD = 8  # at most, beside and in the arrays, for each byte of text
 NULLS = ["", "NA", "N/A", "NaN", "nan", "-nan", "null", "NULL", "None", "?"]
 
 
-class CsvSource:
+class CsvSource(TextSource):
     """Rows of a CSV file, plain or compressed; `X` is float64.
 
     Columns are named or counted from 0 (−1 or "last": the last); None: there is none.
@@ -40,70 +38,59 @@ class CsvSource:
     ) -> None:
         if missing not in ("error", "mean"):
             raise ConfigError(f"missing {missing!r}: known: error, mean")
-        self.path, self.missing = Path(path), missing
+        self.path, self.fills = Path(path), missing == "mean"
         self.options = (delimiter, header)
-        self.columns = (label_column, weight_column, offset_column)
-        self.stamp: Stamp | None = None  # of the file that `outline` saw
+        label = None if label_column == "none" else label_column
+        self.columns = (label, weight_column, offset_column)
 
-    def outline(self, progress: Callable[[int], None]) -> Outline:
-        """Counts rows, and adds up columns where their means are asked for."""
-        head, layout = self._open()
-        rows, end, sums = 0, 0, np.zeros((2, layout.features))
-        self.stamp = stamp_of(self.path)
-        for position, text, end in pieces(self.path, LARGEST_PIECE // 8, head.size):
-            if self.missing == "mean":
-                X, _ = self._parse(position, text, layout)
-                rows += len(X)
-                there = ~np.isnan(X)
-                sums += [np.where(there, X, 0).sum(axis=0), there.sum(axis=0)]
-            else:
-                rows += parse_native.count_lines(text, layout.delimiter)
-            progress(end)
-        if not rows:
-            raise DataError(f"{self.path} has a header and no rows; give it some")
-        found = Outline(rows, layout.features, None, self.columns[0] is not None, end)
-        return found if self.missing == "error" else replace(found, means=_means(*sums))
-
-    def blocks(
-        self, outline: Outline, budget: int, start: int = 0, stop: int | None = None
-    ) -> Iterator[Rows]:
-        """Rows of the lines that begin in start..stop."""
-        if self.stamp is not None and self.stamp != stamp_of(self.path):
-            raise DataError(f"{self.path} changed since it was counted; start anew")
-        head, layout = self._open()
-        begin = max(start, head.size)
-        for position, text, end in pieces(self.path, budget // BYTES_HELD, begin, stop):
-            X, other = self._parse(position, text, layout)
-            if outline.means is not None:
-                X = np.where(np.isnan(X), outline.means, X)
-            columns = iter(other.T.copy())
-            y, weights, offsets = (
-                None if c is None else next(columns) for c in self.columns
-            )
-            yield Rows(X, y, end, weights, offsets)
-
-    def _open(self) -> tuple[Head, Layout]:
+    def _read_head(self) -> None:
+        """Delimiter, header, which column is what."""
         head = read_head(self.path, *self.options)
         places, extras = place_columns(self.path, head, self.columns)
         features = len(places) - extras
-        mean = self.missing == "mean"
-        return head, Layout(head.delimiter, places, features, extras, mean)
+        self.first, self.delimiter = head.size, head.delimiter
+        self.layout = Layout(head.delimiter, places, features, extras, self.fills)
 
-    def _parse(self, position: int, text: bytes, layout: Layout) -> tuple[Array, Array]:
+    def scan(self, piece: Piece, keep: bool) -> tuple[Tally, Any]:
+        """Counts; missing values of X are NaN."""
+        if not keep:
+            rows = parse_native.count_lines(piece.text, self.layout.delimiter)
+            return Tally(rows, end=piece.end), None
+        X, _ = self._parse(piece)
+        return Tally(len(X), end=piece.end), X
+
+    def outline_of(self, tally: Tally, moments: Moments) -> Outline:
+        """The means are those of the rows that were measured; without any, 0."""
+        if not tally.rows:
+            raise DataError(f"{self.path} has a header and no rows; give it some")
+        cols, is_labelled = self.layout.features, self.columns[0] is not None
+        means = moments.of_columns(0, cols).mean if self.fills else None
+        return Outline(tally.rows, cols, None, is_labelled, tally.end, means=means)
+
+    def moments_of(self, outline: Outline, moments: Moments) -> Moments:
+        """What is missing becomes the mean."""
+        return moments.of_columns(0, outline.cols).with_means()
+
+    def rows(self, piece: Piece, outline: Outline) -> Rows:
+        """As dense rows, and what else stands in them."""
+        X, other = self._parse(piece)
+        if outline.means is not None:
+            X = np.where(np.isnan(X), outline.means, X)
+        columns = iter(other.T.copy())
+        y, weights, offsets = (
+            None if c is None else next(columns) for c in self.columns
+        )
+        return Rows(X, y, piece.end, weights, offsets)
+
+    def _parse(self, piece: Piece) -> tuple[Array, Array]:
         if not parse_native.available():
-            table = _by_arrow(text, layout)
+            table = _by_arrow(piece.text, self.layout)
             if table is not None:
                 return table
         try:
-            return parse_native.parse_csv(text, layout)
+            return parse_native.parse_csv(piece.text, self.layout)
         except Fault as fault:
-            raise located(self.path, position, text, fault) from None
-
-
-def _means(sums: Array, counts: Array) -> Array:
-    """Of columns without any value: 0."""
-    means: Array = sums / np.maximum(counts, 1)
-    return means
+            raise self.refused(piece, fault) from None
 
 
 def _by_arrow(text: bytes, layout: Layout) -> tuple[Array, Array] | None:

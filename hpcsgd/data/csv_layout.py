@@ -15,7 +15,6 @@ from hpcsgd.errors import ConfigError, DataError
 Array = NDArray[Any]
 Column = str | int | None
 DELIMITERS = {"comma": b",", "tab": b"\t", "semicolon": b";"}
-SAMPLE = 64 * 1024  # bytes, to tell the delimiter from
 ROLES = ("label", "weight", "offset")
 
 
@@ -48,11 +47,12 @@ def read_head(path: Path, delimiter: str, header: str | bool) -> Head:
 
 def _first_lines(path: Path) -> tuple[list[bytes], int]:
     """Lines of the sample from the first that is not blank; where its next begins."""
-    for begin, text, _ in pieces(path, SAMPLE):
-        lines = text.split(b"\n")[:-1]
+    for piece in pieces(path):
+        lines = piece.text.split(b"\n")[:-1]
         first = next((k for k, line in enumerate(lines) if line.strip()), None)
         if first is not None:
-            return lines[first:], begin + sum(len(s) + 1 for s in lines[: first + 1])
+            before = sum(len(line) + 1 for line in lines[: first + 1])
+            return lines[first:], piece.position + before
     raise DataError(f"{path} is empty; give a file with rows")
 
 

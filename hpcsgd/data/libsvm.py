@@ -1,72 +1,87 @@
 """LIBSVM text as a source of sparse rows."""
 
-from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import scipy.sparse
 
 from hpcsgd.data import parse_native
-from hpcsgd.data.compressed import Stamp, stamp_of
 from hpcsgd.data.faults import Fault
+from hpcsgd.data.moments import Moments
 from hpcsgd.data.parse_python import Pairs
 from hpcsgd.data.source import Outline, Rows
-from hpcsgd.data.text import LARGEST_PIECE, located, pieces
+from hpcsgd.data.text import Piece
+from hpcsgd.data.text_source import Tally, TextSource
 from hpcsgd.errors import ConfigError, DataError
 
-BYTES_HELD = 12  # at most, beside and in the arrays, for each byte of usual text
 
+class LibsvmSource(TextSource):
+    """Rows of a LIBSVM file, plain or compressed; `X` is a csr_array of float64.
 
-class LibsvmSource:
-    """Rows of a LIBSVM file, plain or compressed; `X` is a csr_array of float64."""
+    `cols` columns are there even where the last of them are nowhere in the text.
+    """
 
-    def __init__(self, path: str | Path, index_base: str | int = "auto") -> None:
-        self.path = Path(path)
-        self.stamp: Stamp | None = None  # of the file that `outline` saw
+    fills = False
+
+    def __init__(
+        self, path: str | Path, index_base: str | int = "auto", cols: int | None = None
+    ) -> None:
         if str(index_base) not in ("auto", "0", "1"):
             raise ConfigError(f"index_base {index_base!r}: known: auto, 0, 1")
+        if cols is not None and not 1 <= cols <= 2**31:
+            raise ConfigError(f"--cols {cols} must be at least 1 and at most 2^31")
+        self.path, self.cols = Path(path), cols
         self.index_base = str(index_base)
+        self.least = 1 if self.index_base == "1" else 0
 
-    def outline(self, progress: Callable[[int], None]) -> Outline:
-        """Checks every line and counts; an index 0 anywhere means columns from 0."""
-        rows = nnz = end = 0
-        lowest, highest = 1, -1
-        base = 1 if self.index_base == "1" else 0
-        self.stamp = stamp_of(self.path)
-        for position, text, end in pieces(self.path, LARGEST_PIECE // 8):
-            found = self._parse(position, text, base, keep=False)
-            rows, nnz = rows + found.rows, nnz + found.count
-            highest = max(highest, found.highest)
-            lowest = min(lowest, found.lowest) if found.count else lowest
-            progress(end)
+    def _read_head(self) -> None:
+        """There is none."""
+
+    def scan(self, piece: Piece, keep: bool) -> tuple[Tally, Any]:
+        """Counts; columns of X are the indices as written, less a base that is told."""
+        found = self._parse(piece, self.least, keep)
+        lowest = found.lowest if found.count else Tally.lowest
+        tally = Tally(found.rows, found.count, lowest, found.highest, piece.end)
+        width = max(found.highest - self.least + 1, 1)
+        return tally, _matrix(found, width) if keep else None
+
+    def outline_of(self, tally: Tally, moments: Moments) -> Outline:
+        """An index 0 anywhere means columns from 0."""
+        base = self.least
         if self.index_base == "auto":
-            base = min(lowest, 1)
-        if not rows or highest < base:
-            what = "no rows" if not rows else "no features"
+            base = min(tally.lowest, 1)
+        if not tally.rows or tally.highest < base:
+            what = "no features" if tally.rows else "no rows"
             raise DataError(f"{self.path} holds {what}; give a file of labelled rows")
-        return Outline(rows, highest - base + 1, nnz, True, end, index_base=base)
-
-    def blocks(
-        self, outline: Outline, budget: int, start: int = 0, stop: int | None = None
-    ) -> Iterator[Rows]:
-        """Rows of the lines that begin in start..stop."""
-        _refuse_changed(self.path, self.stamp)
-        for position, text, end in pieces(self.path, budget // BYTES_HELD, start, stop):
-            found = self._parse(position, text, outline.index_base, keep=True)
-            if found.highest - outline.index_base >= outline.cols:
-                raise DataError(f"{self.path} changed since it was counted; start anew")
-            matrix = scipy.sparse.csr_array(
-                (found.values, found.indices, found.starts),
-                shape=(found.rows, outline.cols),
+        cols = tally.highest - base + 1
+        if self.cols is not None and cols > self.cols:
+            raise DataError(
+                f"{self.path} has {cols} columns and --cols says {self.cols}; give a"
+                f" number of at least {cols}"
             )
-            yield Rows(matrix, found.labels, end)
+        found = Outline(tally.rows, cols, tally.stored, True, tally.end, base)
+        return found if self.cols is None else replace(found, cols=self.cols)
 
-    def _parse(self, position: int, text: bytes, base: int, keep: bool) -> Pairs:
+    def moments_of(self, outline: Outline, moments: Moments) -> Moments:
+        """What is not written is 0."""
+        first = outline.index_base - self.least
+        return moments.of_columns(first, outline.cols).with_zeros()
+
+    def rows(self, piece: Piece, outline: Outline) -> Rows:
+        """As sparse rows."""
+        found = self._parse(piece, outline.index_base, keep=True)
+        if found.highest - outline.index_base >= outline.cols:
+            raise DataError(f"{self.path} changed since it was counted; start anew")
+        return Rows(_matrix(found, outline.cols), found.labels, piece.end)
+
+    def _parse(self, piece: Piece, base: int, keep: bool) -> Pairs:
         try:
-            return parse_native.parse_libsvm(text, base, keep)
+            return parse_native.parse_libsvm(piece.text, base, keep)
         except Fault as fault:
-            raise located(self.path, position, text, fault) from None
+            raise self.refused(piece, fault) from None
 
 
-def _refuse_changed(path: Path, stamp: Stamp | None) -> None:
-    if stamp is not None and stamp != stamp_of(path):
-        raise DataError(f"{path} changed since it was counted; start anew")
+def _matrix(found: Pairs, cols: int) -> Any:
+    parts = (found.values, found.indices, found.starts)
+    return scipy.sparse.csr_array(parts, shape=(found.rows, cols))

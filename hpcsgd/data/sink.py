@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.data.source import Rows
-from hpcsgd.data.store_writer import StoreWriter
+from hpcsgd.data.store_writer import FLUSH_BYTES, StoreWriter
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.files import write_text
 
 Array = NDArray[Any]
 FLUSH_SECONDS = 5.0  # between rows that survive a kill
+WIDEST = 8  # bytes of an element
 NOWHERE = (2**62, 2**62)  # a complete store takes no more rows
 
 
@@ -97,6 +98,8 @@ class Journal:
 class Sinks:
     """The stores of a conversion, flushed together now and then."""
 
+    is_due = False  # True: the next rows are the last ones before a flush
+
     def __init__(self, parts: list[Part], plan: Plan, journal: Journal) -> None:
         self.parts, self.journal, self.plan = parts, journal, plan
         self.writers: list[StoreWriter | None] = []
@@ -129,10 +132,16 @@ class Sinks:
         """(row, position) of the source where the first of them goes on."""
         return min(self.starts)
 
-    def will_reach(self, row: int, position: int) -> None:
-        """Say where the source goes on after the next rows, before they are given."""
+    def will_reach(self, row: int, position: int, values: int) -> None:
+        """Say where the source goes on after the next rows, before they are given.
+
+        The journal goes to disk only where a store may do so after it: that is slow.
+        """
         self.journal.places[position] = row
-        self.journal.write()
+        self.is_due = time.monotonic() - self.flushed >= FLUSH_SECONDS
+        pending = max(w.pending for w in self.writers if w is not None)
+        if self.is_due or pending + WIDEST * values >= FLUSH_BYTES:
+            self.journal.write()
 
     def append(self, number: int, rows: Rows) -> None:
         """The next rows of one of them."""
@@ -145,7 +154,7 @@ class Sinks:
 
     def reached(self, row: int, position: int) -> None:
         """All rows before this place are in; flush them when it is time."""
-        if time.monotonic() - self.flushed < FLUSH_SECONDS:
+        if not self.is_due:
             return
         for writer, start in zip(self.writers, self.starts, strict=True):
             if writer is not None and start[1] <= position:
@@ -156,6 +165,7 @@ class Sinks:
 
     def finish(self) -> None:
         """Give all of them their names."""
+        self.journal.write()
         for writer in self.writers:
             if writer is not None:
                 writer.finish()

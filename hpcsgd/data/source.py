@@ -54,9 +54,9 @@ class Source(Protocol):
 SOURCES: dict[str, str] = {
     "libsvm": "hpcsgd.data.libsvm:LibsvmSource",
     "csv": "hpcsgd.data.csv:CsvSource",
-    "npy": "hpcsgd.data.arrays:NpySource",
-    "npz": "hpcsgd.data.arrays:NpzSource",
-    "hdf5": "hpcsgd.data.arrays:Hdf5Source",
+    "npy": "hpcsgd.data.npy:NpySource",
+    "npz": "hpcsgd.data.npz:NpzSource",
+    "hdf5": "hpcsgd.data.foreign_hdf5:Hdf5Source",
 }
 
 

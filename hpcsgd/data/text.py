@@ -1,64 +1,117 @@
-"""Whole lines of a text in bounded pieces, and the place of what is wrong in them."""
+"""Text in pieces of whole lines, and the place of what is wrong in them.
+
+Piece k holds the lines that begin in bytes k · size to (k + 1) · size: which line is in
+which piece is a matter of the text alone, whoever reads it and in what order.
+"""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from hpcsgd.data.compressed import STEP, TextStream
+from hpcsgd.data.compressed import STEP, Stamp, TextStream, stamp_of
 from hpcsgd.data.faults import Fault, refusal
-from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.errors import DataError
 
+PIECE = 2**20  # larger ones gain nothing
+TAIL = 2**16  # read at first behind a piece, to find the end of its last line
 LINE_LIMIT = 64 * 2**20  # a longer line is no text
-LARGEST_PIECE = 8 * 2**20  # larger ones gain nothing
 BOM = b"\xef\xbb\xbf"
 
 
-def pieces(
-    path: Path, size: int, start: int = 0, stop: int | None = None
-) -> Iterator[tuple[int, bytes, int]]:
-    """(position, whole lines, end), about `size` bytes each; the last ends in \\n too.
+@dataclass(frozen=True)
+class Piece:
+    """Whole lines of a text."""
 
-    A range ends before the first line that begins at `stop` or later.
-    """
-    size = min(max(size, 1), LARGEST_PIECE)
+    position: int  # byte of the plain text at which they begin
+    text: bytes  # ends with a newline, the last line of the file too
+    end: int
+
+    def behind(self, position: int) -> "Piece":
+        """Those that begin at `position` or later, which is where a line begins."""
+        skipped = min(max(position - self.position, 0), len(self.text))
+        begin = self.position + skipped
+        return Piece(begin, self.text[skipped:], max(self.end, begin))
+
+
+def count_pieces(size: int, piece: int = PIECE) -> int:
+    """How many pieces a plain text of `size` bytes has."""
+    return -(-size // piece)
+
+
+def pieces(path: Path, start: int = 0, size: int = PIECE) -> Iterator[Piece]:
+    """All that are not empty, from the line that begins at `start`, in one go."""
     with TextStream(path, start) as stream:
-        position, rest = start, b""
-        while stop is None or position < stop:
-            text, rest = _lines(stream, size, rest)
-            if stop is not None and position + len(text) >= stop:
-                text = text[: _line_start(text, stop - position)]
-            end = position + len(text)
-            if not text:
-                break
-            yield position, _ended(text, position), end
-            position = end
+        yield from _cut(stream, start, size)
         stream.check_unchanged()
 
 
-def _lines(stream: TextStream, size: int, rest: bytes) -> tuple[bytes, bytes]:
-    """Whole lines, and the beginning of the next."""
-    text = [rest]
-    held, searched = len(rest), rest.rfind(b"\n") >= 0
-    while held < size or not searched:
-        piece = stream.read(max(size - held, min(size, STEP), 1))
-        if not piece:
-            return b"".join(text), b""
-        text.append(piece)
-        held += len(piece)
-        searched = searched or b"\n" in piece
-        if held > LINE_LIMIT and not searched:
-            raise DataError(
-                f"{stream.path}: the line that begins at byte {stream.position - held}"
-                f" is longer than {LINE_LIMIT >> 20} MiB; is this a text file?"
-            )
-    whole = b"".join(text)
-    cut = whole.rfind(b"\n") + 1
-    return whole[:cut], whole[cut:]
+def read_piece(path: Path, number: int, size: int = PIECE) -> Piece:
+    """One piece of a plain text; it may be empty, where a line is longer than it."""
+    low, high = number * size, (number + 1) * size
+    with TextStream(path) as stream:
+        begin = _line_start(stream, low, high)
+        if begin < high:
+            stream.seek(begin)
+            return next(_cut(stream, begin, size), Piece(begin, b"", begin))
+    return Piece(high, b"", high)
 
 
-def _line_start(text: bytes, position: int) -> int:
-    """The first line start at `position` or behind it."""
-    found = text.find(b"\n", max(position - 1, 0))
-    return len(text) if found < 0 else found + 1
+def _line_start(stream: TextStream, low: int, high: int) -> int:
+    """The first line start in low..high, or `high`."""
+    if low == 0:
+        return 0
+    stream.seek(low - 1)
+    # Most lines are short: the rest of the window is looked at only where they are not.
+    for count in (min(TAIL, high - low), max(high - low - TAIL, 0)):
+        begin = stream.position
+        found = stream.read(count).find(b"\n")
+        if found >= 0:
+            return begin + found + 1
+    return high
+
+
+def _cut(stream: TextStream, position: int, size: int) -> Iterator[Piece]:
+    """The pieces from the line that begins at `position`, where the stream is."""
+    held = bytearray()
+    while True:
+        least = size - position % size  # what is left of its piece
+        is_last = _fill(stream, position, held, least)
+        stop = held.find(b"\n", least - 1) + 1 or len(held)
+        _check_line(stream, position, held, stop)
+        if stop:
+            text = bytes(memoryview(held)[:stop])
+            yield Piece(position, _ended(text, position), position + stop)
+        position += stop
+        del held[:stop]
+        if is_last and not held:
+            return
+
+
+def _fill(stream: TextStream, position: int, held: bytearray, least: int) -> bool:
+    """Read until a line ends at byte `least` of `held` or behind; True at the end."""
+    step = TAIL
+    while len(held) < least or held.find(b"\n", least - 1) < 0:
+        wanted = least - len(held) if len(held) < least else step
+        read = stream.read(min(wanted, STEP))
+        if not read:
+            return True
+        held += read
+        step *= 2
+        if not held.endswith(b"\n"):
+            _check_line(stream, position, held, len(held))
+    return False
+
+
+def _check_line(stream: TextStream, position: int, held: bytearray, stop: int) -> None:
+    """Refuse where the line that ends at `stop`, or goes on there, is no line."""
+    if stop <= LINE_LIMIT:
+        return
+    line = held.rfind(b"\n", 0, stop - 1) + 1
+    if stop - line > LINE_LIMIT:
+        raise DataError(
+            f"{stream.path}: the line that begins at byte {position + line} is"
+            f" longer than {LINE_LIMIT >> 20} MiB; is this a text file?"
+        )
 
 
 def _ended(text: bytes, position: int) -> bytes:
@@ -68,11 +121,21 @@ def _ended(text: bytes, position: int) -> bytes:
     return text if text.endswith(b"\n") else text + b"\n"
 
 
-def located(path: Path, position: int, text: bytes, fault: Fault) -> DataError:
-    """The error that names file, line and byte of a fault in a piece."""
-    byte = position + fault.position
+def refuse_changed(path: Path, stamp: Stamp | None) -> None:
+    """A file that is no longer the one that was looked at first."""
+    if stamp is not None and stamp != stamp_of(path):
+        raise DataError(
+            f"{path} changed while it was read; wait until it is complete and begin"
+            " again"
+        )
+
+
+def located(path: Path, piece: Piece, fault: Fault, delimiter: bytes) -> DataError:
+    """The error that names file, line, byte and field of a fault in a piece."""
+    byte = piece.position + fault.position
     place = f"{path}, line {line_number(path, byte)} (byte {byte})"
-    return refusal(place, fault.kind, text[fault.position :])
+    line = piece.text[fault.position :].split(b"\n", 1)[0]
+    return refusal(place, fault.kind, line.split(delimiter, 1)[0])
 
 
 def line_number(path: Path, byte: int) -> int:
@@ -80,36 +143,8 @@ def line_number(path: Path, byte: int) -> int:
     lines = 1
     with TextStream(path) as stream:
         while stream.position < byte:
-            piece = stream.read(min(STEP, byte - stream.position))
-            if not piece:
+            read = stream.read(min(STEP, byte - stream.position))
+            if not read:
                 break
-            lines += piece.count(b"\n")
+            lines += read.count(b"\n")
     return lines
-
-
-def split_offsets(path: Path, parts: int) -> list[int]:
-    """parts + 1 line starts that cut a plain text into about equal ranges."""
-    if parts < 1:
-        raise ConfigError(f"a file is split into 1 part or more, not {parts}")
-    with TextStream(path) as stream:
-        if stream.kind:
-            raise DataError(
-                f"{path} is {stream.kind}, which is read from its start only;"
-                " decompress it, or convert it on one rank"
-            )
-        size = stream.stamp[0]
-        cuts = [_next_line(stream, size * k // parts) for k in range(1, parts)]
-    return [0, *cuts, size]
-
-
-def _next_line(stream: TextStream, position: int) -> int:
-    if position == 0:
-        return 0
-    stream.file.seek(position - 1)
-    at: int = position - 1
-    while piece := stream.file.read(STEP):
-        found = piece.find(b"\n")
-        if found >= 0:
-            return at + int(found) + 1
-        at += len(piece)
-    return at

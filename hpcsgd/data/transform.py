@@ -31,55 +31,6 @@ class Scales:
         return scaled
 
 
-class Moments:
-    """Mean and squares of each column over all blocks seen; zeros count too.
-
-    Blocks are merged as Chan, Golub and LeVeque do, so that no large mean cancels.
-    """
-
-    def __init__(self, cols: int) -> None:
-        self.rows = 0
-        self.mean = np.zeros(cols)
-        self.squares = np.zeros(cols)  # Σ (x − mean)²
-
-    def add(self, X: Any) -> None:
-        """The next block."""
-        count = X.shape[0]
-        if not count:
-            return
-        mean, squares = _sparse(X) if issparse(X) else _dense(X)
-        total = self.rows + count
-        apart = mean - self.mean
-        self.squares += squares + apart**2 * (self.rows * count / total)
-        self.mean += apart * (count / total)
-        self.rows = total
-
-    def scales(self, sparse: bool) -> Scales:
-        """Unit spread about the mean (sparse: about 0); constant columns keep 1."""
-        if sparse:
-            spread = np.sqrt(self.squares / max(self.rows, 1) + self.mean**2)
-        else:
-            spread = np.sqrt(self.squares / max(self.rows, 1))
-        # What rounding leaves of a constant column is no spread.
-        flat = spread <= 1e-12 * np.maximum(np.abs(self.mean), np.finfo(float).tiny)
-        return Scales(None if sparse else self.mean, np.where(flat, 1.0, spread))
-
-
-def _dense(X: Array) -> tuple[Array, Array]:
-    mean = X.mean(axis=0, dtype=np.float64)
-    return mean, np.square(X - mean).sum(axis=0)
-
-
-def _sparse(X: Any) -> tuple[Array, Array]:
-    rows, cols = X.shape
-    values = X.data.astype(np.float64)
-    mean = np.bincount(X.indices, weights=values, minlength=cols) / rows
-    stored = np.bincount(X.indices, minlength=cols)
-    apart = np.square(values - mean[X.indices])
-    squares = np.bincount(X.indices, weights=apart, minlength=cols)
-    return mean, squares + (rows - stored) * mean**2
-
-
 def unit_rows(X: Any) -> Any:
     """Rows of length 1; rows of zeros stay what they are."""
     if issparse(X):

@@ -65,7 +65,7 @@ HOMES = {
         "data/hdf5_open.py",
         "data/store_writer.py",
         "data/writers.py",
-        "data/arrays.py",
+        "data/foreign_hdf5.py",
         "sealed.py",
     ),
     "sklearn": ("estimators.py",),

@@ -38,6 +38,24 @@ def gathers_unequal_parts(world):
         np.testing.assert_array_equal(out.astype(float), expected)
 
 
+def collects_on_rank_0(world):
+    """Unequal parts, none at all from some; the others get nothing."""
+    counts = [3 * r for r in range(world.size)]
+    expected = np.concatenate([np.full(c, r) for r, c in enumerate(counts)])
+    for dtype in (np.uint8, np.float64):
+        part = np.full(counts[world.rank], world.rank, dtype=dtype)
+        out = world.collect(part, counts)
+        if world.rank:
+            assert out is None
+        else:
+            np.testing.assert_array_equal(out, expected)
+    if world.size > 1:
+        entry = world.ledger.entries["control"]
+        assert entry.calls == 2 and entry.bytes == 9 * counts[world.rank]
+        with pytest.raises(TransportError, match="pass the same counts"):
+            world.collect(np.ones(3), [2] * world.size)
+
+
 def refuses_counts_that_do_not_fit(world):
     """Before anything is sent, on every rank alike."""
     if world.size > 1:
@@ -193,6 +211,7 @@ CHECKS = [
     sums_in_place,
     starts_sums,
     gathers_unequal_parts,
+    collects_on_rank_0,
     refuses_counts_that_do_not_fit,
     takes_the_largest_flag,
     broadcasts,

@@ -2,14 +2,32 @@
 
 import argparse
 import json
-from contextlib import ExitStack
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.cli import logs
-from hpcsgd.cli.data.bar import make_meter
+from hpcsgd.cli import launch, logs
+from hpcsgd.cli.data.bar import Meter, make_meter
+from hpcsgd.cli.ranks import on_all_ranks
+from hpcsgd.comm.base import Communicator
+from hpcsgd.data.crew import Crew
+from hpcsgd.data.formats import open_any
 from hpcsgd.data.layout import ELEMENTS
-from hpcsgd.data.source import SOURCES
+from hpcsgd.data.recipe import LAYOUTS, Recipe
+from hpcsgd.data.source import SOURCES, Source
+
+
+def _pairs(text: str) -> tuple[tuple[float, float], ...]:
+    """Pairs of labels, as in 1=-1,2=1."""
+    try:
+        pairs = [pair.split("=") for pair in text.split(",")]
+        return tuple((float(old), float(new)) for old, new in pairs)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: write it as 1=-1,2=1, old labels first"
+        ) from None
 
 
 def _column(text: str) -> int | str:
@@ -23,9 +41,14 @@ OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--label-column", {"type": _column, "help": "of labels: number from 0, or name"}),
     ("--weight-column", {"type": _column, "help": "of sample weights, in CSV"}),
     ("--offset-column", {"type": _column, "help": "of offsets, in CSV"}),
-    ("--delimiter", {"help": "of CSV; default: what the first line shows"}),
+    ("--header", {"choices": ["auto", "yes", "no"], "help": "whether CSV has one"}),
+    (
+        "--delimiter",
+        {"help": "of CSV: comma, tab or semicolon; default: what the first lines show"},
+    ),
     ("--missing", {"choices": ["error", "mean"], "help": "values missing in CSV"}),
     ("--index-base", {"choices": ["auto", "0", "1"], "help": "of LIBSVM columns"}),
+    ("--cols", {"type": int, "metavar": "N", "help": "of LIBSVM, if more than seen"}),
     ("--x-name", {"metavar": "NAME", "help": "of the matrix in HDF5 and .npz"}),
     ("--y-name", {"metavar": "NAME", "help": "of the labels in HDF5 and .npz"}),
 )
@@ -70,12 +93,25 @@ def _add_changes(parser: Any) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the test rows")
     parser.add_argument("--rows", type=int, metavar="N", help="the first N alone")
+    parser.add_argument(
+        "--layout", choices=LAYOUTS, default="auto", help="sparse (CSR) or dense rows"
+    )
+    parser.add_argument(
+        "--map-labels",
+        type=_pairs,
+        default=(),
+        metavar="OLD=NEW,...",
+        help="labels to write in the place of those in the file",
+    )
 
 
 def _add_running(parser: Any) -> None:
     """How it is done."""
     parser.add_argument(
         "--memory", type=float, default=512, metavar="MIB", help="default: 512"
+    )
+    parser.add_argument(
+        "--ranks", type=int, metavar="N", help="start N MPI ranks to share plain text"
     )
     parser.add_argument("--resume", action="store_true", help="go on where it broke")
     parser.add_argument("--force", action="store_true", help="replace DST")
@@ -91,38 +127,80 @@ def _add_running(parser: Any) -> None:
 
 
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Convert, say what was written."""
-    from hpcsgd.data.convert import Recipe, convert
-    from hpcsgd.data.formats import open_any
+    """Convert here, on the ranks there are or under mpiexec; say what was written."""
+    recipe = _recipe(arguments)
+    if launch.must_relaunch(arguments.ranks):
+        return launch.relaunch(arguments.ranks, argv)
+    return on_all_ranks(
+        "auto",
+        lambda world: _convert(world, arguments, recipe),
+        show=lambda said: print(
+            json.dumps(said, indent=2) if arguments.json else text(said), flush=True
+        ),
+        code=lambda said: 0,
+    )
 
-    recipe = Recipe(
+
+def _recipe(arguments: argparse.Namespace) -> Recipe:
+    return Recipe(
         element=arguments.element,
         standardize=arguments.standardize,
         unit_rows=arguments.unit_rows,
         test_fraction=arguments.test_fraction,
         seed=arguments.seed,
         rows=arguments.rows,
+        layout=arguments.layout,
+        labels=arguments.map_labels,
         memory=int(arguments.memory * 2**20),
     )
-    options = {
-        name: getattr(arguments, name)
-        for name in (flag[2:].replace("-", "_") for flag, _ in OPTIONS)
-    }
-    source = open_any(Path(arguments.source), arguments.format, options)
-    with ExitStack() as stack:
-        meter = stack.enter_context(make_meter(arguments.quiet, arguments.progress))
+
+
+def _convert(
+    world: Communicator, arguments: argparse.Namespace, recipe: Recipe
+) -> dict[str, Any]:
+    """The work of one rank."""
+    from hpcsgd.data.convert import convert
+
+    crew = Crew(world)
+    source = crew.everywhere(lambda: _source(arguments))
+    with _interruptible(crew), ExitStack() as stack:
+        meter = Meter()
+        if crew.is_root:
+            meter = make_meter(arguments.quiet, arguments.progress)
+        stack.enter_context(meter)
         if source.path.is_file():
             meter.file_bytes = source.path.stat().st_size
-        said = convert(
+        return convert(
             source,
             Path(arguments.target),
             recipe,
             meter,
             resume=arguments.resume,
             force=arguments.force,
+            crew=crew,
         )
-    print(json.dumps(said, indent=2) if arguments.json else text(said))
-    return 0
+
+
+def _source(arguments: argparse.Namespace) -> Source:
+    """What is to be converted, with the options its format knows."""
+    options = {
+        name: getattr(arguments, name)
+        for name in (flag[2:].replace("-", "_") for flag, _ in OPTIONS)
+    }
+    return open_any(Path(arguments.source), arguments.format, options)
+
+
+@contextmanager
+def _interruptible(crew: Crew) -> Iterator[None]:
+    """Ctrl-C ends all ranks together, and never in the middle of a message."""
+    if crew.size == 1:
+        yield
+        return
+    before = signal.signal(signal.SIGINT, lambda number, frame: crew.interrupt())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def text(said: dict[str, Any]) -> str:

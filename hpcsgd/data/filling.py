@@ -1,0 +1,173 @@
+"""The second pass: every row into the store it belongs to."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array, issparse
+
+from hpcsgd.data.changes import prepared, slices
+from hpcsgd.data.crew import Crew
+from hpcsgd.data.numbered import choose, first_rows, numbered
+from hpcsgd.data.packing import Parts
+from hpcsgd.data.progress import Progress
+from hpcsgd.data.recipe import Recipe
+from hpcsgd.data.sink import Sinks
+from hpcsgd.data.source import Rows, Source
+from hpcsgd.data.survey import Survey, workers
+from hpcsgd.data.text import Piece, refuse_changed
+from hpcsgd.data.text_source import ENDLESS, TextSource
+from hpcsgd.errors import DataError
+
+SIDES = ("y", "weights", "offsets")
+Places = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Consecutive rows on their way to the stores."""
+
+    first: int  # number of its first row
+    begin: int  # where they begin in a text; -1 where positions are row numbers
+    rows: Rows
+
+    def position(self, count: int) -> int:
+        """A place in the source that stands for the first `count` of them.
+
+        Within a piece of text any byte of it will do, as none stands for two counts.
+        """
+        if count == self.rows.X.shape[0]:
+            return self.rows.end
+        return self.first + count if self.begin < 0 else self.begin + count
+
+    def parts(self) -> Parts:
+        """As it travels."""
+        said = {"first": self.first, "begin": self.begin, "end": self.rows.end}
+        sides = {name: getattr(self.rows, name) for name in SIDES}
+        X = self.rows.X
+        if not issparse(X):
+            return {**said, **sides, "X": X}
+        matrix = {"data": X.data, "indices": X.indices, "indptr": X.indptr}
+        return {**said, **sides, **matrix, "cols": X.shape[1]}
+
+    @classmethod
+    def of(cls, parts: Parts) -> "Batch":
+        """As it was."""
+        X = parts.get("X")
+        if X is None:
+            matrix = (parts["data"], parts["indices"], parts["indptr"])
+            X = csr_array(matrix, shape=(len(parts["indptr"]) - 1, parts["cols"]))
+        sides = {name: parts[name] for name in SIDES}
+        return cls(parts["first"], parts["begin"], Rows(X=X, end=parts["end"], **sides))
+
+
+class Pouring:
+    """Rank 0's side: batches in order, into one store or two."""
+
+    def __init__(
+        self, survey: Survey, recipe: Recipe, sinks: Sinks, progress: Progress
+    ) -> None:
+        self.survey, self.recipe = survey, recipe
+        self.sinks, self.progress = sinks, progress
+
+    def receive(self, parts: Parts | None) -> None:
+        """The next one, as it travels."""
+        if parts is not None:
+            self.take(Batch.of(parts))
+
+    def take(self, batch: Batch) -> None:
+        """The next one."""
+        done = 0
+        for stop, part in slices(batch.rows, self.survey, self.recipe):
+            end = batch.position(stop)
+            self._append(batch.first + done, Rows(part.X, part.y, end, *_rest(part)))
+            done = stop
+        self.progress.at(batch.rows.end)
+
+    def _append(self, first: int, block: Rows) -> None:
+        count = block.X.shape[0]
+        values = block.X.nnz if issparse(block.X) else block.X.size
+        self.sinks.will_reach(first + count, block.end, values)
+        test = self.recipe.drawn(first, count)
+        for number, part in enumerate(self.sinks.parts):
+            # After a break one store may be ahead of the other.
+            new = np.arange(first, first + count) >= self.sinks.starts[number][0]
+            ours = (test == part.test) & new
+            if ours.any():
+                chosen = block if ours.all() else choose(block, ours)
+                self.sinks.append(number, chosen)
+        self.sinks.reached(first + count, block.end)
+
+
+def _rest(rows: Rows) -> tuple[NDArray[np.float64] | None, ...]:
+    return rows.weights, rows.offsets
+
+
+def fill_from_rows(source: Source, pouring: Pouring) -> None:
+    """From a source that is read on one rank."""
+    survey, recipe = pouring.survey, pouring.recipe
+    row, position = pouring.sinks.start
+    if not recipe.wanted(row, survey.outline.rows - row):
+        return
+    pouring.progress.begin("writing", survey.outline.size)
+    blocks = source.blocks(survey.outline, recipe.block, position)
+    for first, block in numbered(blocks, row, recipe):
+        pouring.take(Batch(first, -1, prepared(block, first, survey, recipe)))
+
+
+def fill_from_text(
+    source: TextSource,
+    survey: Survey,
+    recipe: Recipe,
+    crew: Crew,
+    start: tuple[int, int],
+    take: Callable[[Parts | None], None],
+) -> None:
+    """From a text: all ranks but the first parse, which writes, or one does both."""
+    if survey.places is None or start[0] >= recipe.wanted(0, survey.outline.rows):
+        return
+    places = survey.places
+
+    def work(task: int | Piece) -> Parts | None:
+        piece = source.load(task)
+        rows = source.rows(piece, survey.outline)
+        if not rows.X.shape[0]:
+            return None
+        first = _first_row(source, places, piece)
+        rows = first_rows(rows, recipe.wanted(first, rows.X.shape[0]))
+        rows = prepared(rows, first, survey, recipe)
+        return Batch(first, piece.position, rows).parts()
+
+    begin, stop = _range(places, recipe, start[1])
+    crew.share(parsers(crew, recipe), source.tasks(begin, stop), work, _as_made, take)
+    crew.everywhere(lambda: refuse_changed(source.path, source.stamp))
+
+
+def _as_made(made: Parts | None, said: list[Any]) -> Parts | None:
+    return made
+
+
+def parsers(crew: Crew, recipe: Recipe) -> list[int]:
+    """Those that parse while rank 0 writes; it does both where it is alone."""
+    able = workers(crew, recipe)
+    return able[1:] or able
+
+
+def _range(places: Places, recipe: Recipe, start: int) -> tuple[int, int]:
+    """(byte of the piece that holds `start`, byte after the rows that are wanted)."""
+    piece = max(int(np.searchsorted(places[:, 0], start, "right")) - 1, 0)
+    last = len(places)
+    if recipe.rows is not None:
+        last = int(np.searchsorted(places[:, 1], recipe.rows))
+    stop = int(places[last, 0]) if last < len(places) else ENDLESS
+    return int(places[piece, 0]), stop
+
+
+def _first_row(source: TextSource, places: Places, piece: Piece) -> int:
+    """The number of a piece's first row."""
+    at = int(np.searchsorted(places[:, 0], piece.position))
+    if at == len(places) or places[at, 0] != piece.position:
+        raise DataError(f"{source.path} changed since it was counted; start anew")
+    return int(places[at, 1])

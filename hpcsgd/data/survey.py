@@ -1,0 +1,166 @@
+"""The first pass: how much there is, and what its columns are like."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.data.crew import Crew
+from hpcsgd.data.moments import Measured, Moments, measure
+from hpcsgd.data.numbered import numbered
+from hpcsgd.data.packing import Parts
+from hpcsgd.data.progress import Progress
+from hpcsgd.data.recipe import DENSE_PAYS, LEAST_MEMORY, Recipe
+from hpcsgd.data.source import Outline, Source
+from hpcsgd.data.text import Piece, refuse_changed
+from hpcsgd.data.text_source import Tally, TextSource
+from hpcsgd.data.transform import Scales
+from hpcsgd.errors import DataError
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What the first pass found."""
+
+    outline: Outline
+    is_sparse: bool  # as the rows shall be stored
+    scales: Scales | None
+    places: Array | None = None  # (pieces, 2): byte and first row of every piece
+
+
+def survey_rows(
+    source: Source,
+    recipe: Recipe,
+    progress: Progress,
+    kept: Callable[[Outline], Scales | None] = lambda outline: None,
+) -> Survey:
+    """Of a source that says how much it holds; a pass is made only for the scales.
+
+    `kept` are those of a conversion that is gone on with.
+    """
+    outline = source.outline(progress.at)
+    check_rows(outline, source)
+    is_sparse = wants_sparse(outline, recipe)
+    scales = kept(outline)
+    if scales is not None or not recipe.standardize:
+        return Survey(outline, is_sparse, scales)
+    moments = Moments(outline.cols)
+    progress.begin("measuring columns", outline.size)
+    for first, block in numbered(source.blocks(outline, recipe.block, 0), 0, recipe):
+        moments.add_block(recipe.trained_on(block.X, first))
+        progress.at(block.end)
+    full = moments.with_means() if outline.nnz is None else moments.with_zeros()
+    return Survey(outline, is_sparse, full.scales(centred=not is_sparse))
+
+
+def survey_text(
+    source: TextSource, recipe: Recipe, crew: Crew, progress: Progress
+) -> Survey:
+    """Of a text, in one pass over it that all ranks share; the same on all of them."""
+    found = _Findings()
+    keep = recipe.standardize or source.fills
+
+    def work(task: int | Piece) -> _Scan:
+        piece = source.load(task)
+        tally, X = source.scan(piece, keep)
+        return _Scan(piece.position, tally, X)
+
+    def finish(scan: _Scan, said: list[tuple[int, int]]) -> Parts:
+        return scan.parts(recipe, found.heard(scan.position, said))
+
+    def take(parts: Parts | None) -> None:
+        if parts is not None:
+            progress.at(found.add(parts))
+
+    crew.share(
+        workers(crew, recipe),
+        source.tasks(),
+        work,
+        finish,
+        take,
+        say=lambda scan: (scan.position, scan.tally.rows),
+    )
+    crew.everywhere(lambda: refuse_changed(source.path, source.stamp))
+    return crew.on_root(lambda: _concluded(source, recipe, found))
+
+
+@dataclass
+class _Scan:
+    """One piece: what it holds, and its X where that is to be measured."""
+
+    position: int
+    tally: Tally
+    X: Any
+
+    def parts(self, recipe: Recipe, first: int) -> Parts:
+        """What rank 0 has to know of it; its first row has this number."""
+        said = {"position": self.position, **asdict(self.tally)}
+        if self.X is None:
+            return said
+        X = recipe.trained_on(self.X, first)
+        measured = measure(X).parts() if X.shape[0] else {}
+        return {**said, "measured": X.shape[0], **measured}
+
+
+class _Findings:
+    """What is known after some pieces: rows on all ranks, the rest on rank 0."""
+
+    def __init__(self) -> None:
+        self.tally, self.moments = Tally(), Moments()
+        self.places: list[tuple[int, int]] = []
+        self.rows = 0  # in the rounds before this one
+
+    def heard(self, position: int, said: list[tuple[int, int]]) -> int:
+        """The number of the first row of the piece at `position`, one of this round."""
+        before = sum(rows for place, rows in said if place < position)
+        first = self.rows + before
+        self.rows += sum(rows for _, rows in said)
+        return first
+
+    def add(self, parts: Parts) -> int:
+        """The next piece; where it ends."""
+        tally = Tally(**{f.name: parts[f.name] for f in fields(Tally)})
+        if tally.rows:
+            self.places.append((parts["position"], self.tally.rows))
+        self.tally.add(tally)
+        if parts.get("measured"):
+            self.moments.add(parts["measured"], Measured.of(parts))
+        return tally.end
+
+
+def _concluded(source: TextSource, recipe: Recipe, found: _Findings) -> Survey:
+    outline = source.outline_of(found.tally, found.moments)
+    is_sparse = wants_sparse(outline, recipe, is_text=True)
+    scales = None
+    if recipe.standardize:
+        full = source.moments_of(outline, found.moments)
+        scales = full.scales(centred=not is_sparse)
+    places = np.array(found.places, dtype=np.int64).reshape(-1, 2)
+    return Survey(outline, is_sparse, scales, places)
+
+
+def wants_sparse(outline: Outline, recipe: Recipe, is_text: bool = False) -> bool:
+    """As asked for; else text goes by its density, and arrays stay what they are."""
+    if recipe.layout != "auto":
+        return recipe.layout == "sparse"
+    if outline.nnz is None:
+        return False
+    full = outline.nnz > DENSE_PAYS * outline.rows * outline.cols
+    return not (is_text and full)
+
+
+def workers(crew: Crew, recipe: Recipe) -> list[int]:
+    """The ranks that parse: as many as the memory is enough for."""
+    return list(range(min(crew.size, recipe.memory // LEAST_MEMORY)))
+
+
+def check_rows(outline: Outline, source: Source) -> None:
+    """A store without a row is good for nothing."""
+    if outline.rows < 1 or outline.cols < 1:
+        raise DataError(
+            f"{source.path} has no rows with values; check the file and --format"
+        )

@@ -11,8 +11,8 @@ PYTHON ?= $(shell for p in python3 python3.15 python3.14 python3.13 python3.12 \
 ENV = OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 RUN = $(ENV) .venv/bin/python
 
-.PHONY: help environment demo test test-all test-ulfm soak fuzz bench check \
-  lint clean
+.PHONY: help environment demo test test-all test-ulfm soak fuzz bench bench-data \
+  check lint clean
 
 help:  ## this list
 	@sed -n 's/^\([a-zA-Z0-9_%-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -54,6 +54,14 @@ fuzz: environment  ## 5 minutes of damaged text for the parsers; MINUTES=1 for f
 bench: environment  ## ratios and overheads, into benchmarks/results/
 	@$(RUN) -m benchmarks.run
 
+# The other readers stay out of .venv: what is tested there must not lean on them.
+bench-data: environment  ## text parsers beside other readers, which .venv-bench gets
+	@p=.venv-bench/bin/python; [ -x $$p ] || .venv/bin/python -m venv .venv-bench; \
+	  has="import h5py, ml_dtypes, jinja2, rich, sklearn, pyarrow, pandas"; \
+	  $$p -c "$$has" 2>/dev/null || $$p -m pip install -q h5py ml_dtypes jinja2 rich \
+	  scikit-learn pyarrow pandas || p=.venv/bin/python; \
+	  $(ENV) $$p -m benchmarks.run bench_data
+
 check: lint test  ## lint, then the whole suite
 
 lint: environment  ## ruff and mypy
@@ -63,4 +71,4 @@ lint: environment  ## ruff and mypy
 	@.venv/bin/python -m mypy hpcsgd
 
 clean:  ## remove .venv and what was built or run
-	rm -rf .venv .venv-ulfm build dist runs *.egg-info hpcsgd/*/*.so
+	rm -rf .venv .venv-ulfm .venv-bench build dist runs *.egg-info hpcsgd/*/*.so

@@ -48,8 +48,16 @@ test-all: environment  ## the full matrices; its summary goes to benchmarks/resu
 soak: environment  ## 30 minutes of kills and resumes; MINUTES=5 for fewer
 	@$(RUN) -m tests.faults.soak --minutes $(or $(MINUTES),30)
 
-fuzz: environment  ## 5 minutes of damaged text for the parsers; MINUTES=1 for fewer
-	@$(RUN) -m tests.fuzz.fuzz_text --minutes $(or $(MINUTES),5)
+fuzz: environment build/fuzz_parse  ## 5 minutes of damaged text; FUZZ_SECONDS=60 for fewer
+	@$(RUN) -m tests.fuzz.run --seconds $(or $(FUZZ_SECONDS),300) \
+	  --harness build/fuzz_parse
+
+# The parser for make fuzz: whatever the sanitizers do not like ends it.
+build/fuzz_parse: tests/fuzz/harness.c kernels/cpu/parse.c
+	@mkdir -p build
+	@$(CC) -std=c11 -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all \
+	  -fno-omit-frame-pointer -o $@ $< -lm || { echo "fuzz: $(CC) cannot build it; it\
+	 needs gcc or clang with the address sanitizer" >&2; exit 2; }
 
 bench: environment  ## ratios and overheads, into benchmarks/results/
 	@$(RUN) -m benchmarks.run

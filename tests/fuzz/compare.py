@@ -8,6 +8,7 @@ sentence.
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
+from itertools import product
 from pathlib import Path
 from unittest import mock
 
@@ -74,7 +75,8 @@ def outcomes(text: bytes) -> list[tuple]:
 
 
 def _layouts() -> list[Layout]:
-    return [Layout(m, PLACES, 2, 1, allowed) for m in MARKS for allowed in (False, True)]
+    ways = product(MARKS, (False, True))
+    return [Layout(mark, PLACES, 2, 1, allowed) for mark, allowed in ways]
 
 
 def _outcome(function: Callable, text: bytes, arguments: tuple) -> object:
@@ -91,7 +93,7 @@ def _outcome(function: Callable, text: bytes, arguments: tuple) -> object:
 
 
 def _of_files(path: Path) -> Iterator[tuple[str, Callable]]:
-    """(name, what reads the file in blocks of so many bytes) of every kind of source."""
+    """(name, what reads the file in blocks of so many bytes) of every source."""
     for base in ("auto", "1"):
         yield f"libsvm {base}", partial(_rows, partial(LibsvmSource, path, base))
     for missing in ("error", "mean"):

@@ -89,7 +89,8 @@ def _steps(seed: int) -> tuple[bytes, object] | None:
     """(text, what differs) of the shortest text that hypothesis finds in a batch."""
     Damage._hypothesis_internal_use_seed = seed
     try:
-        run_state_machine_as_test(Damage, settings=settings(OPTIONS, max_examples=BATCH))
+        options = settings(OPTIONS, max_examples=BATCH)
+        run_state_machine_as_test(Damage, settings=options)
     except AssertionError as error:
         found, text = error.args[0]
         return text, found

@@ -11,8 +11,8 @@ PYTHON ?= $(shell for p in python3 python3.15 python3.14 python3.13 python3.12 \
 ENV = OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 RUN = $(ENV) .venv/bin/python
 
-.PHONY: help environment demo test test-all test-ulfm soak fuzz bench check \
-  lint clean
+.PHONY: help environment demo test test-all test-ulfm soak fuzz bench bench-data \
+  check lint clean
 
 help:  ## this list
 	@sed -n 's/^\([a-zA-Z0-9_%-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -48,11 +48,27 @@ test-all: environment  ## the full matrices; its summary goes to benchmarks/resu
 soak: environment  ## 30 minutes of kills and resumes; MINUTES=5 for fewer
 	@$(RUN) -m tests.faults.soak --minutes $(or $(MINUTES),30)
 
-fuzz: environment  ## 5 minutes of damaged text for the parsers; MINUTES=1 for fewer
-	@$(RUN) -m tests.fuzz.fuzz_text --minutes $(or $(MINUTES),5)
+fuzz: environment build/fuzz_parse  ## 5 minutes of damaged text; FUZZ_SECONDS=60 for fewer
+	@$(RUN) -m tests.fuzz.run --seconds $(or $(FUZZ_SECONDS),300) \
+	  --harness build/fuzz_parse
+
+# The parser for make fuzz: whatever the sanitizers do not like ends it.
+build/fuzz_parse: tests/fuzz/harness.c kernels/cpu/parse.c
+	@mkdir -p build
+	@$(CC) -std=c11 -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all \
+	  -fno-omit-frame-pointer -o $@ $< -lm || { echo "fuzz: $(CC) cannot build it; it\
+	 needs gcc or clang with the address sanitizer" >&2; exit 2; }
 
 bench: environment  ## ratios and overheads, into benchmarks/results/
 	@$(RUN) -m benchmarks.run
+
+# The other readers stay out of .venv: what is tested there must not lean on them.
+bench-data: environment  ## text parsers beside other readers, which .venv-bench gets
+	@p=.venv-bench/bin/python; [ -x $$p ] || .venv/bin/python -m venv .venv-bench; \
+	  has="import h5py, ml_dtypes, jinja2, rich, sklearn, pyarrow, pandas"; \
+	  $$p -c "$$has" 2>/dev/null || $$p -m pip install -q h5py ml_dtypes jinja2 rich \
+	  scikit-learn pyarrow pandas || p=.venv/bin/python; \
+	  $(ENV) $$p -m benchmarks.run bench_data
 
 check: lint test  ## lint, then the whole suite
 
@@ -63,4 +79,4 @@ lint: environment  ## ruff and mypy
 	@.venv/bin/python -m mypy hpcsgd
 
 clean:  ## remove .venv and what was built or run
-	rm -rf .venv .venv-ulfm build dist runs *.egg-info hpcsgd/*/*.so
+	rm -rf .venv .venv-ulfm .venv-bench build dist runs *.egg-info hpcsgd/*/*.so

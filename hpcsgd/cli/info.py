@@ -19,7 +19,9 @@ CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile", "sve", "b
 def add_parser(commands: Any) -> None:
     """Add `info` to the commands."""
     parser = commands.add_parser(
-        "info", help="versions, MPI, CPU, kernels, GPUs, Slurm", allow_abbrev=False
+        "info",
+        help="versions, MPI, CPU, kernels, text parser, GPUs, Slurm",
+        allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.set_defaults(run=run)
@@ -40,6 +42,7 @@ def gather() -> dict[str, Any]:
     """Section -> facts."""
     from hpcsgd.backends import native
     from hpcsgd.comm.mpi import mpi_facts
+    from hpcsgd.data import parse_native
 
     return {
         "hpcsgd": hpcsgd.__version__,
@@ -48,6 +51,7 @@ def gather() -> dict[str, Any]:
         "mpi": mpi_facts(),
         "cpu": cpu_facts(),
         "kernels": {"compiled": native.available(), "why": native.why()},
+        "parser": {"compiled": parse_native.available(), "why": parse_native.why()},
         "gpus": gpus(),
         "nccl": ctypes.util.find_library("nccl") or "not found",
         "slurm": slurm(),

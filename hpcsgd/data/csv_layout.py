@@ -41,7 +41,12 @@ def read_head(path: Path, delimiter: str, header: str | bool) -> Head:
         raise DataError(
             f"{path}, line 1: the header is not UTF-8 text; is this a binary file?"
         ) from error
-    names = next(csv.reader([text], delimiter=mark.decode()))
+    try:
+        names = next(csv.reader([text], delimiter=mark.decode()))
+    except csv.Error as error:
+        raise DataError(
+            f"{path}, line 1: the header cannot be read ({error}); mend that line"
+        ) from error
     return Head(mark, tuple(name.strip() for name in names), len(names), size)
 
 

@@ -118,7 +118,8 @@ def _pair(token: bytes, position: int, base: int, before: int) -> tuple[int, flo
     digits, colon, rest = token.partition(b":")
     if not colon or not digits.isdigit():
         raise Fault(Kind.INDEX if colon else Kind.PAIR, position)
-    index = int(digits) if len(digits.lstrip(b"0")) <= 10 else LARGEST + 1
+    digits = digits.lstrip(b"0")  # int() refuses very long ones, zeros or not
+    index = int(digits or b"0") if len(digits) <= 10 else LARGEST + 1
     if index > LARGEST:
         raise Fault(Kind.LARGE, position)
     if index < base:

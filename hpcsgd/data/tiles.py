@@ -23,7 +23,7 @@ class Tiles:
 
     def __init__(self, path: Path, dataset: Any) -> None:
         self.shape, self.dtype = dataset.shape, dataset.dtype
-        self.tile, self.offsets = _places(dataset)
+        self.tile, self.offsets = places_of(dataset)
         self.path = path
         self._file = os.open(path, os.O_RDONLY)
 
@@ -72,9 +72,7 @@ class Tiles:
 
 def open_tiles(path: Path, dataset: Any) -> Tiles | None:
     """The tiles of a dataset, or None where HDF5 itself has to read it."""
-    created = dataset.id.get_create_plist()
-    plain = dataset.dtype.isnative and dataset.dtype.kind in "fiu"
-    if created.get_nfilters() or dataset.is_virtual or dataset.external or not plain:
+    if not is_plain(dataset):
         return None
     if not can_scatter():
         return None
@@ -84,7 +82,15 @@ def open_tiles(path: Path, dataset: Any) -> Tiles | None:
         return None  # tiles that were never written, a file that moved: HDF5 knows
 
 
-def _places(dataset: Any) -> tuple[tuple[int, int], Array]:
+def is_plain(dataset: Any) -> bool:
+    """True where the bytes of the file are those of the numbers."""
+    created = dataset.id.get_create_plist()
+    native = dataset.dtype.isnative and dataset.dtype.kind in "fiu"
+    changed = created.get_nfilters() or dataset.is_virtual or dataset.external
+    return bool(native and not changed)
+
+
+def places_of(dataset: Any) -> tuple[tuple[int, int], Array]:
     """Shape of a tile, and the byte at which each one begins."""
     rows, cols = dataset.shape
     if dataset.chunks is None:

@@ -74,6 +74,7 @@ HOMES = {
     "jinja2": ("jobs/render.py",),
     "ml_dtypes": ("precision.py",),
     "pyarrow": ("data/csv.py",),
+    "kvikio": ("data/direct.py",),
 }
 CONCRETE = {"HostBackend", "LookAheadGram", "Delayed", "CudaBackend"}
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.config import RunConfig, read_toml
+from hpcsgd.data import parse_native
 from hpcsgd.result import load_result
 from tests.cli.conftest import only_json
 
@@ -132,6 +133,20 @@ def test_info(hpcsgd):
     assert {"packages", "mpi", "cpu", "kernels", "gpus", "nccl", "slurm"} <= set(said)
     assert said["kernels"]["compiled"] or said["kernels"]["why"]
     assert hpcsgd("info").returncode == 0
+
+
+def test_info_says_which_parser_is_in_use(hpcsgd):
+    here = {"compiled": parse_native.available(), "why": parse_native.why()}
+    assert json.loads(hpcsgd("info", "--json").stdout)["parser"] == here
+    off = subprocess.run(
+        [sys.executable, "-m", "hpcsgd", "info", "--json"],
+        env={**os.environ, "HPCSGD_NATIVE": "off"},
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+    said = json.loads(off.stdout)["parser"]
+    assert said == {"compiled": False, "why": "switched off by HPCSGD_NATIVE"}
 
 
 def test_synth_says_what_it_wrote(hpcsgd, tmp_path):

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hpcsgd.data import parse_native, parse_python
-from tests.fuzz.fuzz_text import FOUND, SEEDS, outcomes
+from tests.fuzz.compare import outcomes
 
 compiled = pytest.mark.skipif(not parse_native.available(), reason=parse_native.why())
 
@@ -19,13 +19,6 @@ compiled = pytest.mark.skipif(not parse_native.available(), reason=parse_native.
 def test_both_agree_on_any_text(text):
     data = (text if isinstance(text, bytes) else text.encode()) + b"\n"
     for name, first, second in outcomes(data):
-        assert first == second, name
-
-
-@compiled
-@pytest.mark.parametrize("text", [*SEEDS, *(p.read_bytes() for p in FOUND.glob("*"))])
-def test_both_agree_on_what_was_found(text):
-    for name, first, second in outcomes(text):
         assert first == second, name
 
 

@@ -1,0 +1,169 @@
+"""Every way to read a text, by the compiled parser and by its twin, side by side.
+
+Whole texts through both, then the same bytes as a file cut into pieces at many places:
+the arrays must be the same bit for bit, and what is refused must be said in the same
+sentence.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
+from itertools import product
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+
+from hpcsgd.data import csv, parse_native, parse_python
+from hpcsgd.data.csv import CsvSource
+from hpcsgd.data.faults import Fault
+from hpcsgd.data.libsvm import LibsvmSource
+from hpcsgd.data.parse_python import Layout
+from hpcsgd.data.text import located, pieces
+from hpcsgd.errors import DataError
+
+FOUND = Path(__file__).parents[1] / "data_regressions"
+PLACES = np.array([-1, 0, 1], dtype=np.int32)
+MARKS = (b",", b"\t", b";")
+EVERY_CUT = 40  # bytes up to which a file is cut at every place
+BUDGETS = (12, 12 * 2**20)  # bytes of a block: one line each, and all at once
+
+
+def differences(text: bytes) -> list[str]:
+    """What the two parsers disagree about."""
+    return [name for name, one, other in outcomes(text) if _differ(one, other)]
+
+
+def differences_in_files(text: bytes, sizes: range | list[int]) -> list[str]:
+    """As a source, by both parsers; and in pieces of each of `sizes` bytes."""
+    found, path = list[str](), _scratch() / "text"
+    path.write_bytes(text)
+    for name, read in _of_files(path):
+        one = read(BUDGETS[0])
+        others = [read(BUDGETS[1]), *(_by_twin(partial(read, b)) for b in BUDGETS)]
+        found += [f"source {name}" for other in others if _differ(one, other)][:1]
+    whole = _in_pieces(path, 2**20)
+    return found + [f"size {s}" for s in sizes if _in_pieces(path, s) != whole]
+
+
+def cuts(text: bytes, place: float) -> range | list[int]:
+    """Every size of pieces for a short text, else a few."""
+    size = len(text)
+    if size <= EVERY_CUT:
+        return range(1, size + 2)
+    return [1, 1 + int(place * (size - 1)), size - 1]
+
+
+def _differ(one: object, other: object) -> bool:
+    """True where the outcomes differ, and where one is no refusal but a breakdown."""
+    return one != other or isinstance(one, Broken)
+
+
+class Broken(str):
+    """An exception that nobody should see."""
+
+
+def outcomes(text: bytes) -> list[tuple]:
+    """(name, compiled, twin) of every way to read a text that ends with a newline."""
+    text = text if text.endswith(b"\n") else text + b"\n"
+    ways = [("libsvm", "parse_libsvm", (base,)) for base in (0, 1)]
+    ways.append(("libsvm, gone through", "parse_libsvm", (0, False)))
+    ways += [("csv", "parse_csv", (layout,)) for layout in _layouts()]
+    ways += [("lines", "count_lines", (mark,)) for mark in MARKS]
+    pairs = (parse_native, parse_python)
+    return [(n, *(_outcome(getattr(m, f), text, a) for m in pairs)) for n, f, a in ways]
+
+
+def _layouts() -> list[Layout]:
+    ways = product(MARKS, (False, True))
+    return [Layout(mark, PLACES, 2, 1, allowed) for mark, allowed in ways]
+
+
+def _outcome(function: Callable, text: bytes, arguments: tuple) -> object:
+    try:
+        found = function(text, *arguments)
+    except Fault as fault:
+        return fault.kind, fault.position
+    except Exception as error:  # whatever it is, it is what is looked for
+        return Broken(repr(error))
+    if isinstance(found, int):
+        return found
+    values = found if isinstance(found, tuple) else vars(found).values()
+    return [v.tobytes() if isinstance(v, np.ndarray) else v for v in values]
+
+
+def _of_files(path: Path) -> Iterator[tuple[str, Callable]]:
+    """(name, what reads the file in blocks of so many bytes) of every source."""
+    for base in ("auto", "1"):
+        yield f"libsvm {base}", partial(_rows, partial(LibsvmSource, path, base))
+    for missing in ("error", "mean"):
+        source = partial(CsvSource, path, missing=missing)
+        yield f"csv {missing}", partial(_rows, source)
+
+
+def _rows(source: Callable, budget: int) -> object:
+    """All rows as bytes, or the sentence."""
+    try:
+        opened = source()
+        outline = opened.outline(lambda position: None)
+        blocks = list(opened.blocks(outline, budget))
+    except DataError as error:
+        return str(error)
+    except Exception as error:  # whatever it is, it is what is looked for
+        return Broken(repr(error))
+    y = b"".join(block.y.tobytes() for block in blocks)
+    X = [block.X for block in blocks]
+    dense = [x.toarray() if hasattr(x, "toarray") else x for x in X if x.shape[1] < 999]
+    sparse = [(x.data, x.indices) for x in X if hasattr(x, "indices")]
+    kept = [np.concatenate(column).tobytes() for column in zip(*sparse, strict=True)]
+    return outline.rows, outline.cols, y, b"".join(x.tobytes() for x in dense), kept
+
+
+def _by_twin(read: Callable) -> object:
+    with (
+        mock.patch.object(parse_native, "available", lambda: False),
+        mock.patch.object(csv, "_by_arrow", lambda text, layout: None),
+    ):
+        return read()
+
+
+def _in_pieces(path: Path, size: int) -> list:
+    """Both formats as they come from pieces of `size` bytes."""
+    readers = [partial(parse_native.parse_libsvm, base=0)]
+    readers += [partial(parse_native.parse_csv, layout=one) for one in _layouts()[:2]]
+    return [_joined(path, size, read) for read in readers]
+
+
+def _joined(path: Path, size: int, read: Callable) -> object:
+    columns: list[list[bytes]] = []
+    try:
+        for position, text, _ in pieces(path, size):
+            columns.append(_columns(path, position, text, read))
+    except DataError as error:
+        return str(error)
+    except Exception as error:  # whatever it is, it is what is looked for
+        return Broken(repr(error))
+    return [b"".join(column) for column in zip(*columns, strict=True)]
+
+
+def _columns(path: Path, position: int, text: bytes, read: Callable) -> list[bytes]:
+    try:
+        found = read(text)
+    except Fault as fault:
+        raise located(path, position, text, fault) from None
+    if isinstance(found, tuple):
+        return [part.tobytes() for part in found]
+    rows = (found.labels, np.diff(found.starts), found.indices, found.values)
+    return [part.tobytes() for part in rows]
+
+
+@lru_cache(maxsize=1)
+def _scratch() -> Path:
+    """A folder for one small file, in memory where there is such a place."""
+    memory = Path("/dev/shm")
+    folder = tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None)
+    _held.append(folder)
+    return Path(folder.name)
+
+
+_held: list[tempfile.TemporaryDirectory] = []

@@ -19,14 +19,14 @@ from hpcsgd.data.csv import CsvSource
 from hpcsgd.data.faults import Fault
 from hpcsgd.data.libsvm import LibsvmSource
 from hpcsgd.data.parse_python import Layout
-from hpcsgd.data.text import located, pieces
+from hpcsgd.data.text import Piece, located, pieces
 from hpcsgd.errors import DataError
 
 FOUND = Path(__file__).parents[1] / "data_regressions"
 PLACES = np.array([-1, 0, 1], dtype=np.int32)
 MARKS = (b",", b"\t", b";")
 EVERY_CUT = 40  # bytes up to which a file is cut at every place
-BUDGETS = (12, 12 * 2**20)  # bytes of a block: one line each, and all at once
+PIECES = (1, 2**20)  # bytes: one line each, and all at once
 
 
 def differences(text: bytes) -> list[str]:
@@ -39,8 +39,8 @@ def differences_in_files(text: bytes, sizes: range | list[int]) -> list[str]:
     found, path = list[str](), _scratch() / "text"
     path.write_bytes(text)
     for name, read in _of_files(path):
-        one = read(BUDGETS[0])
-        others = [read(BUDGETS[1]), *(_by_twin(partial(read, b)) for b in BUDGETS)]
+        one = read(PIECES[0])
+        others = [read(PIECES[1]), *(_by_twin(partial(read, size)) for size in PIECES)]
         found += [f"source {name}" for other in others if _differ(one, other)][:1]
     whole = _in_pieces(path, 2**20)
     return found + [f"size {s}" for s in sizes if _in_pieces(path, s) != whole]
@@ -93,7 +93,7 @@ def _outcome(function: Callable, text: bytes, arguments: tuple) -> object:
 
 
 def _of_files(path: Path) -> Iterator[tuple[str, Callable]]:
-    """(name, what reads the file in blocks of so many bytes) of every source."""
+    """(name, what reads the file in pieces of so many bytes) of every source."""
     for base in ("auto", "1"):
         yield f"libsvm {base}", partial(_rows, partial(LibsvmSource, path, base))
     for missing in ("error", "mean"):
@@ -101,12 +101,13 @@ def _of_files(path: Path) -> Iterator[tuple[str, Callable]]:
         yield f"csv {missing}", partial(_rows, source)
 
 
-def _rows(source: Callable, budget: int) -> object:
+def _rows(source: Callable, size: int) -> object:
     """All rows as bytes, or the sentence."""
     try:
         opened = source()
+        opened.piece = size
         outline = opened.outline(lambda position: None)
-        blocks = list(opened.blocks(outline, budget))
+        blocks = list(opened.blocks(outline, 2**20))
     except DataError as error:
         return str(error)
     except Exception as error:  # whatever it is, it is what is looked for
@@ -137,8 +138,8 @@ def _in_pieces(path: Path, size: int) -> list:
 def _joined(path: Path, size: int, read: Callable) -> object:
     columns: list[list[bytes]] = []
     try:
-        for position, text, _ in pieces(path, size):
-            columns.append(_columns(path, position, text, read))
+        for piece in pieces(path, size=size):
+            columns.append(_columns(path, piece, read))
     except DataError as error:
         return str(error)
     except Exception as error:  # whatever it is, it is what is looked for
@@ -146,11 +147,11 @@ def _joined(path: Path, size: int, read: Callable) -> object:
     return [b"".join(column) for column in zip(*columns, strict=True)]
 
 
-def _columns(path: Path, position: int, text: bytes, read: Callable) -> list[bytes]:
+def _columns(path: Path, piece: Piece, read: Callable) -> list[bytes]:
     try:
-        found = read(text)
+        found = read(piece.text)
     except Fault as fault:
-        raise located(path, position, text, fault) from None
+        raise located(path, piece, fault, b",") from None
     if isinstance(found, tuple):
         return [part.tobytes() for part in found]
     rows = (found.labels, np.diff(found.starts), found.indices, found.values)

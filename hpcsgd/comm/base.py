@@ -16,27 +16,13 @@ from numpy.typing import NDArray
 
 from hpcsgd.comm import wire
 from hpcsgd.comm.ledger import Ledger
+from hpcsgd.comm.pending import Pending
 from hpcsgd.comm.place import Place
 from hpcsgd.comm.workspace import Workspace
 from hpcsgd.errors import HpcsgdError, TransportError
 
 Array = NDArray[Any]
 T = TypeVar("T")
-
-
-class Pending:
-    """A sum under way; `wait` gives the buffer back, as often as it is asked."""
-
-    def __init__(self, buffer: Array, finish: Callable[[], None] | None = None) -> None:
-        self.buffer = buffer
-        self._finish = finish
-
-    def wait(self) -> Array:
-        """Block until the sum is in the buffer."""
-        finish, self._finish = self._finish, None
-        if finish is not None:
-            finish()
-        return self.buffer
 
 
 class Communicator(ABC):
@@ -66,7 +52,7 @@ class Communicator(ABC):
             return buffer
         if self.reproducible:
             return self._sum_in_one_place(buffer, purpose)
-        check_summable(buffer.dtype)
+        wire.check_summable(buffer.dtype)
         began = perf_counter()
         with self._inside("sum", purpose):
             self._sum(buffer)
@@ -80,7 +66,7 @@ class Communicator(ABC):
         """
         if self.size == 1:
             return Workspace(self, words, dtype)
-        check_summable(np.dtype(dtype))
+        wire.check_summable(np.dtype(dtype))
         if self.reproducible:
             return Workspace(self, words, dtype)
         with self._inside("opening of a workspace", "control"):
@@ -114,7 +100,7 @@ class Communicator(ABC):
             return Pending(buffer)
         if self.reproducible:
             return Pending(self._sum_in_one_place(buffer, purpose))
-        check_summable(buffer.dtype)
+        wire.check_summable(buffer.dtype)
         began = perf_counter()
         with self._inside("start of the sum", purpose):
             finish = self._start_sum(buffer)
@@ -295,7 +281,7 @@ class Communicator(ABC):
         self.ledger.record(purpose, sent.size, sent.nbytes, wire_bytes, elapsed)
 
     def _sum_in_one_place(self, buffer: Array, purpose: str) -> Array:
-        check_summable(buffer.dtype)
+        wire.check_summable(buffer.dtype)
         began = perf_counter()
         with self._inside("reduction", purpose):
             self._reduce(buffer)
@@ -312,11 +298,3 @@ class Communicator(ABC):
         with self.ledger.place.enter("sum", purpose, number, self.size):
             finish()
         self.ledger.wait(purpose, perf_counter() - began)
-
-
-def check_summable(dtype: np.dtype[Any]) -> None:
-    """MPI has no 16-bit float, and a sum of integers that hold some is nonsense."""
-    if dtype.char not in "fdg":
-        raise TransportError(
-            f"a buffer of {dtype} cannot be summed over ranks; sum float32 or float64"
-        )

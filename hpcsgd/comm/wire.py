@@ -1,5 +1,11 @@
 """Bytes a ring moves for each collective, per rank: the model behind `wire_bytes`."""
 
+from typing import Any
+
+import numpy as np
+
+from hpcsgd.errors import TransportError
+
 
 def sum_bytes(payload: int, ranks: int) -> float:
     """All-reduce: 2 (p−1)/p of the payload."""
@@ -19,3 +25,11 @@ def broadcast_bytes(payload: int, ranks: int) -> float:
 def gather_bytes(total: int, ranks: int) -> float:
     """All-gather of `total` bytes over all ranks: (p−1)/p of them, on average."""
     return (ranks - 1) / ranks * total
+
+
+def check_summable(dtype: np.dtype[Any]) -> None:
+    """MPI has no 16-bit float, and a sum of integers that hold some is nonsense."""
+    if dtype.char not in "fdg":
+        raise TransportError(
+            f"a buffer of {dtype} cannot be summed over ranks; sum float32 or float64"
+        )

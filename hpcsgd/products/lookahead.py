@@ -6,7 +6,7 @@ travels, the next Gram is computed; its own sum travels during the recurrence.
 
 from dataclasses import dataclass
 
-from hpcsgd.comm.base import Pending
+from hpcsgd.comm.pending import Pending
 from hpcsgd.products.base import (
     Array,
     Group,

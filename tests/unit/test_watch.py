@@ -2,8 +2,8 @@
 
 import pytest
 
-from hpcsgd.comm.base import Pending
 from hpcsgd.comm.ledger import Ledger
+from hpcsgd.comm.pending import Pending
 from hpcsgd.comm.place import Place, Spot
 from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.comm.threads import run_ranks

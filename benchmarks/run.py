@@ -1,6 +1,6 @@
 """Run the benchmarks and keep what they measured, with the machine they ran on.
 
-python benchmarks/run.py [NAME ...]      # all of benchmarks/bench_*.py by default
+python -m benchmarks.run [NAME ...]      # all of benchmarks/bench_*.py but those APART
 """
 
 import argparse
@@ -15,6 +15,8 @@ for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
 HERE = Path(__file__).parent
+# What make bench-data runs, in an environment that has the readers to compare with.
+APART = ("bench_data", "bench_store", "bench_stream")
 sys.path.insert(0, str(HERE.parent))
 
 
@@ -23,7 +25,7 @@ def main() -> int:
     names = sorted(path.stem for path in HERE.glob("bench_*.py"))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help=f"of: {', '.join(names)}")
-    chosen = parser.parse_args().names or names
+    chosen = parser.parse_args().names or [n for n in names if n not in APART]
     for name in chosen:
         if name not in names:
             parser.error(f"no benchmark {name}; known: {', '.join(names)}")

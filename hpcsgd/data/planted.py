@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
-from scipy.signal import lfilter
 from scipy.sparse import csr_array
 from scipy.special import expit
 
@@ -95,7 +93,7 @@ class Planted:
         rho = self.knobs.correlation
         if rho:  # x_j = ρ x_{j−1} + √(1 − ρ²) z_j
             X[:, 1:] *= np.float32(np.sqrt(1 - rho**2))
-            X = lfilter([1.0], [1.0, -rho], X, axis=1).astype(np.float32)
+            X = carry_over(rho, X).astype(np.float32)
         if self.knobs.condition > 1:
             X *= self.scales.astype(np.float32)
         return X
@@ -132,7 +130,7 @@ class Planted:
             return float(np.linalg.norm(w))
         scaled = w * self.scales
         # Σ_ij ρ^|i−j| u_i u_j by one recursion over the columns.
-        carried = lfilter([1.0], [1.0, -knobs.correlation], scaled)
+        carried = carry_over(knobs.correlation, scaled)
         return float(np.sqrt(knobs.density * scaled @ (2 * carried - scaled)))
 
 
@@ -157,7 +155,16 @@ def _shift(signal: float, balance: float) -> float:
     def excess(b: float) -> float:
         return float(weights @ expit(signal * nodes + b)) - balance
 
+    from scipy.optimize import brentq  # half a second, for those who need it
+
     return float(brentq(excess, -1e4, 1e4))
+
+
+def carry_over(share: float, values: Any) -> Any:
+    """Every value along the last axis, plus a share of the sum so far before it."""
+    from scipy.signal import lfilter  # half a second, for those who need it
+
+    return lfilter([1.0], [1.0, -share], values)
 
 
 def _unit(X: Any) -> Any:

@@ -35,3 +35,16 @@ def test_import_alone_loads_no_numpy():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
     )
     assert done.stdout.strip() == "False"
+
+
+def test_the_command_line_loads_no_heavy_parts_of_scipy():
+    """They take longer to load than everything else together."""
+    code = (
+        "import sys; from hpcsgd.cli.parser import make_parser; make_parser();"
+        "print(sorted(m for m in sys.modules if m in"
+        " ('scipy.stats', 'scipy.signal', 'scipy.optimize', 'matplotlib', 'pyarrow')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr

@@ -1,11 +1,37 @@
 """The one thing that setup.cfg cannot hold: the optional extensions."""
 
+import platform
+
 from setuptools import Extension, setup
 
-# optional: without a C compiler the build goes on, and Python does the kernels' work
+# One object for each set of instructions; the best that a processor has is loaded.
+AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma")
+WIDE = "-mprefer-vector-width=512"
+SETS = {
+    "portable": (),
+    "avx2": ("-mavx2", "-mfma"),
+    "avx512": (*AVX512, WIDE),
+    "avx512bf16": (*AVX512, WIDE, "-mavx512bf16"),
+}
+SOURCES = [f"kernels/cpu/{name}.c" for name in ("level", "rows", "gram", "steps")]
+HEADERS = [f"kernels/cpu/{name}.h" for name in ("lanes", "steps_body")]
+INTEL = platform.machine().lower() in ("x86_64", "amd64")
+
+# optional: without a C compiler the build goes on, and NumPy does the kernels' work
 setup(
     ext_modules=[
-        Extension("hpcsgd.backends._rows", ["kernels/cpu/rows.c"], optional=True),
         Extension("hpcsgd.data._parse", ["kernels/cpu/parse.c"], optional=True),
+        *(
+            Extension(
+                f"hpcsgd.backends._cpu_{name}",
+                SOURCES,
+                depends=HEADERS,
+                extra_compile_args=["-O3", "-ffp-contract=fast", *flags],
+                libraries=["m"],
+                optional=True,
+            )
+            for name, flags in SETS.items()
+            if INTEL or not flags
+        ),
     ]
 )

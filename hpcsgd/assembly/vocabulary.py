@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from hpcsgd.agreement import AGREEMENTS
+from hpcsgd.backends import make_backend
 from hpcsgd.backends.base import Backend
-from hpcsgd.backends.host import HostBackend
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.delayed import Delayed, parse_network
 from hpcsgd.comm.grid import check_size
@@ -48,7 +48,7 @@ def resolve(config: RunConfig, world: Communicator) -> Vocabulary:
         members=members,
         family=get_family(config.problem.family),
         precision=precision,
-        backend=HostBackend(precision),
+        backend=make_backend(precision),
         update=make_update(
             update.kind, 0.0 if update.kind == "sgd" else update.momentum
         ),

@@ -1,1 +1,17 @@
 """What one device can do, behind one protocol."""
+
+from hpcsgd.backends.base import Backend
+from hpcsgd.precision import Precision
+
+
+def make_backend(precision: Precision) -> Backend:
+    """The compiled kernels where there are any, else NumPy."""
+    from hpcsgd.backends import cpu
+
+    if cpu.available():
+        from hpcsgd.backends.native import NativeBackend
+
+        return NativeBackend(precision)
+    from hpcsgd.backends.host import HostBackend
+
+    return HostBackend(precision)

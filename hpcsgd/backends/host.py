@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.backends import native
+from hpcsgd.backends import cpu
 from hpcsgd.backends.base import Batch
 from hpcsgd.families.base import Family
 from hpcsgd.precision import Precision, encode, get_format, widen_bf16
@@ -95,8 +95,8 @@ class HostBackend:
         """The sampled rows in the dtype of `out`, in one pass where there is one."""
         if matrix.dtype == out.dtype:
             return np.take(matrix, rows, axis=0, out=out, mode="clip")
-        if self._narrow and out.dtype == np.float32 and native.available():
-            native.widen_rows(matrix, rows, out)
+        if self._narrow and out.dtype == np.float32 and cpu.available():
+            cpu.widen_rows(matrix, rows, out)
             return out
         return self.widen(self.pick(matrix, rows), out)
 

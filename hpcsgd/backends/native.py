@@ -1,56 +1,162 @@
-"""Compiled CPU kernels through ctypes; NumPy does their work where they are missing."""
+"""The compiled backend: kernels that take the sampled rows where they lie.
 
-import ctypes
-from functools import lru_cache
-from pathlib import Path
+What the kernels do not cover (several columns of weights, other formats) is done by
+NumPy on a copy of the rows, which is made when it is first needed.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.compiled import load
+from hpcsgd.backends import cpu
+from hpcsgd.backends.base import Batch
+from hpcsgd.backends.host import HostBackend, HostPlan
+from hpcsgd.families.base import Family, exp_bound
+from hpcsgd.precision import Precision
+from hpcsgd.schedule import Blocks
+from hpcsgd.updates.unroll import Unrolled
 
 Array = NDArray[Any]
+# Families in the order of the numbers that kernels/cpu/steps.c gives them.
+FAMILIES = ("logistic", "gaussian", "poisson", "gamma", "squared-hinge", "huber")
+MOST_STATES = 8
 
 
-@lru_cache(maxsize=1)
-def _load() -> tuple[Any, str]:
-    """(library or None, why)."""
-    library, why = load(Path(__file__).parent, "_rows", "the NumPy path")
-    if library is not None:
-        library.hpcsgd_widen_rows_bf16.restype = None
-        library.hpcsgd_widen_rows_bf16.argtypes = [
-            ctypes.c_void_p,
-            ctypes.c_int64,
-            ctypes.c_void_p,
-            ctypes.c_int64,
-            ctypes.c_int64,
-            ctypes.c_void_p,
-        ]
-    return library, why
+class Sampled:
+    """Sampled rows by their numbers, with room for a copy where one is asked for."""
+
+    def __init__(self, matrix: Array, rows: Array, room: Array) -> None:
+        self.matrix = matrix
+        self.rows = rows
+        self.room = room
+        self.is_copied = False
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, part: slice) -> "Sampled":
+        some = Sampled(self.matrix, self.rows[part], self.room[part])
+        some.is_copied = self.is_copied
+        return some
 
 
-def available() -> bool:
-    """True where the compiled kernels are in use."""
-    return _load()[0] is not None
+@dataclass(frozen=True)
+class NativePlan(HostPlan):
+    """Coefficients as NumPy takes them, and as the kernels do."""
+
+    kept: dict[str, cpu.Recurrence] = field(default_factory=dict)
+
+    @cached_property
+    def starts(self) -> Array:
+        """Where each batch begins, for the kernels."""
+        return np.array(self.blocks.starts, dtype=np.int64)
+
+    def recurrence(self, family: Family, dtype: Any) -> cpu.Recurrence:
+        """Made for the first exchange of this plan, used by all."""
+        found = self.kept.get(family.name)
+        if found is None:
+            number = FAMILIES.index(family.name)
+            setting = getattr(family, "delta", exp_bound(dtype))
+            found = cpu.Recurrence(self.unrolled, self.starts, number, setting)
+            self.kept[family.name] = found
+        return found
 
 
-def why() -> str:
-    """What is in use, or why nothing is."""
-    return _load()[1]
+class NativeBackend(HostBackend):
+    """The NumPy backend with the kernels in place of what they are faster at."""
+
+    def __init__(self, precision: Precision) -> None:
+        super().__init__(precision)
+        narrow = np.dtype(np.float32)
+        self._has_rows = precision.working == narrow and self.weights == narrow
+        self._has_steps = self.inner == self.residual
+
+    def prepare(self, unrolled: Unrolled, blocks: Blocks) -> NativePlan:
+        """The same plan, with a place for what the kernels want."""
+        return NativePlan(**vars(super().prepare(unrolled, blocks)))
+
+    def gather(self, matrix: Array, rows: Array, out: Array) -> Any:
+        """The rows where they lie; `out` is room for a copy."""
+        if not self._has_rows or matrix.strides[1] != matrix.itemsize:
+            return super().gather(matrix, rows, out)
+        return Sampled(matrix, np.ascontiguousarray(rows, dtype=np.int64), out)
+
+    def scores(self, rows: Any, weights: Array, out: Array) -> Array:
+        """out ← Y W, without a copy of Y for one column."""
+        if not isinstance(rows, Sampled) or rows.is_copied or not _is_one(weights, out):
+            return super().scores(self._copy(rows), weights, out)
+        cpu.margins(rows.matrix, rows.rows, weights, out)
+        return out
+
+    def strict_gram(self, rows: Any, blocks: Blocks, out: Array) -> Array:
+        """Packed G straight from the rows, where that is what this processor is for."""
+        if not isinstance(rows, Sampled) or not self._is_for_kernel(rows, blocks, out):
+            return super().strict_gram(self._copy(rows), blocks, out)
+        starts = np.array(blocks.starts, dtype=np.int64)
+        cpu.strict_gram(rows.matrix, rows.rows, starts, out)
+        return out
+
+    def corrected_residuals(
+        self,
+        margins: Array,
+        gram: Array,
+        plan: Any,
+        family: Family,
+        batch: Batch,
+        intercept: Array | None,
+    ) -> Array:
+        """All s steps in one call, for families with one score a row."""
+        if not self._is_for_steps(margins, gram, plan, family):
+            return super().corrected_residuals(
+                margins, gram, plan, family, batch, intercept
+            )
+        residuals = np.empty((len(margins), 1), dtype=self.inner)
+        recur = plan.recurrence(family, self.inner)
+        recur(margins, gram, batch, intercept, residuals, np.empty_like(residuals))
+        return residuals
+
+    def descend(
+        self, weights: Array, rows: Any, residuals: Array, plan: HostPlan
+    ) -> None:
+        """One pass over the rows where they lie, for one column of weights."""
+        if not isinstance(rows, Sampled) or rows.is_copied or weights.shape[1] != 1:
+            super().descend(weights, self._copy(rows), residuals, plan)
+            return
+        scaled = (residuals * plan.gain[0]).astype(np.float32, copy=False)
+        carry = float(plan.carry[0, 0])
+        if carry != 1.0:
+            weights *= carry
+        cpu.update(rows.matrix, rows.rows, scaled, weights)
+
+    def _copy(self, rows: Any) -> Any:
+        """The rows as NumPy takes them, copied once."""
+        if not isinstance(rows, Sampled):
+            return rows
+        if not rows.is_copied:
+            super().gather(rows.matrix, rows.rows, rows.room)
+            rows.is_copied = True
+        return rows.room
+
+    def _is_for_kernel(self, rows: Sampled, blocks: Blocks, out: Array) -> bool:
+        return out.dtype == np.float32 and (
+            rows.matrix.dtype == np.uint16 or blocks.gram_words * 1 < 1
+        )
+
+    def _is_for_steps(
+        self, margins: Array, gram: Array, plan: HostPlan, family: Family
+    ) -> bool:
+        return (
+            self._has_steps
+            and margins.dtype == gram.dtype == self.inner
+            and margins.shape[1] == plan.states <= MOST_STATES
+            and family.name in FAMILIES
+        )
 
 
-def widen_rows(matrix: Array, rows: Array, out: Array) -> None:
-    """out[i] ← matrix[rows[i]], bf16 bits to float32; NumPy-checked arguments only.
-
-    `matrix` is (n, d) uint16 with contiguous rows, `rows` int64 within 0..n−1,
-    `out` (len(rows), d) float32, C-contiguous.
-    """
-    _load()[0].hpcsgd_widen_rows_bf16(
-        matrix.ctypes.data,
-        matrix.strides[0] // 2,
-        np.ascontiguousarray(rows, dtype=np.int64).ctypes.data,
-        len(rows),
-        matrix.shape[1],
-        out.ctypes.data,
-    )
+def _is_one(weights: Array, out: Array) -> bool:
+    """True for one contiguous column of float32, from which scores of float32 come."""
+    narrow = weights.dtype == out.dtype == np.float32
+    return narrow and weights.shape[1] == 1 and weights.flags.c_contiguous

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 def gather() -> dict[str, Any]:
     """Section -> facts."""
-    from hpcsgd.backends import native
+    from hpcsgd.backends import cpu
     from hpcsgd.comm.mpi import mpi_facts
     from hpcsgd.data import parse_native
 
@@ -50,7 +50,7 @@ def gather() -> dict[str, Any]:
         "packages": {name: _version(name) for name in PACKAGES},
         "mpi": mpi_facts(),
         "cpu": cpu_facts(),
-        "kernels": {"compiled": native.available(), "why": native.why()},
+        "kernels": {"compiled": cpu.available(), "why": cpu.why()},
         "parser": {"compiled": parse_native.available(), "why": parse_native.why()},
         "gpus": gpus(),
         "nccl": ctypes.util.find_library("nccl") or "not found",

@@ -1,20 +1,18 @@
-/* Gather rows by index and widen bf16 to fp32 in one pass.
+/* Products of sampled rows with weights and with residuals, straight from the matrix.
 
-   A bf16 number is the upper half of a float, so widening is a shift and exact.
-   One pass reads 2 bytes and writes 4 for each element; gathering first and
-   widening then would read and write the 16-bit copy once more. */
+   margin: z_i = y_i · w for the rows that were sampled, four rows at a time so that a
+   piece of w is read once for all of them. update: w += Σ_i r_i y_i, eight rows at a
+   time. Sums run in a fixed order: the same input gives the same bits. */
 
-#include <stdint.h>
+#include "lanes.h"
 
-#if defined(_WIN32)
-#define EXPORT __declspec(dllexport)
-#else
-#define EXPORT __attribute__((visibility("default")))
-#endif
+#define AT_ONCE 4  /* rows whose margins are summed together */
+#define ADDED 8    /* rows that are added to w together */
+#define PIECE 2048 /* columns of w that stay in the first cache meanwhile */
 
 EXPORT void hpcsgd_widen_rows_bf16(const uint16_t *matrix, int64_t row_stride,
-                                   const int64_t *rows, int64_t count,
-                                   int64_t cols, uint32_t *out)
+                                   const int64_t *rows, int64_t count, int64_t cols,
+                                   uint32_t *out)
 {
     for (int64_t i = 0; i < count; i++) {
         const uint16_t *from = matrix + rows[i] * row_stride;
@@ -23,3 +21,82 @@ EXPORT void hpcsgd_widen_rows_bf16(const uint16_t *matrix, int64_t row_stride,
             to[j] = (uint32_t)from[j] << 16;
     }
 }
+
+#define MARGINS(NAME, TYPE, LOAD, TAIL)                                                \
+    INLINE void NAME##_some(const TYPE *matrix, int64_t stride, const int64_t *rows,   \
+                            int64_t cols, const float *weights, const int count,       \
+                            float *out)                                                \
+    {                                                                                  \
+        const TYPE *row[AT_ONCE];                                                      \
+        lanes total[AT_ONCE][2];                                                       \
+        for (int i = 0; i < count; i++) {                                              \
+            row[i] = matrix + rows[i] * stride;                                        \
+            total[i][0] = total[i][1] = (lanes){0};                                    \
+        }                                                                              \
+        int64_t k = 0;                                                                 \
+        for (; k + 2 * LANES <= cols; k += 2 * LANES)                                  \
+            for (int half = 0; half < 2; half++) {                                     \
+                lanes w = load_f32(weights + k + half * LANES);                        \
+                for (int i = 0; i < count; i++)                                        \
+                    total[i][half] += LOAD(row[i] + k + half * LANES) * w;             \
+            }                                                                          \
+        for (int i = 0; i < count; i++) {                                              \
+            int64_t rest = k;                                                          \
+            if (rest + LANES <= cols) {                                                \
+                total[i][0] += LOAD(row[i] + rest) * load_f32(weights + rest);         \
+                rest += LANES;                                                         \
+            }                                                                          \
+            if (rest < cols)                                                           \
+                total[i][1] += TAIL(row[i] + rest, cols - rest) *                      \
+                               tail_f32(weights + rest, cols - rest);                  \
+            out[i] = add_up(total[i][0] + total[i][1]);                                \
+        }                                                                              \
+    }                                                                                  \
+    EXPORT void NAME(const TYPE *matrix, int64_t stride, const int64_t *rows,          \
+                     int64_t count, int64_t cols, const float *weights, float *out)    \
+    {                                                                                  \
+        int64_t i = 0;                                                                 \
+        for (; i + AT_ONCE <= count; i += AT_ONCE)                                     \
+            NAME##_some(matrix, stride, rows + i, cols, weights, AT_ONCE, out + i);    \
+        for (; i < count; i++)                                                         \
+            NAME##_some(matrix, stride, rows + i, cols, weights, 1, out + i);          \
+    }
+
+#define UPDATE(NAME, TYPE, LOAD, ONE)                                                  \
+    INLINE void NAME##_some(const TYPE *matrix, int64_t stride, const int64_t *rows,   \
+                            int64_t first, int64_t last, const float *residuals,       \
+                            const int count, float *weights)                           \
+    {                                                                                  \
+        const TYPE *row[ADDED];                                                        \
+        for (int i = 0; i < count; i++)                                                \
+            row[i] = matrix + rows[i] * stride;                                        \
+        int64_t k = first;                                                             \
+        for (; k + LANES <= last; k += LANES) {                                        \
+            lanes w = load_f32(weights + k);                                           \
+            for (int i = 0; i < count; i++)                                            \
+                w += LOAD(row[i] + k) * residuals[i];                                  \
+            store_f32(weights + k, w);                                                 \
+        }                                                                              \
+        for (; k < last; k++)                                                          \
+            for (int i = 0; i < count; i++)                                            \
+                weights[k] += ONE(row[i] + k) * residuals[i];                          \
+    }                                                                                  \
+    EXPORT void NAME(const TYPE *matrix, int64_t stride, const int64_t *rows,          \
+                     int64_t count, int64_t cols, const float *residuals,              \
+                     float *weights)                                                   \
+    {                                                                                  \
+        for (int64_t first = 0; first < cols; first += PIECE) {                        \
+            int64_t i = 0, last = first + PIECE < cols ? first + PIECE : cols;         \
+            for (; i + ADDED <= count; i += ADDED)                                     \
+                NAME##_some(matrix, stride, rows + i, first, last, residuals + i,      \
+                            ADDED, weights);                                           \
+            for (; i < count; i++)                                                     \
+                NAME##_some(matrix, stride, rows + i, first, last, residuals + i, 1,   \
+                            weights);                                                  \
+        }                                                                              \
+    }
+
+MARGINS(hpcsgd_margins_f32, float, load_f32, tail_f32)
+MARGINS(hpcsgd_margins_bf16, uint16_t, load_bf16, tail_bf16)
+UPDATE(hpcsgd_update_f32, float, load_f32, one_f32)
+UPDATE(hpcsgd_update_bf16, uint16_t, load_bf16, one_bf16)

@@ -22,9 +22,9 @@ ASSETS = (
 CODE = (
     "import sys; sys.path[:] = [p for p in sys.path if p not in ('', {root!r})];"
     "{extra}"
-    "from hpcsgd import assets; from hpcsgd.backends import native; import hpcsgd;"
+    "from hpcsgd import assets; from hpcsgd.backends import cpu; import hpcsgd;"
     "print(hpcsgd.__file__);"
-    "[print(assets.path(n)) for n in {names!r}]; print(native.why())"
+    "[print(assets.path(n)) for n in {names!r}]; print(cpu.why())"
 )
 
 

@@ -6,11 +6,11 @@ import sys
 import numpy as np
 import pytest
 
-from hpcsgd.backends import native
+from hpcsgd.backends import cpu
 from hpcsgd.backends.host import HostBackend
 from hpcsgd.precision import RECIPES, encode, widen_bf16
 
-compiled = pytest.mark.skipif(not native.available(), reason=native.why())
+compiled = pytest.mark.skipif(not cpu.available(), reason=cpu.why())
 
 
 @compiled
@@ -20,7 +20,7 @@ def test_widen_rows_equals_numpy(shape):
     matrix = rng.integers(0, 2**16, size=shape, dtype=np.uint16)
     rows = rng.integers(0, shape[0], size=50)
     out = np.empty((50, shape[1]), dtype=np.float32)
-    native.widen_rows(matrix, rows, out)
+    cpu.widen_rows(matrix, rows, out)
     expected = widen_bf16(matrix[rows], np.float32)
     np.testing.assert_array_equal(out.view(np.uint32), expected.view(np.uint32))
 
@@ -30,7 +30,7 @@ def test_widen_rows_follows_the_row_stride():
     """A column block of a wider matrix, and every bit pattern, NaNs included."""
     matrix = np.arange(2**16, dtype=np.uint16).reshape(256, 256)
     rows, out = np.arange(255, -1, -1), np.empty((256, 100), dtype=np.float32)
-    native.widen_rows(matrix[:, 50:150], rows, out)
+    cpu.widen_rows(matrix[:, 50:150], rows, out)
     expected = matrix[rows, 50:150].astype(np.uint32) << 16
     np.testing.assert_array_equal(out.view(np.uint32), expected)
 
@@ -41,13 +41,13 @@ def test_the_backend_gathers_the_same_bits_either_way(monkeypatch):
     rows, backend = rng.integers(0, 40, size=16), HostBackend(RECIPES["c"])
     first, second = (np.empty((16, 9), dtype=np.float32) for _ in range(2))
     backend.gather(matrix, rows, first)
-    monkeypatch.setattr(native, "available", lambda: False)
+    monkeypatch.setattr(cpu, "available", lambda: False)
     backend.gather(matrix, rows, second)
     np.testing.assert_array_equal(first, second)
 
 
 def test_switched_off_says_so():
-    code = "from hpcsgd.backends import native; print(native.available(), native.why())"
+    code = "from hpcsgd.backends import cpu; print(cpu.available(), cpu.why())"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={"HPCSGD_NATIVE": "off", "PATH": "/usr/bin:/bin"},

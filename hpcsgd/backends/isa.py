@@ -1,0 +1,40 @@
+"""Which of the compiled objects runs here: one for each set of instructions."""
+
+import ctypes
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from hpcsgd.compiled import load
+from hpcsgd.errors import ConfigError
+
+# In the order of the numbers that kernels/cpu/level.c gives.
+SETS = ("portable", "avx2", "avx512", "avx512bf16")
+CAP = "HPCSGD_ISA"  # the best set that may be used, for comparisons and tests
+
+
+@lru_cache(maxsize=1)
+def best() -> tuple[Any, str, str]:
+    """(library or None, its set, why): the best object that this processor can run."""
+    library, why = _load("portable")
+    if library is None:
+        return None, "", why
+    library.hpcsgd_level.restype = ctypes.c_int
+    level = min(library.hpcsgd_level(), _cap())
+    for name in reversed(SETS[1 : level + 1]):
+        better, said = _load(name)
+        if better is not None:
+            return better, name, said
+    return library, SETS[0], why
+
+
+def _cap() -> int:
+    asked = os.environ.get(CAP, "").lower() or SETS[-1]
+    if asked not in SETS:
+        raise ConfigError(f"{CAP}={asked} is unknown; known: {', '.join(SETS)}")
+    return SETS.index(asked)
+
+
+def _load(name: str) -> tuple[Any, str]:
+    return load(Path(__file__).parent, f"_cpu_{name}", "the NumPy path")

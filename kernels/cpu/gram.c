@@ -1,0 +1,160 @@
+/* The strictly-lower blocks of Y Yᵀ, straight from the rows that were sampled.
+
+   Row i of the sample meets the rows of all batches before its own; the products lie
+   packed, one dense panel a batch, behind one another. No copy of the rows is made:
+   each runs through memory in the direction in which the sums run. A tile of TALL × FLAT
+   sums stays in registers; pieces of DEPTH columns stay in the first caches. */
+
+#include "lanes.h"
+
+#if LANES == 16
+#define TALL 6
+#define FLAT 4
+#else
+#define TALL 3
+#define FLAT 4
+#endif
+#define DEPTH 1024 /* columns of a piece */
+#define PANEL 64   /* rows that stay in the second cache while others pass */
+
+#define TILE(NAME, TYPE, LOAD, TAIL)                                                   \
+    INLINE void NAME(const TYPE *const *left, const TYPE *const *right, int64_t depth, \
+                     const int tall, const int flat, float sums[TALL][FLAT])           \
+    {                                                                                  \
+        lanes total[TALL][FLAT];                                                       \
+        for (int i = 0; i < tall; i++)                                                 \
+            for (int j = 0; j < flat; j++)                                             \
+                total[i][j] = (lanes){0};                                              \
+        int64_t k = 0;                                                                 \
+        for (; k + LANES <= depth; k += LANES) {                                       \
+            lanes r[FLAT];                                                             \
+            for (int j = 0; j < flat; j++)                                             \
+                r[j] = LOAD(right[j] + k);                                             \
+            for (int i = 0; i < tall; i++) {                                           \
+                lanes l = LOAD(left[i] + k);                                           \
+                for (int j = 0; j < flat; j++)                                         \
+                    total[i][j] += l * r[j];                                           \
+            }                                                                          \
+        }                                                                              \
+        if (k < depth)                                                                 \
+            for (int i = 0; i < tall; i++)                                             \
+                for (int j = 0; j < flat; j++)                                         \
+                    total[i][j] += TAIL(left[i] + k, depth - k) *                      \
+                                   TAIL(right[j] + k, depth - k);                      \
+        for (int i = 0; i < tall; i++)                                                 \
+            for (int j = 0; j < flat; j++)                                             \
+                sums[i][j] = add_up(total[i][j]);                                      \
+    }
+
+TILE(tile_f32, float, load_f32, tail_f32)
+
+#if defined(__AVX512BF16__)
+/* Pairs of bf16 are multiplied and added to fp32 sums in one instruction. */
+INLINE __m512bh load_pairs(const uint16_t *from)
+{
+    return (__m512bh)_mm512_loadu_si512(from);
+}
+
+INLINE __m512bh tail_pairs(const uint16_t *from, int64_t count)
+{
+    return (__m512bh)_mm512_maskz_loadu_epi16(((__mmask32)1 << count) - 1, from);
+}
+
+INLINE void tile_bf16(const uint16_t *const *left, const uint16_t *const *right,
+                      int64_t depth, const int tall, const int flat,
+                      float sums[TALL][FLAT])
+{
+    __m512 total[TALL][FLAT];
+    for (int i = 0; i < tall; i++)
+        for (int j = 0; j < flat; j++)
+            total[i][j] = _mm512_setzero_ps();
+    int64_t k = 0;
+    for (; k + 32 <= depth; k += 32) {
+        __m512bh r[FLAT];
+        for (int j = 0; j < flat; j++)
+            r[j] = load_pairs(right[j] + k);
+        for (int i = 0; i < tall; i++) {
+            __m512bh l = load_pairs(left[i] + k);
+            for (int j = 0; j < flat; j++)
+                total[i][j] = _mm512_dpbf16_ps(total[i][j], l, r[j]);
+        }
+    }
+    if (k < depth)
+        for (int i = 0; i < tall; i++)
+            for (int j = 0; j < flat; j++)
+                total[i][j] = _mm512_dpbf16_ps(total[i][j],
+                                               tail_pairs(left[i] + k, depth - k),
+                                               tail_pairs(right[j] + k, depth - k));
+    for (int i = 0; i < tall; i++)
+        for (int j = 0; j < flat; j++)
+            sums[i][j] = add_up((lanes)total[i][j]);
+}
+#else
+TILE(tile_bf16, uint16_t, load_bf16, tail_bf16)
+#endif
+
+/* One tile: the rows i .. i + tall of the sample against j .. j + flat. */
+#define PLACE(NAME, TYPE, TILE_OF)                                                     \
+    INLINE void NAME(const TYPE *matrix, int64_t stride, const int64_t *rows,          \
+                     int64_t i, int64_t j, int64_t first, int64_t depth, float *out,   \
+                     int64_t width, const int tall, const int flat)                    \
+    {                                                                                  \
+        const TYPE *left[TALL], *right[FLAT];                                          \
+        float sums[TALL][FLAT];                                                        \
+        for (int a = 0; a < tall; a++)                                                 \
+            left[a] = matrix + rows[i + a] * stride + first;                           \
+        for (int b = 0; b < flat; b++)                                                 \
+            right[b] = matrix + rows[j + b] * stride + first;                          \
+        TILE_OF(left, right, depth, tall, flat, sums);                                 \
+        for (int a = 0; a < tall; a++)                                                 \
+            for (int b = 0; b < flat; b++) {                                           \
+                float *to = out + a * width + j + b;                                   \
+                *to = first ? *to + sums[a][b] : sums[a][b];                           \
+            }                                                                          \
+    }
+
+/* Rows i .. i + tall against the rows j .. stop. */
+#define STRIP(NAME, TYPE, PLACE_OF)                                                    \
+    INLINE void NAME(const TYPE *matrix, int64_t stride, const int64_t *rows,          \
+                     int64_t i, int64_t j, int64_t stop, int64_t first, int64_t depth, \
+                     float *out, int64_t width, const int tall)                        \
+    {                                                                                  \
+        for (; j + FLAT <= stop; j += FLAT)                                            \
+            PLACE_OF(matrix, stride, rows, i, j, first, depth, out, width, tall, FLAT);\
+        for (; j < stop; j++)                                                          \
+            PLACE_OF(matrix, stride, rows, i, j, first, depth, out, width, tall, 1);   \
+    }
+
+#define STRICT_GRAM(NAME, TYPE, STRIP_OF)                                              \
+    EXPORT void NAME(const TYPE *matrix, int64_t stride, const int64_t *rows,          \
+                     int64_t cols, const int64_t *starts, int64_t batches,             \
+                     float *packed)                                                    \
+    {                                                                                  \
+        for (int64_t first = 0; first < cols; first += DEPTH) {                        \
+            int64_t depth = cols - first < DEPTH ? cols - first : DEPTH;               \
+            for (int64_t low = 0; low < starts[batches - 1]; low += PANEL) {           \
+                float *panel = packed;                                                 \
+                for (int64_t b = 1; b < batches; b++) {                                \
+                    int64_t width = starts[b], i = starts[b], end = starts[b + 1];     \
+                    int64_t stop = low + PANEL < width ? low + PANEL : width;          \
+                    for (; low < stop && i + TALL <= end; i += TALL)                   \
+                        STRIP_OF(matrix, stride, rows, i, low, stop, first, depth,     \
+                                 panel + (i - starts[b]) * width, width, TALL);        \
+                    for (; low < stop && i + 2 <= end; i += 2)                         \
+                        STRIP_OF(matrix, stride, rows, i, low, stop, first, depth,     \
+                                 panel + (i - starts[b]) * width, width, 2);           \
+                    for (; low < stop && i < end; i++)                                 \
+                        STRIP_OF(matrix, stride, rows, i, low, stop, first, depth,     \
+                                 panel + (i - starts[b]) * width, width, 1);           \
+                    panel += (end - starts[b]) * width;                                \
+                }                                                                      \
+            }                                                                          \
+        }                                                                              \
+    }
+
+PLACE(place_f32, float, tile_f32)
+PLACE(place_bf16, uint16_t, tile_bf16)
+STRIP(strip_f32, float, place_f32)
+STRIP(strip_bf16, uint16_t, place_bf16)
+STRICT_GRAM(hpcsgd_strict_gram_f32, float, strip_f32)
+STRICT_GRAM(hpcsgd_strict_gram_bf16, uint16_t, strip_bf16)

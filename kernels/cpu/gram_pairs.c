@@ -1,0 +1,178 @@
+/* The strictly-lower blocks of Y Yᵀ for bf16 rows, on processors with bf16 pairs.
+
+   What bf16 multiply-adds want is two neighbouring columns of 16 rows in one register.
+   The rows that a tile meets are therefore turned once into panels of FLAT rows, pair by
+   pair; the rows of the tile's other side are read where they lie, two numbers at a time,
+   and broadcast. A tile of TALL × FLAT sums stays in registers. Sums over a piece of DEPTH
+   columns run in the order of the columns and are added to what came before. */
+
+#include "lanes.h"
+
+#define TALL 14    /* rows of a tile: 28 sums of 16 lanes and what is multiplied fit */
+#define FLAT 32    /* columns of a tile: two registers */
+#define DEPTH 1024 /* columns of a piece: TALL rows of it stay in the first cache */
+#define CHUNK 224  /* rows that stay in the second cache while all panels pass */
+
+/* Words of 4 bytes that the panels of m rows take. */
+EXPORT int64_t hpcsgd_gram_room(int64_t rows)
+{
+    return (rows + FLAT - 1) / FLAT * FLAT * (DEPTH / 2);
+}
+
+#if defined(__AVX512BF16__)
+
+/* 16 rows of 16 words become 16 columns of 16 words. */
+INLINE void turn(__m512i r[16])
+{
+    __m512i t[16];
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+    }
+    for (int i = 0; i < 4; i++) {
+        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+        r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+        r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
+    }
+}
+
+/* Columns first .. first + depth of up to FLAT rows, pair by pair; zeros elsewhere. */
+static void make_panel(const uint16_t *matrix, int64_t stride, const int64_t *rows,
+                       int64_t count, int64_t first, int64_t depth, uint32_t *panel)
+{
+    for (int64_t part = 0; part < FLAT; part += 16)
+        for (int64_t k = 0; k < depth; k += 32) {
+            __m512i r[16];
+            int64_t left = depth - k;
+            __mmask32 mask = left < 32 ? ((__mmask32)1 << left) - 1 : ~(__mmask32)0;
+            for (int64_t i = 0; i < 16; i++)
+                r[i] = part + i < count
+                           ? _mm512_maskz_loadu_epi16(
+                                 mask, matrix + rows[part + i] * stride + first + k)
+                           : _mm512_setzero_si512();
+            turn(r);
+            for (int64_t p = 0; p < 16 && k + 2 * p < depth; p++)
+                _mm512_storeu_si512(panel + (k / 2 + p) * FLAT + part, r[p]);
+        }
+}
+
+/* One tile: `tall` rows against a panel. */
+INLINE void tile(const uint16_t *const *rows, const uint32_t *panel, int64_t depth,
+                 const int tall, __m512 total[TALL][2])
+{
+    for (int i = 0; i < tall; i++)
+        total[i][0] = total[i][1] = _mm512_setzero_ps();
+    int64_t p = 0;
+    for (; p < depth / 2; p++) {
+        __m512bh one = (__m512bh)_mm512_loadu_si512(panel + p * FLAT);
+        __m512bh two = (__m512bh)_mm512_loadu_si512(panel + p * FLAT + 16);
+        for (int i = 0; i < tall; i++) {
+            int pair;
+            memcpy(&pair, rows[i] + 2 * p, 4);
+            __m512bh row = (__m512bh)_mm512_set1_epi32(pair);
+            total[i][0] = _mm512_dpbf16_ps(total[i][0], row, one);
+            total[i][1] = _mm512_dpbf16_ps(total[i][1], row, two);
+        }
+    }
+    if (depth % 2) { /* nothing is read behind the end of a row */
+        __m512bh one = (__m512bh)_mm512_loadu_si512(panel + p * FLAT);
+        __m512bh two = (__m512bh)_mm512_loadu_si512(panel + p * FLAT + 16);
+        for (int i = 0; i < tall; i++) {
+            __m512bh row = (__m512bh)_mm512_set1_epi32(rows[i][2 * p]);
+            total[i][0] = _mm512_dpbf16_ps(total[i][0], row, one);
+            total[i][1] = _mm512_dpbf16_ps(total[i][1], row, two);
+        }
+    }
+}
+
+/* Add a row of a tile to what is there, as far as the row's batch allows. */
+INLINE void put(float *to, int64_t room, int is_new, const __m512 total[2])
+{
+    for (int half = 0; half < 2; half++) {
+        int64_t left = room - 16 * half;
+        if (left <= 0)
+            return;
+        __mmask16 mask = left < 16 ? ((__mmask16)1 << left) - 1 : 0xffff;
+        __m512 sum = total[half];
+        if (!is_new)
+            sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, to + 16 * half));
+        _mm512_mask_storeu_ps(to + 16 * half, mask, sum);
+    }
+}
+
+typedef struct {
+    const uint16_t *matrix;
+    int64_t stride, first, depth;
+    const int64_t *rows, *starts;
+    float *packed;
+} piece;
+
+/* Rows i .. i + tall, all of batch b or of those behind it, against one panel. */
+INLINE void strip(const piece *at, int64_t b, const float *const *out, int64_t i,
+                  int64_t low, const uint32_t *panel, const int tall)
+{
+    const uint16_t *rows[TALL];
+    __m512 total[TALL][2];
+    for (int a = 0; a < tall; a++)
+        rows[a] = at->matrix + at->rows[i + a] * at->stride + at->first;
+    tile(rows, panel, at->depth, tall, total);
+    for (int a = 0; a < tall; a++) {
+        while (i + a >= at->starts[b + 1])
+            b++;
+        int64_t width = at->starts[b];
+        float *to = (float *)out[b] + (i + a - width) * width + low;
+        put(to, width - low, !at->first, total[a]);
+    }
+}
+
+/* `room` holds hpcsgd_gram_room(m) words; `panels` a pointer for each batch. */
+EXPORT void hpcsgd_strict_gram_pairs(const uint16_t *matrix, int64_t stride,
+                                     const int64_t *rows, int64_t cols,
+                                     const int64_t *starts, int64_t batches,
+                                     float *packed, uint32_t *room, const float **out)
+{
+    int64_t m = starts[batches], last = starts[batches - 1];
+    for (int64_t b = 0; b < batches; b++) { /* where each block row begins */
+        out[b] = packed;
+        packed += (starts[b + 1] - starts[b]) * starts[b];
+    }
+    for (int64_t first = 0; first < cols; first += DEPTH) {
+        int64_t depth = cols - first < DEPTH ? cols - first : DEPTH;
+        piece at = {matrix, stride, first, depth, rows, starts, packed};
+        for (int64_t low = 0; low < last; low += FLAT)
+            make_panel(matrix, stride, rows + low, last - low < FLAT ? last - low : FLAT,
+                       first, depth, room + low * (DEPTH / 2));
+        for (int64_t top = starts[1]; top < m; top += CHUNK) {
+            int64_t end = top + CHUNK < m ? top + CHUNK : m;
+            for (int64_t low = 0, b = 1; low < last; low += FLAT) {
+                while (b < batches && starts[b] <= low) /* the first that meets `low` */
+                    b++;
+                int64_t from = b, i = starts[b] > top ? starts[b] : top;
+                while (i < end && i >= starts[from + 1])
+                    from++;
+                const uint32_t *panel = room + low * (DEPTH / 2);
+                for (; i + TALL <= end; i += TALL)
+                    strip(&at, from, out, i, low, panel, TALL);
+                for (; i + 4 <= end; i += 4)
+                    strip(&at, from, out, i, low, panel, 4);
+                for (; i < end; i++)
+                    strip(&at, from, out, i, low, panel, 1);
+            }
+        }
+    }
+}
+
+#endif

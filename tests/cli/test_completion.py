@@ -44,7 +44,8 @@ def test_commands(offered):
     names = {command.__name__.split(".")[-1] for command in COMMANDS}
     assert offered("") == names
     assert offered("tr") == {"train"}
-    assert offered("data", "") == {"synth"}
+    data = {"card", "convert", "fetch", "inspect", "list", "synth", "verify"}
+    assert offered("data", "") == data
     assert offered("--v") == {"--version"}
 
 

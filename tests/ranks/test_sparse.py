@@ -50,7 +50,8 @@ def test_the_ledger_agrees_with_what_mpi_was_asked(comm):
     """Gathered rows differ in length from exchange to exchange and rank to rank."""
     stored, _ = make_sparse("logistic")
     proxy = CountingComm(comm.Dup())
-    config = config_for(stored, products={"kind": "gather"})
+    equal = {"partition": "equal"}
+    config = config_for(stored, products={"kind": "gather"}, data=equal)
     result = train(config, X=stored.X, y=stored.y, world=MpiCommunicator(proxy))
     ledger, flags = result.ledger, proxy.flags["words"]
     said = sum(ledger[p]["words"] for p in ("products", "agreement", "evaluate"))

@@ -148,6 +148,7 @@ def test_sparse_gather(members, recipe, value, mode):
     stored, dense = make_sparse("logistic", n=ROWS)
     config = config_for(
         stored,
+        data={"partition": "equal"},
         schedule={"batch": BATCH, "steps": STEPS, "epochs": EPOCHS},
         products={"kind": "gather"},
         precision={"recipe": recipe},

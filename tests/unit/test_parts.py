@@ -46,6 +46,22 @@ def test_members_hold_as_many_values(partition, replicas):
     assert max(held) < stored[equal[0]].sum() / 1.5
 
 
+def test_the_columns_are_counted_in_one_sum():
+    """Besides one exchange of whether all could: d words of 8 bytes, and only then."""
+    reader = MemoryReader(sp.csr_array(skewed()), np.zeros(ROWS))
+
+    def run(world):
+        grid = Grid(world, 1, MEMBERS)
+        column_parts(grid, reader, "equal")
+        before = world.ledger.as_dict()["control"]
+        column_parts(grid, reader, "stored")
+        return before, world.ledger.as_dict()["control"]
+
+    for before, after in run_ranks(MEMBERS, run):
+        assert before["calls"] == 0 and after["calls"] == 2
+        assert 8 * COLS <= after["bytes"] < 8 * COLS + 100
+
+
 def test_dense_columns_are_shared_equally():
     reader = MemoryReader(skewed(), np.zeros(ROWS))
     assert parts_on(reader, "auto") == parts_on(reader, "equal")

@@ -299,7 +299,7 @@ def test_damage_is_found_in_stored_values():
     stored, _ = make_sparse("logistic")
     reader = MemoryReader(stored.X, stored.y)
     config, world = config_for(stored), SerialCommunicator()
-    live = build(config, world, lambda: reader, [], Clock())
+    live = build(config, world, lambda _: reader, [], Clock())
     assert find_damage(live) == ""
     matrix = live.loaded.shard.matrix
     place = matrix.place(33)

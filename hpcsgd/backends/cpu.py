@@ -46,6 +46,14 @@ def _functions() -> dict[str, Any]:
             function = getattr(library, name + kind)
             function.restype, function.argtypes = None, arguments
             found[name + kind] = function
+    library.hpcsgd_gram_room.restype = INT
+    library.hpcsgd_gram_room.argtypes = (INT,)
+    if library.hpcsgd_gram_room(1):
+        pairs = library.hpcsgd_strict_gram_pairs
+        pairs.restype = None
+        pairs.argtypes = (*SIGNATURES["hpcsgd_strict_gram"], POINTER, POINTER)
+        found["hpcsgd_strict_gram_pairs"] = pairs
+        found["hpcsgd_gram_room"] = library.hpcsgd_gram_room
     return found
 
 
@@ -108,6 +116,37 @@ def update(matrix: Array, rows: Array, residuals: Array, weights: Array) -> None
         matrix.shape[1],
         address(residuals),
         address(weights),
+    )
+
+
+def has_pairs() -> bool:
+    """True where bf16 is multiplied in pairs, at twice the speed of float32."""
+    return "hpcsgd_strict_gram_pairs" in _functions()
+
+
+class PairRoom:
+    """Scratch of `strict_gram_pairs`, kept from call to call."""
+
+    def __init__(self, rows: int, batches: int) -> None:
+        words = _functions()["hpcsgd_gram_room"](rows)
+        self.panels = np.empty(words, dtype=np.uint32)
+        self.starts = np.empty(batches, dtype=np.uintp)
+
+
+def strict_gram_pairs(
+    matrix: Array, rows: Array, starts: Array, out: Array, room: PairRoom
+) -> None:
+    """The same for bf16 rows, on processors that multiply bf16 in pairs."""
+    _functions()["hpcsgd_strict_gram_pairs"](
+        address(matrix),
+        matrix.strides[0] // 2,
+        address(rows),
+        matrix.shape[1],
+        address(starts),
+        len(starts) - 1,
+        address(out),
+        address(room.panels),
+        address(room.starts),
     )
 
 

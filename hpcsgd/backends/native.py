@@ -23,6 +23,9 @@ Array = NDArray[Any]
 # Families in the order of the numbers that kernels/cpu/steps.c gives them.
 FAMILIES = ("logistic", "gaussian", "poisson", "gamma", "squared-hinge", "huber")
 MOST_STATES = 8
+PAIRS_FROM = 48  # sampled rows from which turning them pays
+DOTS_FROM = 256  # columns from which a dot product is worth its last addition
+DOTS_TO = {"float32": 512, "uint16": 64}  # rows from which BLAS on a copy is faster
 
 
 class Sampled:
@@ -73,6 +76,7 @@ class NativeBackend(HostBackend):
         narrow = np.dtype(np.float32)
         self._has_rows = precision.working == narrow and self.weights == narrow
         self._has_steps = self.inner == self.residual
+        self._rooms: dict[Blocks, cpu.PairRoom] = {}
 
     def prepare(self, unrolled: Unrolled, blocks: Blocks) -> NativePlan:
         """The same plan, with a place for what the kernels want."""
@@ -85,18 +89,27 @@ class NativeBackend(HostBackend):
         return Sampled(matrix, np.ascontiguousarray(rows, dtype=np.int64), out)
 
     def scores(self, rows: Any, weights: Array, out: Array) -> Array:
-        """out ← Y W, without a copy of Y for one column."""
-        if not isinstance(rows, Sampled) or rows.is_copied or not _is_one(weights, out):
+        """out ← Y W, without a copy of Y for one column.
+
+        Whether there is a copy changes nothing: a run that goes on where another
+        broke off may need one where that one did not.
+        """
+        if not isinstance(rows, Sampled) or not _is_one(weights, out):
             return super().scores(self._copy(rows), weights, out)
         cpu.margins(rows.matrix, rows.rows, weights, out)
         return out
 
     def strict_gram(self, rows: Any, blocks: Blocks, out: Array) -> Array:
         """Packed G straight from the rows, where that is what this processor is for."""
-        if not isinstance(rows, Sampled) or not self._is_for_kernel(rows, blocks, out):
+        way = self._way_to_gram(rows, out)
+        if way == "numpy":
             return super().strict_gram(self._copy(rows), blocks, out)
         starts = np.array(blocks.starts, dtype=np.int64)
-        cpu.strict_gram(rows.matrix, rows.rows, starts, out)
+        if way == "pairs":
+            room = self._room(blocks)
+            cpu.strict_gram_pairs(rows.matrix, rows.rows, starts, out, room)
+        else:
+            cpu.strict_gram(rows.matrix, rows.rows, starts, out)
         return out
 
     def corrected_residuals(
@@ -122,7 +135,7 @@ class NativeBackend(HostBackend):
         self, weights: Array, rows: Any, residuals: Array, plan: HostPlan
     ) -> None:
         """One pass over the rows where they lie, for one column of weights."""
-        if not isinstance(rows, Sampled) or rows.is_copied or weights.shape[1] != 1:
+        if not isinstance(rows, Sampled) or weights.shape[1] != 1:
             super().descend(weights, self._copy(rows), residuals, plan)
             return
         scaled = (residuals * plan.gain[0]).astype(np.float32, copy=False)
@@ -140,10 +153,21 @@ class NativeBackend(HostBackend):
             rows.is_copied = True
         return rows.room
 
-    def _is_for_kernel(self, rows: Sampled, blocks: Blocks, out: Array) -> bool:
-        return out.dtype == np.float32 and (
-            rows.matrix.dtype == np.uint16 or blocks.gram_words * 1 < 1
-        )
+    def _way_to_gram(self, rows: Any, out: Array) -> str:
+        """What was fastest by benchmarks/bench_cpu.py: pairs, dots or numpy."""
+        if not isinstance(rows, Sampled) or out.dtype != np.float32:
+            return "numpy"
+        m, width = len(rows), rows.matrix.shape[1]
+        if rows.matrix.dtype == np.uint16 and m >= PAIRS_FROM and cpu.has_pairs():
+            return "pairs"
+        fits = width >= DOTS_FROM and m <= DOTS_TO[rows.matrix.dtype.name]
+        return "dots" if fits and cpu.instructions() != "portable" else "numpy"
+
+    def _room(self, blocks: Blocks) -> cpu.PairRoom:
+        found = self._rooms.get(blocks)
+        if found is None:
+            found = self._rooms[blocks] = cpu.PairRoom(blocks.rows, len(blocks.sizes))
+        return found
 
     def _is_for_steps(
         self, margins: Array, gram: Array, plan: HostPlan, family: Family

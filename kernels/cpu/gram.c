@@ -7,13 +7,8 @@
 
 #include "lanes.h"
 
-#if LANES == 16
-#define TALL 6
+#define TALL (REGISTERS == 32 ? 6 : 3)
 #define FLAT 4
-#else
-#define TALL 3
-#define FLAT 4
-#endif
 #define DEPTH 1024 /* columns of a piece */
 #define PANEL 64   /* rows that stay in the second cache while others pass */
 
@@ -36,62 +31,28 @@
                     total[i][j] += l * r[j];                                           \
             }                                                                          \
         }                                                                              \
-        if (k < depth)                                                                 \
-            for (int i = 0; i < tall; i++)                                             \
-                for (int j = 0; j < flat; j++)                                         \
-                    total[i][j] += TAIL(left[i] + k, depth - k) *                      \
-                                   TAIL(right[j] + k, depth - k);                      \
-        for (int i = 0; i < tall; i++)                                                 \
+        if (k < depth) {                                                               \
+            lanes r[FLAT];                                                             \
             for (int j = 0; j < flat; j++)                                             \
-                sums[i][j] = add_up(total[i][j]);                                      \
+                r[j] = TAIL(right[j] + k, depth - k);                                  \
+            for (int i = 0; i < tall; i++) {                                           \
+                lanes l = TAIL(left[i] + k, depth - k);                                \
+                for (int j = 0; j < flat; j++)                                         \
+                    total[i][j] += l * r[j];                                           \
+            }                                                                          \
+        }                                                                              \
+        for (int i = 0; i < tall; i++)                                                 \
+            if (flat == FLAT) {                                                        \
+                lanes four = add_up_four(total[i][0], total[i][1], total[i][2],        \
+                                         total[i][3]);                                 \
+                memcpy(sums[i], &four, sizeof sums[i]);                                \
+            } else                                                                     \
+                sums[i][0] = add_up(total[i][0]);                                      \
     }
 
 TILE(tile_f32, float, load_f32, tail_f32)
 
-#if defined(__AVX512BF16__)
-/* Pairs of bf16 are multiplied and added to fp32 sums in one instruction. */
-INLINE __m512bh load_pairs(const uint16_t *from)
-{
-    return (__m512bh)_mm512_loadu_si512(from);
-}
-
-INLINE __m512bh tail_pairs(const uint16_t *from, int64_t count)
-{
-    return (__m512bh)_mm512_maskz_loadu_epi16(((__mmask32)1 << count) - 1, from);
-}
-
-INLINE void tile_bf16(const uint16_t *const *left, const uint16_t *const *right,
-                      int64_t depth, const int tall, const int flat,
-                      float sums[TALL][FLAT])
-{
-    __m512 total[TALL][FLAT];
-    for (int i = 0; i < tall; i++)
-        for (int j = 0; j < flat; j++)
-            total[i][j] = _mm512_setzero_ps();
-    int64_t k = 0;
-    for (; k + 32 <= depth; k += 32) {
-        __m512bh r[FLAT];
-        for (int j = 0; j < flat; j++)
-            r[j] = load_pairs(right[j] + k);
-        for (int i = 0; i < tall; i++) {
-            __m512bh l = load_pairs(left[i] + k);
-            for (int j = 0; j < flat; j++)
-                total[i][j] = _mm512_dpbf16_ps(total[i][j], l, r[j]);
-        }
-    }
-    if (k < depth)
-        for (int i = 0; i < tall; i++)
-            for (int j = 0; j < flat; j++)
-                total[i][j] = _mm512_dpbf16_ps(total[i][j],
-                                               tail_pairs(left[i] + k, depth - k),
-                                               tail_pairs(right[j] + k, depth - k));
-    for (int i = 0; i < tall; i++)
-        for (int j = 0; j < flat; j++)
-            sums[i][j] = add_up((lanes)total[i][j]);
-}
-#else
 TILE(tile_bf16, uint16_t, load_bf16, tail_bf16)
-#endif
 
 /* One tile: the rows i .. i + tall of the sample against j .. j + flat. */
 #define PLACE(NAME, TYPE, TILE_OF)                                                     \

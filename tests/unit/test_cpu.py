@@ -1,15 +1,25 @@
 """Compiled kernels equal their NumPy twins bit for bit, or say why they miss."""
 
+import ctypes
 import subprocess
 import sys
+from itertools import product
 
 import numpy as np
 import pytest
 
-from hpcsgd.backends import cpu
+from hpcsgd.backends import cpu, native
+from hpcsgd.backends.base import Batch
 from hpcsgd.backends.host import HostBackend
+from hpcsgd.backends.native import NativeBackend
+from hpcsgd.families import get_family
 from hpcsgd.precision import RECIPES, encode, widen_bf16
+from hpcsgd.schedule import blocks_of
+from hpcsgd.updates import make_update
+from hpcsgd.updates.unroll import unroll
 
+RAGGED, RATES = blocks_of((9, 4, 4, 13, 2)), (0.3, 0.2, 0.2, 0.1, 0.4)
+EMPTY = np.empty(0, dtype=np.float32)
 compiled = pytest.mark.skipif(not cpu.available(), reason=cpu.why())
 
 
@@ -56,3 +66,184 @@ def test_switched_off_says_so():
         timeout=60,
     )
     assert done.stdout.strip() == "False switched off by HPCSGD_NATIVE", done.stderr
+
+
+def sets_here():
+    """The sets of instructions that this processor can run, each with its object."""
+    best = cpu.isa.best()[1]
+    known = cpu.isa.SETS
+    return known[: known.index(best) + 1] if best else ()
+
+
+@pytest.fixture(params=sets_here())
+def kernels(request, monkeypatch):
+    """The kernels of one set, in place of the best one."""
+    monkeypatch.setenv("HPCSGD_ISA", request.param)
+    cpu.isa.best.cache_clear()
+    cpu._functions.cache_clear()
+    assert cpu.instructions() == request.param
+    yield request.param
+    monkeypatch.undo()
+    cpu.isa.best.cache_clear()
+    cpu._functions.cache_clear()
+
+
+def sampled(n, d, m, storage, spare=0):
+    """(matrix as stored, its exact values, row numbers); `spare` columns beside it."""
+    rng = np.random.default_rng(n + d + m)
+    X = rng.normal(size=(n, d + spare)).astype(np.float32)
+    stored = encode(X, storage)[:, :d]
+    exact = widen_bf16(stored, np.float64) if storage == "bf16" else stored
+    return stored, exact.astype(np.float64), rng.integers(0, n, size=m)
+
+
+WIDTHS = [1, 2, 7, 8, 9, 15, 16, 31, 33, 64, 100, 1023, 1024, 1025, 2051]
+
+
+@pytest.mark.parametrize("storage", ["fp32", "bf16"])
+@pytest.mark.parametrize("d", WIDTHS)
+def test_margins_and_updates(kernels, d, storage):
+    for m in (1, 3, 4, 8, 13):
+        matrix, exact, rows = sampled(20, d, m, storage, spare=d % 3)
+        rng = np.random.default_rng(d)
+        w = rng.normal(size=(d, 1)).astype(np.float32)
+        out = np.full((m, 1), np.nan, dtype=np.float32)
+        cpu.margins(matrix, rows, w, out)
+        scale = np.abs(exact[rows]) @ np.abs(w) + 1e-30
+        assert (np.abs(out - exact[rows] @ w) <= 2e-6 * scale).all()
+        r = rng.normal(size=(m, 1)).astype(np.float32)
+        wanted, scale = (
+            w + exact[rows].T @ r,
+            np.abs(w) + np.abs(exact[rows].T) @ abs(r),
+        )
+        cpu.update(matrix, rows, r, w)
+        assert (np.abs(w - wanted) <= 1e-6 * scale).all()
+
+
+SIZES = [(1,), (1, 1), (7,) * 5 + (2,), (8,) * 8, (32, 32, 5), (1,) * 40, (14,) * 20]
+
+
+@pytest.mark.parametrize("storage", ["fp32", "bf16"])
+@pytest.mark.parametrize("sizes", SIZES, ids=lambda s: f"{len(s)}x{s[0]}")
+@pytest.mark.parametrize("d", [1, 2, 31, 33, 100, 1024, 1031, 2100])
+def test_the_strict_gram(kernels, d, sizes, storage):
+    """Every way to it; blocks of every kind of edge, and nothing written behind."""
+    blocks = blocks_of(sizes)
+    matrix, exact, rows = sampled(30, d, blocks.rows, storage, spare=d % 2)
+    Y, starts = exact[rows], np.array(blocks.starts)
+    wanted = [
+        (Y[a:b] @ Y[:a].T).reshape(-1) for a, b in zip(starts, starts[1:], strict=False)
+    ]
+    wanted, most = np.concatenate(wanted), (Y**2).sum(axis=1).max()
+    room = np.full(blocks.gram_words + 9, np.float32(7))
+    ways = [cpu.strict_gram]
+    if storage == "bf16" and cpu.has_pairs():
+        scratch = cpu.PairRoom(blocks.rows, len(sizes))
+        ways.append(lambda *given: cpu.strict_gram_pairs(*given, scratch))
+    for way in ways:
+        way(matrix, rows, starts, room[: blocks.gram_words])
+        found = room[: blocks.gram_words].copy()
+        # A sum of pairs is one chain of 512 additions: half a bit each, at random.
+        assert np.abs(found - wanted).max(initial=0) <= 6e-6 * most
+        assert (room[blocks.gram_words :] == 7).all()
+        way(matrix, rows, starts, room[: blocks.gram_words])
+        np.testing.assert_array_equal(room[: blocks.gram_words], found)
+
+
+@pytest.mark.parametrize("update", ["sgd", "momentum", "nesterov"])
+@pytest.mark.parametrize("family", native.FAMILIES)
+@pytest.mark.parametrize("recipe", ["fp64", "fp32"])
+def test_the_recurrence_is_that_of_numpy(kernels, family, update, recipe):
+    """Weights, offsets, an intercept, ridge, ragged batches, any number of states."""
+    rng, precision, blocks = np.random.default_rng(1), RECIPES[recipe], RAGGED
+    m, real = blocks.rows, np.dtype("f8" if recipe == "fp64" else "f4")
+    plans = [
+        backend(precision).prepare(
+            unroll(make_update(update, 0.5), RATES, blocks.sizes, 0.1), blocks
+        )
+        for backend in (HostBackend, NativeBackend)
+    ]
+    draw = [rng.normal(size=(m, 1)).astype(real) for _ in range(3)]
+    targets = {"counts": abs, "positive": abs, "binary": lambda y: y > 0}.get(
+        get_family(family).targets, np.sign
+    )(draw[0])
+    z = rng.normal(size=(m, plans[0].states)).astype(real)
+    gram = (0.1 * rng.normal(size=blocks.gram_words)).astype(real)
+    for weights, offsets in product((None, abs(draw[1])), (None, draw[2])):
+        for start in (None, 0.3):
+            batch = Batch(targets.astype(real), weights, offsets)
+            found = []
+            for backend, plan in zip((HostBackend, NativeBackend), plans, strict=True):
+                beta = None if start is None else np.full((plan.states, 1), start)
+                arguments = (plan, get_family(family), batch, beta)
+                made = backend(precision)
+                r = made.corrected_residuals(z.copy(), gram.copy(), *arguments)
+                found.append((r, 0 if beta is None else beta))
+            (one, two), (this, that) = found
+            tolerance = 1e-13 if recipe == "fp64" else 1e-5
+            np.testing.assert_allclose(this, one, rtol=tolerance, atol=tolerance)
+            np.testing.assert_allclose(that, two, rtol=tolerance, atol=tolerance)
+
+
+def test_scores_beyond_the_bound_are_clipped_as_numpy_does(kernels):
+    blocks, precision = blocks_of((6,)), RECIPES["fp32"]
+    z = np.array([[-1e30], [-100], [-50], [50], [100], [1e30]], dtype=np.float32)
+    batch = Batch(np.ones((6, 1), dtype=np.float32), None, None)
+    plan = unroll(make_update("sgd", 0.0), (1.0,), (6,), 0.0)
+    for family in native.FAMILIES:
+        found = [
+            made.corrected_residuals(
+                z.copy(),
+                EMPTY,
+                made.prepare(plan, blocks),
+                get_family(family),
+                batch,
+                None,
+            )
+            for made in (HostBackend(precision), NativeBackend(precision))
+        ]
+        np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
+
+
+def test_a_set_that_is_not_known_is_refused():
+    done = subprocess.run(
+        [sys.executable, "-m", "hpcsgd", "info"],
+        env={"HPCSGD_ISA": "sse9", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert "known: portable, avx2" in done.stderr
+
+
+def test_two_sets_with_the_same_lanes_give_the_same_bits(monkeypatch):
+    """AVX2 and AVX-512 add up in one order: float32 kernels agree bit for bit."""
+    wide = [name for name in sets_here() if name in ("avx2", "avx512")]
+    if len(wide) < 2:
+        pytest.skip("this processor has one of them at most")
+    matrix, _, rows = sampled(40, 1003, 30, "fp32")
+    starts, w = np.array([0, 8, 16, 30]), np.ones((1003, 1), dtype=np.float32)
+    found = []
+    for name in wide:
+        library = ctypes.CDLL(cpu.isa.best()[0]._name.replace(sets_here()[-1], name))
+        out = np.empty(8 * 8 + 14 * 16, dtype=np.float32)
+        monkeypatch.setattr(cpu, "_functions", lambda one=library: Named(one))
+        cpu.strict_gram(matrix, rows, starts, out)
+        z = np.empty((30, 1), dtype=np.float32)
+        cpu.margins(matrix, rows, w, z)
+        found.append((out.tobytes(), z.tobytes()))
+    assert found[0] == found[1]
+
+
+class Named:
+    """The functions of a library by name, with the types that they take."""
+
+    def __init__(self, library):
+        self.library = library
+
+    def __getitem__(self, name):
+        function = getattr(self.library, name)
+        stem = name.removesuffix("_f32").removesuffix("_bf16")
+        function.argtypes = cpu.SIGNATURES[stem]
+        return function

@@ -6,6 +6,7 @@ from setuptools import Extension, setup
 setup(
     ext_modules=[
         Extension("hpcsgd.backends._rows", ["kernels/cpu/rows.c"], optional=True),
+        Extension("hpcsgd.data._scatter", ["kernels/cpu/scatter.c"], optional=True),
         Extension("hpcsgd.data._parse", ["kernels/cpu/parse.c"], optional=True),
     ]
 )

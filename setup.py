@@ -6,31 +6,23 @@ from setuptools import Extension, setup
 
 # One object for each set of instructions; the best that a processor has is loaded.
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma")
-WIDE = "-mprefer-vector-width=512"
 # Vectors wider than a set has are taken apart inside of one object: no call passes one.
 FLAGS = ("-O3", "-ffp-contract=fast", "-Wno-psabi")
 SETS = {
     "portable": (),
     "avx2": ("-mavx2", "-mfma"),
-    "avx512": (*AVX512, WIDE),
-    "avx512bf16": (*AVX512, WIDE, "-mavx512bf16"),
+    "avx512": AVX512,
+    "avx512bf16": (*AVX512, "-mavx512bf16"),
 }
-SOURCES = [
-    f"kernels/cpu/{name}.c"
-    for name in (
-        "level",
-        "rows",
-        "gram",
-        "gram_pairs",
-        "steps",
-    )
-]
+NAMES = ("level", "rows", "gram", "gram_pairs", "steps")
+SOURCES = [f"kernels/cpu/{name}.c" for name in NAMES]
 HEADERS = [f"kernels/cpu/{name}.h" for name in ("lanes", "steps_body")]
 INTEL = platform.machine().lower() in ("x86_64", "amd64")
 
 # optional: without a C compiler the build goes on, and NumPy does the kernels' work
 setup(
     ext_modules=[
+        Extension("hpcsgd.data._scatter", ["kernels/cpu/scatter.c"], optional=True),
         Extension("hpcsgd.data._parse", ["kernels/cpu/parse.c"], optional=True),
         *(
             Extension(

@@ -21,7 +21,7 @@ from hpcsgd.data.sampling import Sampler
 from hpcsgd.data.synthetic import write_synthetic
 
 ROWS, COLS, BLOCK, WINDOW = 67_200, 1000, 256, 8
-REPEATS, EPOCHS, TARGET = 3, 2, 1.25
+REPEATS, EPOCHS, TARGET = 7, 2, 1.25
 
 
 def measure() -> list[dict]:

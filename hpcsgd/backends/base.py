@@ -71,6 +71,21 @@ class Backend(Protocol):
     def descend(self, weights: Array, rows: Any, residuals: Array, plan: Any) -> None:
         """weights ← Φ weights + Σ_i gain_i Y_iᵀ r_i, in place."""
 
+    def walk(
+        self,
+        weights: Array,
+        rows: Any,
+        plan: Any,
+        steps: Any,
+        family: Family,
+        batch: Batch,
+        intercept: Array | None,
+    ) -> Array | None:
+        """All steps on rows of all columns, no message between them, in one call.
+
+        Their residuals; None, and nothing done, where the backend has no such call.
+        """
+
     def to_host(self, array: Array) -> Array:
         """A NumPy copy or view of `array`."""
 

@@ -6,6 +6,7 @@ contiguous rows, everything else is contiguous.
 """
 
 import ctypes
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -25,6 +26,7 @@ SIGNATURES = {
     "hpcsgd_update": (POINTER, INT, POINTER, INT, INT, POINTER, POINTER),
     "hpcsgd_strict_gram": (POINTER, INT, POINTER, INT, POINTER, INT, POINTER),
     "hpcsgd_recur": (POINTER,) * 9,
+    "hpcsgd_walk": (POINTER, POINTER, INT, POINTER, INT) + (POINTER,) * 7,
 }
 KINDS = {
     "hpcsgd_widen_rows_bf16": ("",),
@@ -220,5 +222,73 @@ class _Plan(ctypes.Structure):
         *(
             (name, POINTER)
             for name in ("starts", "lead", "couple", "free", "push", "probe")
+        ),
+    )
+
+
+class Walk:
+    """The coefficients of plain steps as `hpcsgd_walk` wants them, made once."""
+
+    def __init__(
+        self,
+        steps: Sequence[Unrolled],
+        starts: Array,
+        family: int,
+        setting: float,
+        rounds: bool,
+    ) -> None:
+        probe = steps[0].probe
+        self.kept = [starts] + [
+            np.ascontiguousarray(np.concatenate(parts), dtype=np.float64)
+            for parts in (
+                [one.carry.reshape(-1) for one in steps],
+                [one.gain.reshape(-1) for one in steps],
+                [one.free.reshape(-1) for one in steps],
+                [one.push.reshape(-1) for one in steps],
+                [probe],
+            )
+        ]
+        sizes = (len(steps), len(probe), family, int(rounds))
+        self.plan = _Walk(*sizes, setting, *(a.ctypes.data for a in self.kept))
+        self.pointer = ctypes.addressof(self.plan)
+
+    def __call__(
+        self,
+        matrix: Array,
+        rows: Array,
+        weights: Array,
+        batch: Batch,
+        intercept: Array | None,
+    ) -> Array:
+        """The residuals of all steps; weights and intercept advance in place."""
+        m, cols = len(rows), matrix.shape[1]
+        residuals = np.empty((m, 1), dtype=np.float32)
+        scratch = np.empty(2 * cols + m, dtype=np.float32)
+        _functions()["hpcsgd_walk" + MATRICES[matrix.dtype.name]](
+            self.pointer,
+            address(matrix),
+            matrix.strides[0] // matrix.itemsize,
+            address(rows),
+            cols,
+            address(weights),
+            address(batch.targets),
+            None if batch.weights is None else address(batch.weights),
+            None if batch.offsets is None else address(batch.offsets),
+            None if intercept is None else address(intercept),
+            address(residuals),
+            address(scratch),
+        )
+        return residuals
+
+
+class _Walk(ctypes.Structure):
+    """`walk` of kernels/cpu/steps.c."""
+
+    _fields_ = (
+        *((name, INT) for name in ("steps", "states", "family", "rounds")),
+        ("setting", ctypes.c_double),
+        *(
+            (name, POINTER)
+            for name in ("starts", "carry", "gain", "free", "push", "probe")
         ),
     )

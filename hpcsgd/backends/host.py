@@ -170,6 +170,19 @@ class HostBackend:
     def _add_gradient(self, weights: Array, rows: Array, scaled: Array) -> None:
         weights += np.dot(rows.T, scaled.astype(rows.dtype, copy=False))
 
+    def walk(
+        self,
+        weights: Array,
+        rows: Any,
+        plan: Any,
+        steps: Any,
+        family: Family,
+        batch: Batch,
+        intercept: Array | None,
+    ) -> Array | None:
+        """None: NumPy takes the steps one by one."""
+        return None
+
     def to_host(self, array: Array) -> Array:
         """The array itself: it is here."""
         return array

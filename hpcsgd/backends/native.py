@@ -51,11 +51,23 @@ class NativePlan(HostPlan):
     """Coefficients as NumPy takes them, and as the kernels do."""
 
     kept: dict[str, cpu.Recurrence] = field(default_factory=dict)
+    walks: dict[str, cpu.Walk] = field(default_factory=dict)
 
     @cached_property
     def starts(self) -> Array:
         """Where each batch begins, for the kernels."""
         return np.array(self.blocks.starts, dtype=np.int64)
+
+    def walk(self, steps: Any, family: Family, rounds: bool) -> cpu.Walk:
+        """The same for steps that nothing lies between; `steps` are always the same."""
+        found = self.walks.get(family.name)
+        if found is None:
+            number = FAMILIES.index(family.name)
+            setting = getattr(family, "delta", exp_bound(np.float32))
+            one = [step.unrolled for step in steps]
+            found = cpu.Walk(one, self.starts, number, setting, rounds)
+            self.walks[family.name] = found
+        return found
 
     def recurrence(self, family: Family, dtype: Any) -> cpu.Recurrence:
         """Made for the first exchange of this plan, used by all."""
@@ -76,6 +88,7 @@ class NativeBackend(HostBackend):
         narrow = np.dtype(np.float32)
         self._has_rows = precision.working == narrow and self.weights == narrow
         self._has_steps = self.inner == self.residual
+        self._rounds_margins = precision.margin == "bf16"
         self._rooms: dict[Blocks, cpu.PairRoom] = {}
 
     def prepare(self, unrolled: Unrolled, blocks: Blocks) -> NativePlan:
@@ -143,6 +156,28 @@ class NativeBackend(HostBackend):
         if carry != 1.0:
             weights *= carry
         cpu.update(rows.matrix, rows.rows, scaled, weights)
+
+    def walk(
+        self,
+        weights: Array,
+        rows: Any,
+        plan: Any,
+        steps: Any,
+        family: Family,
+        batch: Batch,
+        intercept: Array | None,
+    ) -> Array | None:
+        """All steps in one call, with their residuals; None where NumPy has to."""
+        narrow = {np.dtype(np.float32)}
+        fits = {self.inner, self.residual, self.weights, weights.dtype} == narrow
+        if not fits or family.name not in FAMILIES or weights.shape[1] != plan.states:
+            return None
+        matrix = rows.matrix if isinstance(rows, Sampled) else rows
+        numbers = rows.rows if isinstance(rows, Sampled) else np.arange(len(rows))
+        if matrix.dtype.name not in cpu.MATRICES or plan.states > MOST_STATES:
+            return None
+        go: cpu.Walk = plan.walk(steps, family, self._rounds_margins)
+        return go(matrix, numbers, weights, batch, intercept)
 
     def _copy(self, rows: Any) -> Any:
         """The rows as NumPy takes them, copied once."""

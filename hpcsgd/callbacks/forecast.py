@@ -5,7 +5,7 @@ import math
 from hpcsgd.callbacks.base import View
 
 COMMUNICATE = ("communicate", "agreement")
-WORK = ("gather", "gram", "scores", "inner", "update")
+WORK = ("gather", "gram", "scores", "inner", "update", "steps")
 
 
 class Split:

@@ -83,9 +83,10 @@ class Streamed:
     def follow(self, epoch: int, first: int, count: int) -> None:
         """Rows first .. first + count − 1 of an epoch's order are asked for next."""
         window = self.route.window_of(epoch, first + count - 1)
-        with self._changed:
-            self._wanted = max(self._wanted, window)
-            self._changed.notify_all()
+        if window > self._wanted:  # else the reader need not wake up
+            with self._changed:
+                self._wanted = window
+                self._changed.notify_all()
         if self._thread is None:
             begin = self.route.window_of(epoch, first)
             self._thread = threading.Thread(
@@ -96,13 +97,20 @@ class Streamed:
     def locate(self, rows: Array) -> tuple[Array, Array]:
         """The buffer, and where in it these rows are; waits until they are there."""
         block, within = np.divmod(rows, self.route.sampler.block)
+        place = self._place[block]
+        if (place < 0).any():
+            place = self._wait_for(block)
+        # What is asked for stays where it is until `follow` has gone on two windows.
+        return self.buffer, place + within
+
+    def _wait_for(self, block: Array) -> Array:
         with self._changed:
             self._changed.wait_for(
                 lambda: self._error is not None or (self._place[block] >= 0).all()
             )
             if self._error is not None:
                 raise self._error
-            return self.buffer, self._place[block] + within
+            return self._place[block]
 
     def close(self) -> None:
         """Read nothing more."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.data.scatter import can_scatter, read_rows
+from hpcsgd.data.scatter import Run, can_scatter, read_runs
 
 Array = NDArray[Any]
 
@@ -45,29 +45,31 @@ class Tiles:
             range(rows.start // height, -(-rows.stop // height)),
             range(cols.start // width, -(-cols.stop // width)),
         )
-        for i, j in places:
-            self._read_part(i, j, rows, cols, out)
+        runs = [self._run(i, j, rows, cols, out.strides[0]) for i, j in places]
+        ended = read_runs(self._file, runs, out)
+        if ended:
+            raise OSError(f"{self.path} ends at byte {ended}")
 
     def close(self) -> None:
         """Let go of the file."""
         os.close(self._file)
 
-    def _read_part(self, i: int, j: int, rows: slice, cols: slice, out: Array) -> None:
+    def _run(self, i: int, j: int, rows: slice, cols: slice, stride: int) -> Run:
         """The part of tile (i, j) that lies in the block."""
         height, width = self.tile
         top, left = i * height, j * width
         first, last = max(rows.start, top), min(rows.stop, top + height)
         near, far = max(cols.start, left), min(cols.stop, left + width)
         size = self.dtype.itemsize
-        # Whole rows of the tile lie behind one another in the file.
-        begin = int(self.offsets[i, j]) + (first - top) * width * size
-        there = out[
-            first - rows.start : last - rows.start, near - cols.start : far - cols.start
-        ]
-        before, after = (near - left) * size, (left + width - far) * size
-        done = read_rows(self._file, begin, there, before, after)
-        if done < (last - first) * width * size:
-            raise OSError(f"{self.path} ends at byte {begin + done}")
+        return (
+            # Whole rows of the tile lie behind one another in the file.
+            int(self.offsets[i, j]) + (first - top) * width * size,
+            (first - rows.start) * stride + (near - cols.start) * size,
+            last - first,
+            (far - near) * size,
+            (near - left) * size,
+            (left + width - far) * size,
+        )
 
 
 def open_tiles(path: Path, dataset: Any) -> Tiles | None:

@@ -41,6 +41,15 @@ def walk(
 ) -> State:
     """s steps one after the other on `rows`; with `scratch`, scores are summed."""
     batch = batch_of(task, group.rows)
+    if scratch is None or task.members.size == 1:
+        plans = (group.plan, group.steps)
+        at_once = task.backend.walk(
+            state.weights, rows, *plans, task.family, batch, state.intercept
+        )
+        if at_once is not None:
+            task.clock.lap("steps")
+            state.residuals = at_once
+            return state
     residuals = []
     starts = group.blocks.starts
     for j, plan in enumerate(group.steps):

@@ -25,3 +25,127 @@ typedef lanes vector_f32;
 #define WIDTH_f64 (LANES / 2)
 typedef double vector_f64 __attribute__((vector_size(4 * LANES)));
 #include "steps_body.h"
+
+/* Plain steps without a message between them: margins, residuals and update of every
+   batch in one call, so that nothing but arithmetic lies between two steps.
+
+   The states of row k of the weights lie side by side; state 0 is w. */
+typedef struct {
+    int64_t steps, states, family, rounds; /* rounds: margins are stored as bf16 */
+    double setting;
+    const int64_t *starts;
+    const double *carry;         /* steps × states × states */
+    const double *gain;          /* steps × states */
+    const double *free, *push;   /* of the intercept, as in `plan` */
+    const double *probe;         /* states */
+} walk;
+
+INLINE float round_bf16(float value)
+{
+    uint32_t bits;
+    if (value != value)
+        return value;
+    memcpy(&bits, &value, 4);
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+/* q · x: where scores are read. */
+INLINE const float *point_of(const walk *plan, const float *weights, int64_t cols,
+                             float *point)
+{
+    int64_t states = plan->states;
+    if (states == 1)
+        return weights;
+    for (int64_t k = 0; k < cols; k++) {
+        float sum = 0;
+        for (int64_t a = 0; a < states; a++)
+            sum += (float)plan->probe[a] * weights[k * states + a];
+        point[k] = sum;
+    }
+    return point;
+}
+
+/* x ← M x + u g. */
+INLINE void mix(const walk *plan, int64_t step, const float *gradient, int64_t cols,
+                float *weights)
+{
+    int64_t states = plan->states;
+    float carry[64], gain[8], next[8];
+    for (int64_t a = 0; a < states * states; a++)
+        carry[a] = (float)plan->carry[step * states * states + a];
+    for (int64_t a = 0; a < states; a++)
+        gain[a] = (float)plan->gain[step * states + a];
+    for (int64_t k = 0; k < cols; k++) {
+        float *x = weights + k * states;
+        for (int64_t a = 0; a < states; a++) {
+            next[a] = gain[a] * gradient[k];
+            for (int64_t b = 0; b < states; b++)
+                next[a] += carry[a * states + b] * x[b];
+        }
+        memcpy(x, next, (size_t)states * sizeof *next);
+    }
+}
+
+INLINE void scores_to_residuals(const walk *plan, int64_t step, const float *targets,
+                                const float *sample_weights, const float *offsets,
+                                double *intercept, float *residuals)
+{
+    double start = 0;
+    if (intercept)
+        for (int64_t a = 0; a < plan->states; a++)
+            start += plan->probe[a] * intercept[a];
+    for (int64_t i = plan->starts[step]; i < plan->starts[step + 1]; i++) {
+        float t = plan->rounds ? round_bf16(residuals[i]) : residuals[i];
+        t += offsets ? offsets[i] : 0.0f;
+        float r = residual_f32(plan->family, t + (float)start, targets[i],
+                               (float)plan->setting);
+        residuals[i] = sample_weights ? r * sample_weights[i] : r;
+    }
+    if (intercept) {
+        plan_f32 own = {0, plan->states, 0, 0, plan->starts, 0, 0,
+                        plan->free, plan->push, plan->probe};
+        advance_f32(&own, step, residuals, intercept);
+    }
+}
+
+/* `scratch` holds 2 cols + m floats; weights, offsets and intercept may be NULL. */
+#define WALK(KIND, TYPE)                                                               \
+    void hpcsgd_margins_##KIND(const TYPE *, int64_t, const int64_t *, int64_t,        \
+                               int64_t, const float *, float *);                       \
+    void hpcsgd_update_##KIND(const TYPE *, int64_t, const int64_t *, int64_t,         \
+                              int64_t, const float *, float *);                        \
+    EXPORT void hpcsgd_walk_##KIND(                                                    \
+        const walk *plan, const TYPE *matrix, int64_t stride, const int64_t *rows,     \
+        int64_t cols, float *weights, const float *targets,                            \
+        const float *sample_weights, const float *offsets, double *intercept,          \
+        float *residuals, float *scratch)                                              \
+    {                                                                                  \
+        float *point = scratch, *gradient = scratch + cols;                            \
+        for (int64_t j = 0; j < plan->steps; j++) {                                    \
+            int64_t first = plan->starts[j], count = plan->starts[j + 1] - first;      \
+            hpcsgd_margins_##KIND(matrix, stride, rows + first, count, cols,           \
+                                  point_of(plan, weights, cols, point),                \
+                                  residuals + first);                                  \
+            scores_to_residuals(plan, j, targets, sample_weights, offsets, intercept,  \
+                                residuals);                                            \
+            if (plan->states == 1) {                                                   \
+                float *scaled = scratch + 2 * cols, carry = (float)plan->carry[j];     \
+                for (int64_t i = 0; i < count; i++)                                    \
+                    scaled[i] = (float)plan->gain[j] * residuals[first + i];           \
+                for (int64_t k = 0; carry != 1.0f && k < cols; k++)                    \
+                    weights[k] *= carry;                                               \
+                hpcsgd_update_##KIND(matrix, stride, rows + first, count, cols,        \
+                                     scaled, weights);                                 \
+            } else {                                                                   \
+                memset(gradient, 0, (size_t)cols * sizeof *gradient);                  \
+                hpcsgd_update_##KIND(matrix, stride, rows + first, count, cols,        \
+                                     residuals + first, gradient);                     \
+                mix(plan, j, gradient, cols, weights);                                 \
+            }                                                                          \
+        }                                                                              \
+    }
+
+WALK(f32, float)
+WALK(bf16, uint16_t)

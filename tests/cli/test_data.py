@@ -37,6 +37,8 @@ def start(arguments, folder, limit=None):
     """The command, on its way; `limit` bytes are the most a file of it may have."""
 
     def confine():
+        # Whatever runs the tests in the background has Ctrl-C ignored, and so have we.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         if limit is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 

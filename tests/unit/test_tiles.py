@@ -7,6 +7,16 @@ import pytest
 from hpcsgd.data import scatter
 from hpcsgd.data.tiles import open_tiles
 
+
+@pytest.fixture(params=["compiled", "python"], autouse=True)
+def way(request, monkeypatch):
+    """By the loop in C and by its twin."""
+    if request.param == "python":
+        monkeypatch.setattr(scatter, "_compiled", lambda: None)
+    elif scatter._compiled() is None:
+        pytest.skip("not compiled here")
+
+
 X = np.random.default_rng(0).normal(size=(103, 37))
 
 
@@ -25,6 +35,17 @@ def test_blocks_are_those_of_the_dataset(chunks, dtype, tmp_path):
                 assert found.dtype == values.dtype
         assert tiles.read(slice(4, 4), slice(0, 3)).shape == (0, 3)
         tiles.close()
+
+
+def test_more_rows_than_one_call_takes(tmp_path):
+    values = np.arange(5000.0 * 7).reshape(5000, 7)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("X", data=values, chunks=(4000, 5))
+    with h5py.File(tmp_path / "x.h5", "r") as file:
+        tiles = open_tiles(tmp_path / "x.h5", file["X"])
+    for cols in (slice(0, 7), slice(1, 4), slice(1, 6)):
+        found = tiles.read(slice(3, 4998), cols)
+        np.testing.assert_array_equal(found, values[3:4998, cols])
 
 
 def test_what_only_hdf5_can_read_is_left_to_it(tmp_path):
@@ -65,6 +86,7 @@ def test_reads_that_the_system_cuts_short_go_on(tmp_path, monkeypatch):
             few[0, 1] = some.integers(1, few[0, 1] + 1)
         return real(number, few, offset)
 
+    monkeypatch.setattr(scatter, "_compiled", lambda: None)
     monkeypatch.setattr(scatter, "_call", short)
     for cols in (slice(0, 37), slice(3, 31)):
         np.testing.assert_array_equal(tiles.read(slice(1, 99), cols), X[1:99, cols])

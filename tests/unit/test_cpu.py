@@ -8,6 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from hpcsgd.api import train
 from hpcsgd.backends import cpu, native
 from hpcsgd.backends.base import Batch
 from hpcsgd.backends.host import HostBackend
@@ -17,6 +18,7 @@ from hpcsgd.precision import RECIPES, encode, widen_bf16
 from hpcsgd.schedule import blocks_of
 from hpcsgd.updates import make_update
 from hpcsgd.updates.unroll import unroll
+from tests.harness import config_for, make_problem
 
 RAGGED, RATES = blocks_of((9, 4, 4, 13, 2)), (0.3, 0.2, 0.2, 0.1, 0.4)
 EMPTY = np.empty(0, dtype=np.float32)
@@ -183,6 +185,51 @@ def test_the_recurrence_is_that_of_numpy(kernels, family, update, recipe):
             tolerance = 1e-13 if recipe == "fp64" else 1e-5
             np.testing.assert_allclose(this, one, rtol=tolerance, atol=tolerance)
             np.testing.assert_allclose(that, two, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("kind", ["direct", "gather"])
+@pytest.mark.parametrize("update", ["sgd", "momentum", "nesterov"])
+@pytest.mark.parametrize("family", native.FAMILIES)
+@pytest.mark.parametrize("recipe", ["fp32", "c"])
+def test_steps_in_one_call_are_those_of_numpy(
+    kernels, recipe, family, update, kind, monkeypatch
+):
+    """A whole run on one rank: ridge, intercept, weights, offsets, ragged batches."""
+    problem = make_problem(family, n=53, d=19)
+    rng = np.random.default_rng(3)
+    sides = {"sample_weight": rng.uniform(0.5, 2, 53), "offset": rng.normal(size=53)}
+    config = config_for(
+        problem,
+        problem={"family": family, "l2": 0.01, "intercept": True},
+        schedule={"batch": 6, "steps": 4, "epochs": 2},
+        update={"kind": update, "momentum": 0.5},
+        precision={"recipe": recipe},
+        products={"kind": kind},
+    )
+    found, steps = [], Spied()
+    monkeypatch.setattr(native.NativeBackend, "walk", steps.around(NativeBackend.walk))
+    for backend in (HostBackend, NativeBackend):
+        monkeypatch.setattr("hpcsgd.assembly.vocabulary.make_backend", backend)
+        found.append(train(config, X=problem.X, y=problem.y, **sides))
+    assert steps.done and not any(r is None for r in steps.done)
+    one, two = (np.append(r.weights, r.intercept) for r in found)
+    # Margins that are rounded to bf16 may fall to the other side of a tie.
+    tolerance = 1e-5 if recipe == "fp32" else 2e-3
+    assert np.abs(one - two).max() <= tolerance * np.abs(one).max()
+
+
+class Spied:
+    """What a function returned, call by call."""
+
+    def __init__(self):
+        self.done = []
+
+    def around(self, function):
+        def spy(*arguments):
+            self.done.append(function(*arguments))
+            return self.done[-1]
+
+        return spy
 
 
 def test_scores_beyond_the_bound_are_clipped_as_numpy_does(kernels):

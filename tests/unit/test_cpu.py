@@ -16,7 +16,7 @@ from hpcsgd.backends.native import NativeBackend
 from hpcsgd.families import get_family
 from hpcsgd.precision import RECIPES, encode, widen_bf16
 from hpcsgd.schedule import blocks_of
-from hpcsgd.updates import make_update
+from hpcsgd.updates import UPDATES, make_update
 from hpcsgd.updates.unroll import unroll
 from tests.harness import config_for, make_problem
 
@@ -152,7 +152,7 @@ def test_the_strict_gram(kernels, d, sizes, storage):
         np.testing.assert_array_equal(room[: blocks.gram_words], found)
 
 
-@pytest.mark.parametrize("update", ["sgd", "momentum", "nesterov"])
+@pytest.mark.parametrize("update", list(UPDATES))
 @pytest.mark.parametrize("family", native.FAMILIES)
 @pytest.mark.parametrize("recipe", ["fp64", "fp32"])
 def test_the_recurrence_is_that_of_numpy(kernels, family, update, recipe):
@@ -188,7 +188,7 @@ def test_the_recurrence_is_that_of_numpy(kernels, family, update, recipe):
 
 
 @pytest.mark.parametrize("kind", ["direct", "gather"])
-@pytest.mark.parametrize("update", ["sgd", "momentum", "nesterov"])
+@pytest.mark.parametrize("update", list(UPDATES))
 @pytest.mark.parametrize("family", native.FAMILIES)
 @pytest.mark.parametrize("recipe", ["fp32", "c"])
 def test_steps_in_one_call_are_those_of_numpy(
@@ -214,7 +214,7 @@ def test_steps_in_one_call_are_those_of_numpy(
     assert steps.done and not any(r is None for r in steps.done)
     one, two = (np.append(r.weights, r.intercept) for r in found)
     # Margins that are rounded to bf16 may fall to the other side of a tie.
-    tolerance = 1e-5 if recipe == "fp32" else 2e-3
+    tolerance = 1e-5 if recipe == "fp32" else 1e-4
     assert np.abs(one - two).max() <= tolerance * np.abs(one).max()
 
 

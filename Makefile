@@ -11,7 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.15 python3.14 python3.13 python3.12 \
 ENV = OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 RUN = $(ENV) .venv/bin/python
 
-.PHONY: help environment demo test test-all test-ulfm soak fuzz bench bench-data \
+.PHONY: help environment demo test test-all test-ulfm soak fuzz bench bench-cpu bench-data \
   check lint clean
 
 help:  ## this list
@@ -58,6 +58,9 @@ build/fuzz_parse: tests/fuzz/harness.c kernels/cpu/parse.c
 	@$(CC) -std=c11 -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all \
 	  -fno-omit-frame-pointer -o $@ $< -lm || { echo "fuzz: $(CC) cannot build it; it\
 	 needs gcc or clang with the address sanitizer" >&2; exit 2; }
+
+bench-cpu: environment  ## the compiled kernels beside NumPy
+	@$(RUN) -m benchmarks.run bench_cpu
 
 bench: environment  ## ratios and overheads, into benchmarks/results/
 	@$(RUN) -m benchmarks.run

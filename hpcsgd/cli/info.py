@@ -50,7 +50,11 @@ def gather() -> dict[str, Any]:
         "packages": {name: _version(name) for name in PACKAGES},
         "mpi": mpi_facts(),
         "cpu": cpu_facts(),
-        "kernels": {"compiled": cpu.available(), "why": cpu.why()},
+        "kernels": {
+            "compiled": cpu.available(),
+            "instructions": cpu.instructions() or "none",
+            "why": cpu.why(),
+        },
         "parser": {"compiled": parse_native.available(), "why": parse_native.why()},
         "gpus": gpus(),
         "nccl": ctypes.util.find_library("nccl") or "not found",

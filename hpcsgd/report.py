@@ -104,9 +104,12 @@ def _peak_rss(live: Live) -> int:
 def _versions() -> dict[str, str]:
     import scipy
 
+    from hpcsgd.backends import cpu
+
     return {
         "hpcsgd": hpcsgd.__version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
         "scipy": scipy.__version__,
+        "kernels": cpu.instructions() or "NumPy",
     }

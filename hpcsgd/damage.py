@@ -42,7 +42,8 @@ def _first_bad(live: Live) -> tuple[int, int] | None:
     for start in range(0, shard.height, ROWS_AT_ONCE):
         rows = np.arange(start, min(start + ROWS_AT_ONCE, shard.height))
         out = np.empty((len(rows), shard.width), dtype=task.precision.working)
-        bad = ~np.isfinite(task.backend.gather(shard.matrix, rows, out))
+        stored = task.backend.pick(shard.matrix, rows)
+        bad = ~np.isfinite(task.backend.widen(stored, out))
         if bad.any():
             row, column = np.argwhere(bad)[0]
             return (

@@ -49,7 +49,10 @@ class Backend(Protocol):
         """Stored values, exactly, for the products: in `out`, None for sparse ones."""
 
     def gather(self, matrix: Any, rows: Array, out: Any) -> Any:
-        """The sampled rows, widened for the products: in `out`, None for sparse."""
+        """The sampled rows for the products, widened in `out` or where they lie.
+
+        What comes back is for this backend alone; `out` is None for sparse rows.
+        """
 
     def scores(self, rows: Any, weights: Array, out: Array) -> Array:
         """out ← Y W."""

@@ -63,7 +63,9 @@ class Job:
                 code: int = self._process.wait()
             finally:
                 self.family.end(0.0 if self.interrupts > 1 else GRACE)
-        return INTERRUPTED if self.interrupts > 1 else code
+        # A rank that was still starting, or no longer listening, is killed by Ctrl-C.
+        by_it = self.interrupts > 0 and killing_signal(code) == "SIGINT"
+        return INTERRUPTED if by_it or self.interrupts > 1 else code
 
     @contextmanager
     def _hearing(self) -> Iterator[None]:

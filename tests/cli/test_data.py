@@ -90,7 +90,7 @@ def test_killed_and_resumed_is_as_undisturbed(tmp_path, arrays, hpcsgd):
             time.sleep(0.001)
         process.kill()
         process.communicate()
-        if process.returncode:
+        if not (tmp_path / "a.h5").exists():
             break
         (tmp_path / "a.h5").unlink()
     assert process.returncode == -signal.SIGKILL, "it was too fast to be killed"
@@ -118,7 +118,7 @@ def test_an_interrupt_leaves_what_can_be_gone_on_with(tmp_path, arrays, hpcsgd):
             time.sleep(0.001)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate()
-        if process.returncode:
+        if not (tmp_path / "a.h5").exists():
             break
         (tmp_path / "a.h5").unlink()
     assert process.returncode == 130 and not (tmp_path / "a.h5").exists(), said

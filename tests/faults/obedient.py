@@ -20,6 +20,8 @@ def main(folder, how="obeys"):
     got = []
     for number in CODES:
         signal.signal(number, lambda number, frame: got.append(number))
+    if how == "starts":
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     if how == "leaves-a-child" and world.rank == 0:
         _leave_a_child(folder)
     world.Barrier()
@@ -31,7 +33,8 @@ def main(folder, how="obeys"):
         os.kill(os.getpid(), int(how))
     if how.startswith("exits") and world.rank == 1:
         os._exit(int(how.removeprefix("exits")))
-    time.sleep(30 if how == "ignores" or how.isdigit() else ORDERLY)
+    is_long = how in ("ignores", "starts") or how.isdigit()
+    time.sleep(30 if is_long else ORDERLY)
     names = " ".join(signal.Signals(number).name for number in got)
     (Path(folder) / f"got{world.rank}").write_text(names)
     sys.exit(CODES[got[0]] if got else 0)

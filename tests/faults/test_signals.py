@@ -85,6 +85,15 @@ def test_ctrl_c_on_a_terminal_reaches_the_ranks_once(start, tmp_path):
     assert [(tmp_path / f"got{rank}").read_text() for rank in (0, 1)] == ["SIGINT"] * 2
 
 
+def test_ranks_that_do_not_listen_yet_are_interrupted_all_the_same(start):
+    """The signal itself kills them, and mpiexec's code 2 is no wrong input."""
+    process, ranks = start("starts")
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 130 and "hpcsgd: error" not in output, output
+    assert all_gone(ranks, 0.1)
+
+
 def test_a_second_interrupt_ends_all_at_once(start, tmp_path):
     process, ranks = start("ignores")
     family = [*launcher.descendants(process.pid), *ranks]

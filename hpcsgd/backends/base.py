@@ -54,6 +54,9 @@ class Backend(Protocol):
         What comes back is for this backend alone; `out` is None for sparse rows.
         """
 
+    def copied(self, rows: Any) -> Any:
+        """The same rows, brought together where steps will take them one by one."""
+
     def scores(self, rows: Any, weights: Array, out: Array) -> Array:
         """out ← Y W."""
 

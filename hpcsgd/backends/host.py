@@ -100,6 +100,10 @@ class HostBackend:
             return out
         return self.widen(self.pick(matrix, rows), out)
 
+    def copied(self, rows: Any) -> Any:
+        """They are together."""
+        return rows
+
     def scores(self, rows: Array, weights: Array, out: Array) -> Array:
         """out ← Y W, computed in the dtype of `rows`."""
         return _product(rows, weights.astype(rows.dtype, copy=False), out)

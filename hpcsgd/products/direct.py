@@ -50,7 +50,7 @@ def walk(
             task.clock.lap("steps")
             state.residuals = at_once
             return state
-    residuals = []
+    rows, residuals = task.backend.copied(rows), []
     starts = group.blocks.starts
     for j, plan in enumerate(group.steps):
         part = slice(starts[j], starts[j + 1])

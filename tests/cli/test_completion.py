@@ -81,6 +81,15 @@ def test_files_by_their_endings(offered, tmp_path):
     assert offered("new", "") == {"d.toml", "folder"}
 
 
+def test_names_of_files_are_never_run(offered, tmp_path):
+    hostile = {"$(touch ran).h5", "`touch ran`.h5", "a;touch ran;.h5", "-rf.h5", '".h5'}
+    for name in hostile:
+        (tmp_path / name).write_text("")
+    assert offered("train", "--data", "") == hostile
+    assert offered("train", "--data", "$(touch ran)") == {"$(touch ran).h5"}
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_second_positional_is_no_third(offered):
     assert offered("predict", "run", "d.h5", "") == offered("predict", "--")
 

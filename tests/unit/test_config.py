@@ -1,6 +1,10 @@
 """Settings are checked where they are born, and the file says what was meant."""
 
+import tomllib
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hpcsgd.config import RunConfig, apply_settings, read_toml
 from hpcsgd.errors import ConfigError
@@ -18,6 +22,13 @@ def test_toml_round_trip(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text(config.toml())
     assert RunConfig.parse(read_toml(file)) == config
+
+
+@given(st.text(st.characters(codec="utf-8")))
+def test_any_text_comes_back_from_the_file(text):
+    """Quotes, control characters, what looks like more settings: text stays text."""
+    config = RunConfig.parse({"data": {"path": text}})
+    assert RunConfig.parse(tomllib.loads(config.toml())) == config
 
 
 @pytest.mark.parametrize(

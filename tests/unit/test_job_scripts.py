@@ -60,6 +60,13 @@ def test_the_command_goes_on_in_a_folder_of_the_job(script, tmp_path):
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=["ranks", "task"])
+def test_everything_that_is_expanded_is_quoted(script):
+    assert '"$' in script
+    bare = re.sub(r'"[^"]*"', "", script).replace("code=$?", "")
+    assert "$" not in bare and "`" not in bare, bare
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=["ranks", "task"])
 def test_slurm_is_told_to_warn_the_ranks_and_may_requeue(script):
     options = " ".join(re.findall(r"(?m)^#SBATCH (.*)", script)).split()
     assert {"--signal=USR2@120", "--requeue"} <= set(options)

@@ -184,7 +184,7 @@ def fish(places: list[Place]) -> str:
         for value in place.positionals:
             lines.append(f"complete -c hpcsgd -n '{where}'{_fish_value(value)}")
         for flag in place.flags:
-            wants = "" if flag.value is None else f" -r{_fish_value(flag.value)}"
+            wants = "" if flag.value is None else f" -x{_fish_value(flag.value)}"
             own = f"-l {flag.name[2:]} -d '{flag.help}'"
             lines.append(f"complete -c hpcsgd -n '{where}' {own}{wants}")
     return "\n".join(lines) + "\n"

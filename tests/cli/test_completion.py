@@ -1,5 +1,6 @@
 """Completion scripts: bash by running its function, the others by their syntax."""
 
+import os
 import shutil
 import subprocess
 
@@ -88,6 +89,31 @@ def test_names_of_files_are_never_run(offered, tmp_path):
     assert offered("train", "--data", "") == hostile
     assert offered("train", "--data", "$(touch ran)") == {"$(touch ran).h5"}
     assert not (tmp_path / "ran").exists()
+
+
+def test_fish_offers_what_bash_does(tmp_path):
+    """By asking it: the choices alone for a flag that has some, files by their names."""
+    if shutil.which("fish") is None:
+        pytest.skip("there is no fish here")
+    (tmp_path / "c.fish").write_text(SHELLS["fish"](list(places(make_parser()))))
+    (tmp_path / "prime.h5").write_text("")
+
+    def ask(words):
+        done = subprocess.run(
+            ["fish", "-c", f"source c.fish; complete -C '{words}'"],
+            cwd=tmp_path,
+            env={**os.environ, "HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        return {line.split("\t")[0] for line in done.stdout.splitlines() if line}
+
+    assert ask("hpcsgd tr") == {"train"}
+    assert ask("hpcsgd train --family pr") == {"probit"}
+    assert ask("hpcsgd data sy") == {"synth"}
+    assert ask("hpcsgd train --batch ") == set()
+    assert "prime.h5" in ask("hpcsgd train --data pri")
 
 
 def test_a_second_positional_is_no_third(offered):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from hpcsgd.assembly.live import Live, assemble
 from hpcsgd.assembly.vocabulary import resolve
+from hpcsgd.backends import cpu
 from hpcsgd.callbacks.base import Callback
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.grid import Grid
@@ -28,6 +29,8 @@ def build(
     setup: Clock,
 ) -> Live:
     """Everything a run needs; errors are raised on all ranks alike."""
+    own = world.together(cpu.instructions)
+    cpu.settle(world.exchange_objects(own))
     words = world.together(lambda: resolve(config, world))
     grid = Grid(words.world, config.grid.replicas, words.members)
     opened = grid.world.together(lambda: reader(grid.world))

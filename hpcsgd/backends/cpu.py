@@ -74,6 +74,15 @@ def instructions() -> str:
     return isa.best()[1]
 
 
+def settle(sets: Sequence[str]) -> None:
+    """Use what all ranks have; `sets` is what each of them said of `instructions`.
+
+    Ranks that compute the same thing would otherwise differ in its last bits.
+    """
+    if isa.settle(sets):
+        _functions.cache_clear()
+
+
 def address(array: Array) -> int:
     """Where the first element lies."""
     flags = array.flags
@@ -85,40 +94,29 @@ def address(array: Array) -> int:
 def widen_rows(matrix: Array, rows: Array, out: Array) -> None:
     """out[i] ← matrix[rows[i]], bf16 bits to float32."""
     rows = np.ascontiguousarray(rows, dtype=np.int64)
-    _functions()["hpcsgd_widen_rows_bf16"](
-        address(matrix),
-        matrix.strides[0] // 2,
-        address(rows),
-        len(rows),
-        matrix.shape[1],
-        address(out),
-    )
+    call = _functions()["hpcsgd_widen_rows_bf16"]
+    call(*_sampled(matrix, rows), len(rows), matrix.shape[1], address(out))
 
 
 def margins(matrix: Array, rows: Array, weights: Array, out: Array) -> None:
     """out[i] ← matrix[rows[i]] · weights."""
-    _functions()["hpcsgd_margins" + MATRICES[matrix.dtype.name]](
-        address(matrix),
-        matrix.strides[0] // matrix.itemsize,
-        address(rows),
-        len(rows),
-        matrix.shape[1],
-        address(weights),
-        address(out),
-    )
+    _on_rows("hpcsgd_margins", matrix, rows, weights, out)
 
 
 def update(matrix: Array, rows: Array, residuals: Array, weights: Array) -> None:
     """weights += Σ_i residuals[i] matrix[rows[i]]."""
-    _functions()["hpcsgd_update" + MATRICES[matrix.dtype.name]](
-        address(matrix),
-        matrix.strides[0] // matrix.itemsize,
-        address(rows),
-        len(rows),
-        matrix.shape[1],
-        address(residuals),
-        address(weights),
-    )
+    _on_rows("hpcsgd_update", matrix, rows, residuals, weights)
+
+
+def _on_rows(name: str, matrix: Array, rows: Array, one: Array, other: Array) -> None:
+    call = _functions()[name + MATRICES[matrix.dtype.name]]
+    sizes = (len(rows), matrix.shape[1])
+    call(*_sampled(matrix, rows), *sizes, address(one), address(other))
+
+
+def _sampled(matrix: Array, rows: Array) -> tuple[int, int, int]:
+    """Where the matrix lies, its row stride in elements, where the row numbers lie."""
+    return address(matrix), matrix.strides[0] // matrix.itemsize, address(rows)
 
 
 def has_pairs() -> bool:
@@ -140,9 +138,7 @@ def strict_gram_pairs(
 ) -> None:
     """The same for bf16 rows, on processors that multiply bf16 in pairs."""
     _functions()["hpcsgd_strict_gram_pairs"](
-        address(matrix),
-        matrix.strides[0] // 2,
-        address(rows),
+        *_sampled(matrix, rows),
         matrix.shape[1],
         address(starts),
         len(starts) - 1,
@@ -155,9 +151,7 @@ def strict_gram_pairs(
 def strict_gram(matrix: Array, rows: Array, starts: Array, out: Array) -> None:
     """out ← the strictly-lower blocks of Y Yᵀ for the sampled rows Y, packed."""
     _functions()["hpcsgd_strict_gram" + MATRICES[matrix.dtype.name]](
-        address(matrix),
-        matrix.strides[0] // matrix.itemsize,
-        address(rows),
+        *_sampled(matrix, rows),
         matrix.shape[1],
         address(starts),
         len(starts) - 1,
@@ -266,9 +260,7 @@ class Walk:
         scratch = np.empty(2 * cols + m, dtype=np.float32)
         _functions()["hpcsgd_walk" + MATRICES[matrix.dtype.name]](
             self.pointer,
-            address(matrix),
-            matrix.strides[0] // matrix.itemsize,
-            address(rows),
+            *_sampled(matrix, rows),
             cols,
             address(weights),
             address(batch.targets),

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,15 @@ from hpcsgd.errors import ConfigError
 
 # In the order of the numbers that kernels/cpu/level.c gives.
 SETS = ("portable", "avx2", "avx512", "avx512bf16")
+_settled: list[str] = []  # what runs so far have agreed on, for as long as we live
 CAP = "HPCSGD_ISA"  # the best set that may be used, for comparisons and tests
 
 
 @lru_cache(maxsize=1)
 def best() -> tuple[Any, str, str]:
     """(library or None, its set, why): the best object that this processor can run."""
+    if "" in _settled:
+        return None, "", "another rank has no compiled kernels; NumPy is used"
     library, why = _load("portable")
     if library is None:
         return None, "", why
@@ -29,11 +33,21 @@ def best() -> tuple[Any, str, str]:
     return library, SETS[0], why
 
 
+def settle(sets: Sequence[str]) -> bool:
+    """Use no better set than the least of `sets`, "" for none; True if that is news."""
+    least = min(sets, key=(("", *SETS)).index)
+    if least == best()[1]:
+        return False
+    _settled.append(least)
+    best.cache_clear()
+    return True
+
+
 def _cap() -> int:
     asked = os.environ.get(CAP, "").lower() or SETS[-1]
     if asked not in SETS:
         raise ConfigError(f"{CAP}={asked} is unknown; known: {', '.join(SETS)}")
-    return SETS.index(asked)
+    return min(map(SETS.index, (asked, *_settled)))
 
 
 def _load(name: str) -> tuple[Any, str]:

@@ -152,7 +152,8 @@ class NativeBackend(HostBackend):
         self, weights: Array, rows: Any, residuals: Array, plan: HostPlan
     ) -> None:
         """One pass over the rows where they lie, for one column of weights."""
-        if not isinstance(rows, Sampled) or weights.shape[1] != 1:
+        is_column = weights.shape[1] == 1 and weights.flags.c_contiguous
+        if not isinstance(rows, Sampled) or not is_column:
             super().descend(weights, self._copy(rows), residuals, plan)
             return
         scaled = (residuals * plan.gain[0]).astype(np.float32, copy=False)
@@ -174,7 +175,8 @@ class NativeBackend(HostBackend):
         """All steps in one call, with their residuals; None where NumPy has to."""
         narrow = {np.dtype(np.float32)}
         fits = {self.inner, self.residual, self.weights, weights.dtype} == narrow
-        if not fits or family.name not in FAMILIES or weights.shape[1] != plan.states:
+        fits = fits and weights.flags.c_contiguous and weights.shape[1] == plan.states
+        if not fits or family.name not in FAMILIES:
             return None
         matrix = rows.matrix if isinstance(rows, Sampled) else rows
         numbers = rows.rows if isinstance(rows, Sampled) else np.arange(len(rows))

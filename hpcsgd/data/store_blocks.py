@@ -1,5 +1,6 @@
 """Blocks of rows of a store: where they stand in the file, and their checksums."""
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ class Held:
         return matrix[:rows], {name: column[:rows] for name, column in columns.items()}
 
 
-class Blocks:
+class Blocks(ABC):
     """What dense and sparse matrices have in common: side columns and checksums."""
 
     def __init__(self, file: Any, layout: Layout, columns: tuple[str, ...]) -> None:
@@ -75,7 +76,6 @@ class Blocks:
             self._put(f"checksums/{name}", number, number + 1, block_sum(values))
         self._write_matrix(matrix, number, stop)
         if whole:
-            self._step(matrix)
             self.first = stop
 
     def take_back(self, done: int) -> Held:
@@ -98,17 +98,14 @@ class Blocks:
             node.resize(stop, axis=0)
         node[start:stop] = values
 
-    def _make(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _make(self) -> None: ...
 
-    def _write_matrix(self, matrix: Any, number: int, stop: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _write_matrix(self, matrix: Any, number: int, stop: int) -> None: ...
 
-    def _step(self, matrix: Any) -> None:
-        """What else moves on after a whole block."""
-
-    def _stored(self, rows: slice) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _stored(self, rows: slice) -> Any: ...
 
 
 class DenseBlocks(Blocks):

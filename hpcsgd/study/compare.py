@@ -15,7 +15,6 @@ from hpcsgd.assembly.vocabulary import resolve
 from hpcsgd.callbacks import Callback
 from hpcsgd.comm import open_world
 from hpcsgd.comm.base import Communicator
-from hpcsgd.comm.ledger import Ledger
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError, HpcsgdError
 from hpcsgd.files import write_text
@@ -208,8 +207,6 @@ def _placed(setting: Setting, out: str | Path | None, number: int) -> RunConfig:
 def _run(
     name: str, config: RunConfig, X: Any, y: Any, world: Communicator, callbacks: Any
 ) -> Result:
-    # Each run counts its own words, and sums as it was told, on the same ranks.
-    world.ledger, world.reproducible = Ledger(), False
     try:
         return train(config, X=X, y=y, world=world, callbacks=callbacks)
     except HpcsgdError as error:

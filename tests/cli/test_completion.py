@@ -92,7 +92,7 @@ def test_names_of_files_are_never_run(offered, tmp_path):
 
 
 def test_fish_offers_what_bash_does(tmp_path):
-    """By asking it: the choices alone for a flag that has some, files by their names."""
+    """By asking it: a flag that has choices offers these alone, one of files files."""
     if shutil.which("fish") is None:
         pytest.skip("there is no fish here")
     (tmp_path / "c.fish").write_text(SHELLS["fish"](list(places(make_parser()))))

@@ -264,6 +264,17 @@ def test_a_set_that_is_not_known_is_refused():
     assert "known: portable, avx2" in done.stderr
 
 
+def test_what_is_settled_is_never_taken_back(kernels, monkeypatch):
+    """A later run with better processors keeps what an earlier one settled on."""
+    monkeypatch.setattr(cpu.isa, "_settled", [])
+    cpu.settle([kernels, "portable"])
+    assert cpu.instructions() == "portable"
+    cpu.settle(["portable", "avx512bf16"])
+    assert cpu.instructions() == "portable"
+    cpu.settle(["portable", ""])
+    assert not cpu.available() and "another rank" in cpu.why()
+
+
 def test_two_sets_with_the_same_lanes_give_the_same_bits(monkeypatch):
     """AVX2 and AVX-512 add up in one order: float32 kernels agree bit for bit."""
     wide = [name for name in sets_here() if name in ("avx2", "avx512")]

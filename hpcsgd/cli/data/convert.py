@@ -8,9 +8,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.cli import launch, logs
+from hpcsgd.cli import launch
 from hpcsgd.cli.data.bar import Meter, make_meter
 from hpcsgd.cli.ranks import on_all_ranks
+from hpcsgd.cli.train import add_progress
 from hpcsgd.comm.base import Communicator
 from hpcsgd.data.crew import Crew
 from hpcsgd.data.formats import open_any
@@ -116,14 +117,7 @@ def _add_running(parser: Any) -> None:
     parser.add_argument("--resume", action="store_true", help="go on where it broke")
     parser.add_argument("--force", action="store_true", help="replace DST")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument(
-        "--progress",
-        type=float,
-        default=10.0,
-        metavar="SECONDS",
-        help="between progress lines when the output is no terminal; 0 = none",
-    )
-    logs.add_volume(parser)
+    add_progress(parser)
 
 
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:

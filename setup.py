@@ -23,6 +23,7 @@ INTEL = platform.machine().lower() in ("x86_64", "amd64")
 setup(
     ext_modules=[
         Extension("hpcsgd.data._scatter", ["kernels/cpu/scatter.c"], optional=True),
+        Extension("hpcsgd.backends._call", ["kernels/cpu/call.c"], optional=True),
         Extension("hpcsgd.data._parse", ["kernels/cpu/parse.c"], optional=True),
         *(
             Extension(

@@ -54,6 +54,9 @@ class Backend(Protocol):
         What comes back is for this backend alone; `out` is None for sparse rows.
         """
 
+    def round(self, values: Array, name: str) -> None:
+        """Each value to the nearest that format `name` has, in place."""
+
     def copied(self, rows: Any) -> Any:
         """The same rows, brought together where steps will take them one by one."""
 

@@ -15,46 +15,43 @@ from numpy.typing import NDArray
 
 from hpcsgd.backends import isa
 from hpcsgd.backends.base import Batch
+from hpcsgd.backends.call import bind
 from hpcsgd.updates.unroll import Unrolled
 
 Array = NDArray[Any]
 POINTER, INT = ctypes.c_void_p, ctypes.c_int64
-SIGNATURES = {
-    # matrix, row stride, rows, count, columns, ...
-    "hpcsgd_widen_rows_bf16": (POINTER, INT, POINTER, INT, INT, POINTER),
-    "hpcsgd_margins": (POINTER, INT, POINTER, INT, INT, POINTER, POINTER),
-    "hpcsgd_update": (POINTER, INT, POINTER, INT, INT, POINTER, POINTER),
-    "hpcsgd_strict_gram": (POINTER, INT, POINTER, INT, POINTER, INT, POINTER),
-    "hpcsgd_recur": (POINTER,) * 9,
-    "hpcsgd_walk": (POINTER, POINTER, INT, POINTER, INT) + (POINTER,) * 7,
-}
-KINDS = {
-    "hpcsgd_widen_rows_bf16": ("",),
-    "hpcsgd_recur": ("_f32", "_f64"),
-}
-MATRICES = {"float32": "_f32", "uint16": "_bf16"}
-REALS = {"float32": "_f32", "float64": "_f64"}
+# What each kernel takes is said where it is defined, in kernels/cpu.
+KERNELS = (
+    "hpcsgd_widen_rows_bf16",
+    "hpcsgd_margins_f32",
+    "hpcsgd_margins_bf16",
+    "hpcsgd_update_f32",
+    "hpcsgd_update_bf16",
+    "hpcsgd_strict_gram_f32",
+    "hpcsgd_strict_gram_bf16",
+    "hpcsgd_recur_f32",
+    "hpcsgd_recur_f64",
+    "hpcsgd_round_bf16",
+    "hpcsgd_walk_f32",
+    "hpcsgd_walk_bf16",
+)
+# By the letter of the element type: asking for its name takes longer than a kernel.
+MATRICES = {"f": "_f32", "H": "_bf16"}
+REALS = {"f": "_f32", "d": "_f64"}
 
 
 @lru_cache(maxsize=1)
 def _functions() -> dict[str, Any]:
     """The kernels by name; none where nothing is compiled."""
     library = isa.best()[0]
-    found: dict[str, Any] = {}
     if library is None:
-        return found
-    for name, arguments in SIGNATURES.items():
-        for kind in KINDS.get(name, ("_f32", "_bf16")):
-            function = getattr(library, name + kind)
-            function.restype, function.argtypes = None, arguments
-            found[name + kind] = function
+        return {}
+    found: dict[str, Any] = {name: bind(library, name) for name in KERNELS}
     library.hpcsgd_gram_room.restype = INT
     library.hpcsgd_gram_room.argtypes = (INT,)
     if library.hpcsgd_gram_room(1):
-        pairs = library.hpcsgd_strict_gram_pairs
-        pairs.restype = None
-        pairs.argtypes = (*SIGNATURES["hpcsgd_strict_gram"], POINTER, POINTER)
-        found["hpcsgd_strict_gram_pairs"] = pairs
+        name = "hpcsgd_strict_gram_pairs"
+        found[name] = bind(library, name)
         found["hpcsgd_gram_room"] = library.hpcsgd_gram_room
     return found
 
@@ -83,40 +80,33 @@ def settle(sets: Sequence[str]) -> None:
         _functions.cache_clear()
 
 
-def address(array: Array) -> int:
-    """Where the first element lies."""
-    flags = array.flags
-    if flags.writeable and flags.c_contiguous and array.size:  # four times as fast
-        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
-    return int(array.ctypes.data)
-
-
 def widen_rows(matrix: Array, rows: Array, out: Array) -> None:
     """out[i] ← matrix[rows[i]], bf16 bits to float32."""
     rows = np.ascontiguousarray(rows, dtype=np.int64)
     call = _functions()["hpcsgd_widen_rows_bf16"]
-    call(*_sampled(matrix, rows), len(rows), matrix.shape[1], address(out))
+    call(matrix, _stride(matrix), rows, len(rows), matrix.shape[1], out)
 
 
 def margins(matrix: Array, rows: Array, weights: Array, out: Array) -> None:
     """out[i] ← matrix[rows[i]] · weights."""
-    _on_rows("hpcsgd_margins", matrix, rows, weights, out)
+    call = _functions()["hpcsgd_margins" + MATRICES[matrix.dtype.char]]
+    call(matrix, _stride(matrix), rows, len(rows), matrix.shape[1], weights, out)
 
 
 def update(matrix: Array, rows: Array, residuals: Array, weights: Array) -> None:
     """weights += Σ_i residuals[i] matrix[rows[i]]."""
-    _on_rows("hpcsgd_update", matrix, rows, residuals, weights)
+    call = _functions()["hpcsgd_update" + MATRICES[matrix.dtype.char]]
+    call(matrix, _stride(matrix), rows, len(rows), matrix.shape[1], residuals, weights)
 
 
-def _on_rows(name: str, matrix: Array, rows: Array, one: Array, other: Array) -> None:
-    call = _functions()[name + MATRICES[matrix.dtype.name]]
-    sizes = (len(rows), matrix.shape[1])
-    call(*_sampled(matrix, rows), *sizes, address(one), address(other))
+def round_bf16(values: Array) -> None:
+    """Each float32 to the nearest that bf16 has, in place."""
+    _functions()["hpcsgd_round_bf16"](values, values.size)
 
 
-def _sampled(matrix: Array, rows: Array) -> tuple[int, int, int]:
-    """Where the matrix lies, its row stride in elements, where the row numbers lie."""
-    return address(matrix), matrix.strides[0] // matrix.itemsize, address(rows)
+def _stride(matrix: Array) -> int:
+    """From row to row, in elements."""
+    return matrix.strides[0] // matrix.itemsize
 
 
 def has_pairs() -> bool:
@@ -138,24 +128,16 @@ def strict_gram_pairs(
 ) -> None:
     """The same for bf16 rows, on processors that multiply bf16 in pairs."""
     _functions()["hpcsgd_strict_gram_pairs"](
-        *_sampled(matrix, rows),
-        matrix.shape[1],
-        address(starts),
-        len(starts) - 1,
-        address(out),
-        address(room.panels),
-        address(room.starts),
+        *(matrix, _stride(matrix), rows, matrix.shape[1]),
+        *(starts, len(starts) - 1, out, room.panels, room.starts),
     )
 
 
 def strict_gram(matrix: Array, rows: Array, starts: Array, out: Array) -> None:
     """out ← the strictly-lower blocks of Y Yᵀ for the sampled rows Y, packed."""
-    _functions()["hpcsgd_strict_gram" + MATRICES[matrix.dtype.name]](
-        *_sampled(matrix, rows),
-        matrix.shape[1],
-        address(starts),
-        len(starts) - 1,
-        address(out),
+    _functions()["hpcsgd_strict_gram" + MATRICES[matrix.dtype.char]](
+        *(matrix, _stride(matrix), rows, matrix.shape[1]),
+        *(starts, len(starts) - 1, out),
     )
 
 
@@ -194,16 +176,10 @@ class Recurrence:
         scratch: Array,
     ) -> None:
         """Residuals of all steps; the intercept advances in place."""
-        _functions()["hpcsgd_recur" + REALS[residuals.dtype.name]](
-            self.pointer,
-            address(margins),
-            address(gram),
-            address(batch.targets),
-            None if batch.weights is None else address(batch.weights),
-            None if batch.offsets is None else address(batch.offsets),
-            None if intercept is None else address(intercept),
-            address(residuals),
-            address(scratch),
+        _functions()["hpcsgd_recur" + REALS[residuals.dtype.char]](
+            *(self.pointer, margins, gram),
+            *(batch.targets, batch.weights, batch.offsets),
+            *(intercept, residuals, scratch),
         )
 
 
@@ -258,17 +234,10 @@ class Walk:
         m, cols = len(rows), matrix.shape[1]
         residuals = np.empty((m, 1), dtype=np.float32)
         scratch = np.empty(2 * cols + m, dtype=np.float32)
-        _functions()["hpcsgd_walk" + MATRICES[matrix.dtype.name]](
-            self.pointer,
-            *_sampled(matrix, rows),
-            cols,
-            address(weights),
-            address(batch.targets),
-            None if batch.weights is None else address(batch.weights),
-            None if batch.offsets is None else address(batch.offsets),
-            None if intercept is None else address(intercept),
-            address(residuals),
-            address(scratch),
+        _functions()["hpcsgd_walk" + MATRICES[matrix.dtype.char]](
+            *(self.pointer, matrix, _stride(matrix), rows, cols, weights),
+            *(batch.targets, batch.weights, batch.offsets),
+            *(intercept, residuals, scratch),
         )
         return residuals
 

@@ -10,7 +10,13 @@ from numpy.typing import NDArray
 from hpcsgd.backends import cpu
 from hpcsgd.backends.base import Batch
 from hpcsgd.families.base import Family
-from hpcsgd.precision import Precision, encode, get_format, widen_bf16
+from hpcsgd.precision import (
+    Precision,
+    encode,
+    get_format,
+    round_through,
+    widen_bf16,
+)
 from hpcsgd.schedule import Blocks
 from hpcsgd.updates.unroll import Unrolled
 
@@ -99,6 +105,10 @@ class HostBackend:
             cpu.widen_rows(matrix, rows, out)
             return out
         return self.widen(self.pick(matrix, rows), out)
+
+    def round(self, values: Array, name: str) -> None:
+        """Each value to the nearest that format `name` has, in place."""
+        round_through(values, name)
 
     def copied(self, rows: Any) -> Any:
         """They are together."""

@@ -101,6 +101,14 @@ class NativeBackend(HostBackend):
             return super().gather(matrix, rows, out)
         return Sampled(matrix, np.ascontiguousarray(rows, dtype=np.int64), out)
 
+    def round(self, values: Array, name: str) -> None:
+        """By the kernel where it has the format."""
+        has = name == "bf16" and values.dtype == np.float32
+        if has and values.flags.c_contiguous and cpu.available():
+            cpu.round_bf16(values)
+        else:
+            super().round(values, name)
+
     def copied(self, rows: Any) -> Any:
         """A copy: on few rows at once a call of ours costs more than it saves."""
         return self._copy(rows)
@@ -180,7 +188,7 @@ class NativeBackend(HostBackend):
             return None
         matrix = rows.matrix if isinstance(rows, Sampled) else rows
         numbers = rows.rows if isinstance(rows, Sampled) else np.arange(len(rows))
-        if matrix.dtype.name not in cpu.MATRICES or plan.states > MOST_STATES:
+        if matrix.dtype.char not in cpu.MATRICES or plan.states > MOST_STATES:
             return None
         go: cpu.Walk = plan.walk(steps, family, self._rounds_margins)
         return go(matrix, numbers, weights, batch, intercept)

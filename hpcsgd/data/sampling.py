@@ -1,6 +1,7 @@
 """Which rows come when: a function of mode, seed, epoch and replica, nothing else."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -86,14 +87,22 @@ class Sampler:
 
     def order(self, epoch: int) -> Array:
         """Local row numbers of `epoch`, int64."""
-        # Shuffle-once must not know the epoch; the others draw anew in each.
-        key = 0 if self.mode == "shuffle-once" else epoch + 1
-        rng = np.random.default_rng((self.seed, self.replica, key))
+        if self.mode == "shuffle-once":
+            return self._only_order
+        rng = np.random.default_rng((self.seed, self.replica, epoch + 1))
         if self.mode == "replacement":
             return rng.integers(self.rows, size=self.rows, dtype=np.int64)
         if self.mode == "blocks":
             return self._by_windows(rng)
         return rng.permutation(np.arange(self.rows, dtype=np.int64))
+
+    @cached_property
+    def _only_order(self) -> Array:
+        """That of shuffle-once, which does not know the epoch."""
+        rng = np.random.default_rng((self.seed, self.replica, 0))
+        order = rng.permutation(np.arange(self.rows, dtype=np.int64))
+        order.flags.writeable = False
+        return order
 
 
 def make_sampler(config: SamplingConfig, rows: int, replica: int) -> Sampler:

@@ -12,7 +12,7 @@ from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.workspace import Workspace
 from hpcsgd.data.shard import Shard, take
 from hpcsgd.families.base import Family
-from hpcsgd.precision import Precision, get_format, round_through
+from hpcsgd.precision import Precision, get_format
 from hpcsgd.schedule import Blocks
 from hpcsgd.timing import Clock
 
@@ -146,7 +146,7 @@ def store_margins(task: Task, margins: Array) -> Array:
     if get_format(stored).unit_roundoff > get_format(summed).unit_roundoff:
         # What several members read in place is not for one of them to write.
         margins = margins if margins.flags.writeable else margins.copy()
-        round_through(margins, stored)
+        task.backend.round(margins, stored)
     return margins
 
 

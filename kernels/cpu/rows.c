@@ -1,13 +1,15 @@
 /* Products of sampled rows with weights and with residuals, straight from the matrix.
 
    margin: z_i = y_i · w for the rows that were sampled, four rows at a time so that a
-   piece of w is read once for all of them. update: w += Σ_i r_i y_i, eight rows at a
+   piece of w is read once for all of them, while the next four are on their way from
+   memory: sampled rows lie anywhere, so the processor cannot foresee them. update: w += Σ_i r_i y_i, eight rows at a
    time. Sums run in a fixed order: the same input gives the same bits. */
 
 #include "lanes.h"
 
 #define AT_ONCE 4  /* rows whose margins are summed together */
 #define ADDED 8    /* rows that are added to w together */
+#define LINE 64    /* bytes that come from memory at once */
 #define PIECE 2048 /* columns of w that stay in the first cache meanwhile */
 
 EXPORT void hpcsgd_widen_rows_bf16(const uint16_t *matrix, int64_t row_stride,
@@ -24,22 +26,27 @@ EXPORT void hpcsgd_widen_rows_bf16(const uint16_t *matrix, int64_t row_stride,
 
 #define MARGINS(NAME, TYPE, LOAD, TAIL)                                                \
     INLINE void NAME##_some(const TYPE *matrix, int64_t stride, const int64_t *rows,   \
-                            int64_t cols, const float *weights, const int count,       \
-                            float *out)                                                \
+                            const int64_t *soon, int64_t cols, const float *weights,   \
+                            const int count, float *out)                               \
     {                                                                                  \
-        const TYPE *row[AT_ONCE];                                                      \
+        const TYPE *row[AT_ONCE], *next[AT_ONCE];                                      \
         lanes total[AT_ONCE][2];                                                       \
         for (int i = 0; i < count; i++) {                                              \
             row[i] = matrix + rows[i] * stride;                                        \
+            next[i] = matrix + soon[i] * stride;                                       \
             total[i][0] = total[i][1] = (lanes){0};                                    \
         }                                                                              \
         int64_t k = 0;                                                                 \
-        for (; k + 2 * LANES <= cols; k += 2 * LANES)                                  \
+        for (; k + 2 * LANES <= cols; k += 2 * LANES) {                                \
+            if (k % (LINE / sizeof(TYPE)) == 0)                                        \
+                for (int i = 0; i < count; i++)                                        \
+                    __builtin_prefetch(next[i] + k, 0, 2); /* to the second cache */   \
             for (int half = 0; half < 2; half++) {                                     \
                 lanes w = load_f32(weights + k + half * LANES);                        \
                 for (int i = 0; i < count; i++)                                        \
                     total[i][half] += LOAD(row[i] + k + half * LANES) * w;             \
             }                                                                          \
+        }                                                                              \
         for (int i = 0; i < count; i++) {                                              \
             int64_t rest = k;                                                          \
             if (rest + LANES <= cols) {                                                \
@@ -56,10 +63,13 @@ EXPORT void hpcsgd_widen_rows_bf16(const uint16_t *matrix, int64_t row_stride,
                      int64_t count, int64_t cols, const float *weights, float *out)    \
     {                                                                                  \
         int64_t i = 0;                                                                 \
-        for (; i + AT_ONCE <= count; i += AT_ONCE)                                     \
-            NAME##_some(matrix, stride, rows + i, cols, weights, AT_ONCE, out + i);    \
+        for (; i + AT_ONCE <= count; i += AT_ONCE) {                                   \
+            int64_t soon = i + 2 * AT_ONCE <= count ? i + AT_ONCE : i;                 \
+            NAME##_some(matrix, stride, rows + i, rows + soon, cols, weights, AT_ONCE, \
+                        out + i);                                                      \
+        }                                                                              \
         for (; i < count; i++)                                                         \
-            NAME##_some(matrix, stride, rows + i, cols, weights, 1, out + i);          \
+            NAME##_some(matrix, stride, rows + i, rows + i, cols, weights, 1, out + i);\
     }
 
 #define UPDATE(NAME, TYPE, LOAD, ONE)                                                  \

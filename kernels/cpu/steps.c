@@ -26,6 +26,23 @@ typedef lanes vector_f32;
 typedef double vector_f64 __attribute__((vector_size(4 * LANES)));
 #include "steps_body.h"
 
+INLINE float round_bf16(float value)
+{
+    uint32_t bits;
+    if (value != value)
+        return value;
+    memcpy(&bits, &value, 4);
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+EXPORT void hpcsgd_round_bf16(float *values, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        values[i] = round_bf16(values[i]);
+}
+
 /* Plain steps without a message between them: margins, residuals and update of every
    batch in one call, so that nothing but arithmetic lies between two steps.
 
@@ -39,17 +56,6 @@ typedef struct {
     const double *free, *push;   /* of the intercept, as in `plan` */
     const double *probe;         /* states */
 } walk;
-
-INLINE float round_bf16(float value)
-{
-    uint32_t bits;
-    if (value != value)
-        return value;
-    memcpy(&bits, &value, 4);
-    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
-    memcpy(&value, &bits, 4);
-    return value;
-}
 
 /* q · x: where scores are read. */
 INLINE const float *point_of(const walk *plan, const float *weights, int64_t cols,

@@ -49,6 +49,9 @@ INLINE void NAMED(dots)(const REAL *panel, int64_t width, const REAL *scaled,
     for (; k + NAMED(WIDTH) <= width; k += NAMED(WIDTH)) {
         NAMED(vector) r;
         memcpy(&r, scaled + k, sizeof r);
+        if (k % (int64_t)(64 / sizeof(REAL)) == 0) /* a kept Gram comes from memory */
+            for (int i = 0; i < count; i++)
+                __builtin_prefetch(panel + (count + i) * width + k, 0, 2);
         for (int i = 0; i < count; i++) {
             NAMED(vector) g;
             memcpy(&g, panel + i * width + k, sizeof g);

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.backends import cpu, native
+from hpcsgd.backends import call, cpu, native
 from hpcsgd.backends.base import Batch
 from hpcsgd.backends.host import HostBackend
 from hpcsgd.backends.native import NativeBackend
 from hpcsgd.families import get_family
-from hpcsgd.precision import RECIPES, encode, widen_bf16
+from hpcsgd.precision import RECIPES, encode, round_through, widen_bf16
 from hpcsgd.schedule import blocks_of
 from hpcsgd.updates import UPDATES, make_update
 from hpcsgd.updates.unroll import unroll
@@ -264,6 +264,32 @@ def test_a_set_that_is_not_known_is_refused():
     assert "known: portable, avx2" in done.stderr
 
 
+@pytest.mark.parametrize("by", ["invoke", "ctypes"])
+def test_rounding_is_that_of_ml_dtypes(kernels, by, monkeypatch):
+    """By either door: halfway cases, their neighbours, infinities and NaN."""
+    if by == "ctypes":
+        monkeypatch.setattr(call, "invoke", None)
+        cpu._functions.cache_clear()
+    bits = np.arange(0, 2**16, dtype=np.uint32) << 16
+    near = [(bits + np.uint32(0x8000 + d)).view(np.float32) for d in (-1, 0, 1)]
+    values = np.concatenate([bits.view(np.float32), *near])
+    expected = values.copy()
+    with np.errstate(invalid="ignore"):
+        round_through(expected, "bf16")
+    cpu.round_bf16(values)
+    np.testing.assert_array_equal(values, expected)
+
+
+@pytest.mark.skipif(call.invoke is None, reason="the door is not compiled")
+def test_the_door_refuses_what_it_cannot_pass():
+    with pytest.raises(TypeError, match="up to 13"):
+        call.invoke(0, *range(14))
+    with pytest.raises(TypeError):
+        call.invoke(0, "text")
+    with pytest.raises(TypeError):
+        call.invoke(0, 1.5)
+
+
 def test_what_is_settled_is_never_taken_back(kernels, monkeypatch):
     """A later run with better processors keeps what an earlier one settled on."""
     monkeypatch.setattr(cpu.isa, "_settled", [])
@@ -295,13 +321,10 @@ def test_two_sets_with_the_same_lanes_give_the_same_bits(monkeypatch):
 
 
 class Named:
-    """The functions of a library by name, with the types that they take."""
+    """The functions of a library by name."""
 
     def __init__(self, library):
         self.library = library
 
     def __getitem__(self, name):
-        function = getattr(self.library, name)
-        stem = name.removesuffix("_f32").removesuffix("_bf16")
-        function.argtypes = cpu.SIGNATURES[stem]
-        return function
+        return call.bind(self.library, name)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from hpcsgd.products import GATHERS
 from hpcsgd.result import Result, Status
 
 FLAT = 1e-4  # relative change of the loss in an epoch that nobody would wait for
@@ -190,10 +191,10 @@ def gram_words(result: Result, steps: int) -> float:
     """Words of Gram in the whole run with s = `steps`, ragged batches left out.
 
     An exchange of s steps sends b² s (s−1)/2, a step therefore b² (s−1)/2; `cached`
-    sends them in the first epoch only, and `gather` sends rows instead.
+    sends them in the first epoch only, and `gather` rows instead.
     """
     batch, product = result.report["schedule"]["batch"], result.report["products"]
-    if product == "gather":
+    if product in GATHERS:
         return 0.0
     times = result.iterations
     if product == "cached":

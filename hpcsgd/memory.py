@@ -15,6 +15,7 @@ from hpcsgd.limits import Budget, Claim, Limit, system_limits, tightest
 from hpcsgd.load import SCANNED
 from hpcsgd.objective import block_rows
 from hpcsgd.precision import Precision, get_format
+from hpcsgd.products import GATHERS
 from hpcsgd.products.choose import CACHE_BUDGET
 
 GIB = 2**30
@@ -29,7 +30,7 @@ class Need:
     matrix: int
     columns: int  # targets, weights, offsets, row order
     exchange: int  # gathered rows, Gram, margins
-    kept_grams: int
+    kept: int
     weights: int  # the state, its copies, a checkpoint on its way
     reading: int  # blocks beside the matrix, while it is read or its loss is taken
 
@@ -113,19 +114,21 @@ def predict(
     m = min(schedule.batch * schedule.steps, rows)
     inner, working = _bytes(precision.inner), precision.working.itemsize
     gram = m * max(m - schedule.batch, 0) // 2 * _bytes(precision.gram_wire)
-    held = reader.cols if config.products.kind == "gather" else cols
+    kind = config.products.kind
+    held = reader.cols if kind in GATHERS else cols
     again = config.sampling.mode == "shuffle-once" and schedule.epochs > 1
-    caches = config.products.kind == "cached" or (
-        config.products.kind == "auto" and again and grid.members.size > 1
-    )
-    kept = gram * -(-rows // m) if caches else 0
-    if config.products.kind == "auto":
-        kept = min(kept, CACHE_BUDGET)
+    keeps = {
+        "cached": gram * -(-rows // m),
+        "gather-once": rows * reader.cols * _bytes(precision.matrix),
+    }
+    kept = keeps.get(kind, 0)
+    if kind == "auto" and again and grid.members.size > 1:
+        kept = min(max(keeps.values()), CACHE_BUDGET)
     need = Need(
         matrix=rows * cols * _bytes(precision.matrix),
         columns=rows * (3 * inner + 8),
         exchange=2 * (m * held * working + gram),
-        kept_grams=kept,
+        kept=kept,
         weights=held * states * _bytes(precision.weights) * 2
         + 2 * reader.cols * states * 8,
         reading=max(3 * CHUNK_BYTES, block_rows(reader.cols) * cols * 16)
@@ -190,7 +193,7 @@ def _remedy(need: Need, config: RunConfig, shared: bool) -> str:
         ),
         "columns": f"use more replicas{apart} (--grid)",
         "exchange": f"use a smaller --steps than {steps}, or a smaller --batch",
-        "kept_grams": "use --products gram, which keeps none",
+        "kept": "use --products gram, or gather for narrow data, which keep nothing",
         "weights": f"use more members{apart} (--grid)",
         "reading": "put fewer ranks on a node" if shared else "use more ranks",
     }[largest]

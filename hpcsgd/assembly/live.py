@@ -20,7 +20,7 @@ from hpcsgd.data.stream import Streamed
 from hpcsgd.engine import Engine
 from hpcsgd.errors import ConfigError
 from hpcsgd.load import Loaded
-from hpcsgd.products import get_product
+from hpcsgd.products import GATHERS, KEEPS, get_product
 from hpcsgd.products.base import Product, State, Task
 from hpcsgd.products.choose import Shape, choose_product, uses_look_ahead
 from hpcsgd.products.lookahead import LookAheadGram
@@ -139,11 +139,11 @@ def _choose(config: RunConfig, words: Vocabulary, loaded: Loaded) -> tuple[str, 
             loaded.shard.is_sparse,
         )
         name = choose_product(shape, config.schedule, words.precision)
-    if name == "cached" and sampling.mode != "shuffle-once":
+    if name in KEEPS and sampling.mode != "shuffle-once":
         raise ConfigError(
-            f"[products] kind = 'cached' needs batches that come again and [sampling]"
+            f"[products] kind = {name!r} needs batches that come again and [sampling]"
             f" mode = {sampling.mode!r} draws new ones; use mode = 'shuffle-once',"
-            " or kind = 'gram'"
+            f" or kind = {'gather' if name in GATHERS else 'gram'!r}"
         )
     return name, uses_look_ahead(config.products, name, words.latency)
 
@@ -152,7 +152,7 @@ def _product(name: str, look_ahead: bool, task: Task) -> Product:
     if look_ahead:
         return LookAheadGram(task)
     product: Product
-    if name == "gather":
+    if name in GATHERS:
         widths = tuple(part.stop - part.start for part in task.shard.parts)
         product = get_product(name)(task, widths)
     else:

@@ -57,9 +57,6 @@ class Backend(Protocol):
     def round(self, values: Array, name: str) -> None:
         """Each value to the nearest that format `name` has, in place."""
 
-    def copied(self, rows: Any) -> Any:
-        """The same rows, brought together where steps will take them one by one."""
-
     def scores(self, rows: Any, weights: Array, out: Array) -> Array:
         """out ← Y W."""
 

@@ -110,10 +110,6 @@ class HostBackend:
         """Each value to the nearest that format `name` has, in place."""
         round_through(values, name)
 
-    def copied(self, rows: Any) -> Any:
-        """They are together."""
-        return rows
-
     def scores(self, rows: Array, weights: Array, out: Array) -> Array:
         """out ← Y W, computed in the dtype of `rows`."""
         return _product(rows, weights.astype(rows.dtype, copy=False), out)

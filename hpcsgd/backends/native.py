@@ -109,10 +109,6 @@ class NativeBackend(HostBackend):
         else:
             super().round(values, name)
 
-    def copied(self, rows: Any) -> Any:
-        """A copy: on few rows at once a call of ours costs more than it saves."""
-        return self._copy(rows)
-
     def scores(self, rows: Any, weights: Array, out: Array) -> Array:
         """out ← Y W, without a copy of Y for one column.
 
@@ -223,7 +219,6 @@ class NativeBackend(HostBackend):
     ) -> bool:
         return (
             self._has_steps
-            and len(plan.blocks.sizes) > 1  # NumPy is as quick on one
             and margins.dtype == gram.dtype == self.inner
             and margins.shape[1] == plan.states <= MOST_STATES
             and family.name in FAMILIES

@@ -9,8 +9,12 @@ PRODUCTS = {
     "direct": "hpcsgd.products.direct:Direct",
     "gram": "hpcsgd.products.gram:Gram",
     "gather": "hpcsgd.products.gather:Gather",
+    "gather-once": "hpcsgd.products.gather_once:GatherOnce",
     "cached": "hpcsgd.products.cached:CachedGram",
 }
+
+GATHERS = ("gather", "gather-once")  # every member holds all columns
+KEEPS = ("gather-once", "cached")  # what one epoch needed is used in all later ones
 
 
 def get_product(name: str) -> Any:

@@ -23,7 +23,7 @@ class CachedGram:
         """Look the Gram up, or sum it and keep it."""
         rows = gather_rows(self.task, self.scratch, "rows", group)
         known = self.kept.get(group.index)
-        if known is None or not _same_rows(known[0], group.rows):
+        if known is None or not same_rows(known[0], group.rows):
             gram, margins = self.first.sum_products(state, group, rows)
             known = group.rows.copy(), self._kept_gram(gram)
             self.kept[group.index] = known
@@ -44,6 +44,6 @@ class CachedGram:
         return kept
 
 
-def _same_rows(known: Array, rows: Array) -> bool:
+def same_rows(known: Array, rows: Array) -> bool:
     """The same rows in the same order: a Gram of others would be wrong silently."""
     return known.shape == rows.shape and bool((known == rows).all())

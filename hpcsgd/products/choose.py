@@ -15,7 +15,7 @@ WORTH_HIDING = 20e-6  # seconds of latency above which a second message pays
 class ProductsConfig:
     """How members get through s steps."""
 
-    kind: str = "auto"  # direct, gram, gather, cached, or auto
+    kind: str = "auto"  # direct, gram, gather, gather-once, cached, or auto
     look_ahead: str = "auto"  # on: the next Gram travels while this group iterates
 
     def __post_init__(self) -> None:

@@ -37,10 +37,18 @@ class Direct:
 
 
 def walk(
-    task: Task, state: State, group: Group, rows: Rows, scratch: Scratch | None
+    task: Task,
+    state: State,
+    group: Group,
+    rows: Rows,
+    scratch: Scratch | None,
+    batch: Batch | None = None,
 ) -> State:
-    """s steps one after the other on `rows`; with `scratch`, scores are summed."""
-    batch = batch_of(task, group.rows)
+    """s steps one after the other on `rows`; with `scratch`, scores are summed.
+
+    `batch` is what belongs to the rows, where that is known already.
+    """
+    batch = batch or batch_of(task, group.rows)
     if scratch is None or task.members.size == 1:
         plans = (group.plan, group.steps)
         at_once = task.backend.walk(
@@ -50,7 +58,7 @@ def walk(
             task.clock.lap("steps")
             state.residuals = at_once
             return state
-    rows, residuals = task.backend.copied(rows), []
+    residuals = []
     starts = group.blocks.starts
     for j, plan in enumerate(group.steps):
         part = slice(starts[j], starts[j + 1])

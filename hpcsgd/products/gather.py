@@ -22,18 +22,21 @@ class Gather:
         self.task = task
         self.widths = widths  # d_c of every member, in rank order
         self.scratch = Scratch()
+        self._numbers: Array = np.empty(0, dtype=np.int64)
         self.sparse = SparseGather(task, widths) if task.shard.is_sparse else None
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Rows of all columns, then plain steps on them."""
-        return walk(self.task, state, group, self._whole_rows(group), None)
+        rows = self.for_products(self.gather(group))
+        return walk(self.task, state, group, rows, None)
 
     def finish(self) -> None:
         """Nothing is begun early."""
 
-    def _whole_rows(self, group: Group) -> Rows:
+    def gather(self, group: Group) -> Rows:
+        """The sampled rows with the columns of all members, as they are stored."""
         if self.sparse is not None:
-            return self.sparse.whole_rows(group)
+            return self.sparse.gather(group)
         task, height = self.task, group.blocks.rows
         own = task.backend.pick(*task.shard.at(group.rows))
         task.clock.lap("gather")
@@ -41,16 +44,30 @@ class Gather:
         flat = self.scratch.array("flat", (sum(counts),), own.dtype)
         task.members.gather(own.reshape(-1), counts, flat, "products")
         task.clock.lap("communicate")
-        return self._assemble(flat, counts, height)
+        stored = self.scratch.array("stored", (height, sum(self.widths)), flat.dtype)
+        self._assemble(flat, counts, stored)
+        task.clock.lap("gather")
+        return stored
 
-    def _assemble(self, flat: Array, counts: list[int], height: int) -> Array:
+    def for_products(self, stored: Rows) -> Rows:
+        """What was gathered, as the backend takes it."""
+        task = self.task
+        if self.sparse is not None:
+            return task.backend.widen(stored, None)
+        room = self.scratch.array("whole", stored.shape, task.precision.working)
+        rows = task.backend.gather(stored, self._all(len(stored)), room)
+        task.clock.lap("gather")
+        return rows
+
+    def _assemble(self, flat: Array, counts: list[int], stored: Array) -> None:
         """Put the members' column blocks side by side."""
-        task, edges = self.task, [0, *accumulate(self.widths)]
-        stored = self.scratch.array("stored", (height, edges[-1]), flat.dtype)
+        edges = [0, *accumulate(self.widths)]
         parts = np.split(flat, list(accumulate(counts))[:-1])
         for part, first, last in zip(parts, edges, edges[1:], strict=False):
-            stored[:, first:last] = part.reshape(height, last - first)
-        whole = self.scratch.array("whole", stored.shape, task.precision.working)
-        task.backend.widen(stored, whole)
-        task.clock.lap("gather")
-        return whole
+            stored[:, first:last] = part.reshape(len(stored), last - first)
+
+    def _all(self, height: int) -> Array:
+        """The numbers of all rows, made once."""
+        if len(self._numbers) < height:
+            self._numbers = np.arange(height, dtype=np.int64)
+        return self._numbers[:height]

@@ -10,7 +10,7 @@ from itertools import accumulate
 import numpy as np
 
 from hpcsgd.csr import Csr, edges_of, index_dtype, side_by_side
-from hpcsgd.products.base import Array, Group, Rows, Task
+from hpcsgd.products.base import Array, Group, Task
 
 PIECE = np.dtype(np.uint16)  # what is sent is counted in these: bf16 is one
 
@@ -24,8 +24,8 @@ class SparseGather:
         self.column = index_dtype(max(widths))
         self.lengths: Array | None = None  # (members, rows), what each row has there
 
-    def whole_rows(self, group: Group) -> Rows:
-        """The sampled rows with the columns of all members, widened."""
+    def gather(self, group: Group) -> Csr:
+        """The sampled rows with the columns of all members, as they are stored."""
         task = self.task
         lengths = self._all_lengths()[:, group.rows]
         own = task.backend.pick(task.shard.matrix, group.rows)
@@ -36,7 +36,7 @@ class SparseGather:
         flat = np.empty(sum(counts), dtype=PIECE)
         task.members.gather(message, counts, flat, "products")
         task.clock.lap("communicate")
-        whole = task.backend.widen(self._assemble(flat, counts, lengths), None)
+        whole = self._assemble(flat, counts, lengths)
         task.clock.lap("gather")
         return whole
 

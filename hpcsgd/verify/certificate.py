@@ -13,6 +13,7 @@ import hpcsgd
 from hpcsgd.data.readers import RowReader, is_sparse, open_reader
 from hpcsgd.errors import DataError
 from hpcsgd.files import write_text
+from hpcsgd.products import GATHERS
 from hpcsgd.result import finite
 from hpcsgd.run_folder import CERTIFICATE
 from hpcsgd.verify import loss, traffic
@@ -168,7 +169,7 @@ def _data(scene: Scene, reader: RowReader, source: Source | None) -> Check:
 
 def _traffic(scene: Scene, source: Source | None) -> Check:
     """The ledger against the formulas, to the byte."""
-    shape, gathers = scene.shape, scene.result.report["products"] == "gather"
+    shape, gathers = scene.shape, scene.result.report["products"] in GATHERS
     if gathers and scene.result.report.get("sparse"):
         if source is None or not is_sparse(source.reader):
             return Check("traffic", None, {}, "sparse rows are counted in their data")

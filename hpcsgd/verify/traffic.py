@@ -6,12 +6,13 @@ For exchange k of m rows in s batches, K classes, S states, packed Gram g words:
     gram       one sum of g + m·K·S, or two where gram_wire is not margin_sum
     gather     one all-gather, to which rank 0 gives m·d_0; of sparse rows the k values
                that it stores of them, k·(4 + e_Y) bytes as words of two
+    gather-once gather where the leg first meets the group, else nothing
     cached     gram where the leg first meets the group, else one sum of m·K·S
     look-ahead a sum of m·K·S, and the sum of g, which is begun one exchange early
 
 A reproducible sum is a Reduce and a Broadcast, two calls. Every leg of the run (from a
-start or a resume to its end) is counted on its own: on a resume, look-ahead and cached
-sum again what the leg before had summed.
+start or a resume to its end) is counted on its own: on a resume, look-ahead, cached and
+gather-once send again what the leg before had sent.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +23,7 @@ from hpcsgd.csr import index_dtype
 from hpcsgd.data.partition import split_range
 from hpcsgd.data.sampling import plan_groups
 from hpcsgd.precision import Precision, get_format
+from hpcsgd.products import GATHERS
 from hpcsgd.schedule import Schedule
 
 Message = tuple[int, int]  # words, bytes of each
@@ -90,8 +92,9 @@ def _products(shape: Shape, leg: dict[str, Any]) -> Iterator[Message]:
         epoch, index = divmod(number, len(groups))
         fresh = index not in met
         met.add(index)
-        if leg["product"] == "gather":
-            yield _gathered(shape, leg, groups[index], number)
+        if leg["product"] in GATHERS:
+            if fresh or leg["product"] == "gather":
+                yield _gathered(shape, leg, groups[index], number)
         else:
             yield from _exchange(shape, leg, groups[index], epoch, fresh)
     begun = leg["first"] < leg["last"] < leg["planned"]
@@ -157,7 +160,7 @@ def _agreements(shape: Shape, leg: dict[str, Any], at_end: bool) -> Iterator[Mes
         return
     wide = shape.classes * shape.states
     held = split_range(shape.columns, leg["members"], 0).stop
-    held = shape.columns if leg["product"] == "gather" else held
+    held = shape.columns if leg["product"] in GATHERS else held
     words = held * wide + (wide if shape.intercept else 0)
     for _ in range(times):
         yield from _sums(leg, (words, _size(shape.precision.weights)))

@@ -58,6 +58,7 @@ WRONG_FLAGS = [
     (["--rate", "nan"], ["rate"]),
     (["--l2", "-1"], ["l2", "at least 0"]),
     (["--products", "cached", "--sampling", "reshuffle"], ["shuffle-once"]),
+    (["--products", "gather-once", "--sampling", "reshuffle"], ["kind = 'gather'"]),
     (["--products", "direct", "--look-ahead", "on"], ["needs kind = 'gram'"]),
 ]
 

@@ -7,7 +7,7 @@ from tests.problems import make_problem
 
 
 @pytest.mark.parametrize("members", [5, 6, 7, 8])
-@pytest.mark.parametrize("kind", ["direct", "gram", "gather", "cached"])
+@pytest.mark.parametrize("kind", ["direct", "gram", "gather", "gather-once", "cached"])
 def test_members(members, kind):
     problem = make_problem("poisson", n=53, d=11)
     config = config_for(problem, products={"kind": kind}, rate={"value": 0.05})

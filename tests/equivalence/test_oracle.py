@@ -16,7 +16,7 @@ CHOICES = {
     "family": FAMILIES,
     "l2": (0.0, 0.05),
     "update": ("sgd", "momentum", "nesterov", "nesterov-classic"),
-    "product": ("direct", "gram", "gather", "cached", "look-ahead"),
+    "product": ("direct", "gram", "gather", "gather-once", "cached", "look-ahead"),
     "members": (1, 2, 3, 4),
     "shape": ((48, 4, 3), (53, 4, 3), (41, 7, 5)),  # rows, batch, steps: tails ragged
     "data": ("plain", "weights", "offset", "intercept", "all"),

@@ -9,6 +9,7 @@ import pytest
 from hpcsgd.api import train
 from hpcsgd.callbacks import Callback, Wish
 from hpcsgd.comm.threads import run_ranks
+from hpcsgd.products import KEEPS
 from hpcsgd.result import Status
 from tests.equivalence.pairwise import pairwise
 from tests.harness import config_for, make_problem, oracle_for, relative_error
@@ -57,7 +58,7 @@ def losses(result):
 
 
 FACTORS = {
-    "product": ["direct", "gram", "gather", "cached", "look-ahead"],
+    "product": ["direct", "gram", "gather", "gather-once", "cached", "look-ahead"],
     "update": ["sgd", "momentum", "nesterov", "nesterov-classic"],
     "sampling": ["shuffle-once", "reshuffle", "replacement"],
     "recipe": ["fp64", "fp32", "c"],
@@ -71,7 +72,7 @@ FACTORS = {
 
 def sections_of(case):
     """The case as sections, or None where it is no run."""
-    if case["product"] == "cached" and case["sampling"] != "shuffle-once":
+    if case["product"] in KEEPS and case["sampling"] != "shuffle-once":
         return None
     look_ahead = case["product"] == "look-ahead"
     return {
@@ -116,14 +117,16 @@ def check_ledgers(product, at, again, whole):
     """Only what had to be summed twice is counted twice."""
     a, b = again.ledger, whole.ledger
     assert a["agreement"]["calls"] == b["agreement"]["calls"]
-    if product not in ("look-ahead", "cached"):
+    if product not in ("look-ahead", *KEEPS):
         assert a["products"]["words"] == b["products"]["words"]
         assert a["products"]["calls"] == b["products"]["calls"]
     else:
         assert a["products"]["calls"] >= b["products"]["calls"]
 
 
-@pytest.mark.parametrize("product", ["direct", "gram", "gather", "cached"])
+@pytest.mark.parametrize(
+    "product", ["direct", "gram", "gather", "gather-once", "cached"]
+)
 @pytest.mark.parametrize("members", [1, 2, 5])
 def test_other_members_and_products_go_on_to_1e_10(product, members, tmp_path):
     problem = make_problem("logistic")

@@ -3,6 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpcsgd.products import KEEPS
 from tests.harness import check_against_oracle, config_for
 from tests.problems import FAMILIES, make_problem
 
@@ -15,7 +16,7 @@ from tests.problems import FAMILIES, make_problem
     batch=st.integers(1, 20),
     steps=st.integers(1, 9),
     members=st.integers(1, 4),
-    kind=st.sampled_from(["direct", "gram", "gather", "cached"]),
+    kind=st.sampled_from(["direct", "gram", "gather", "gather-once", "cached"]),
     update=st.sampled_from(["sgd", "nesterov"]),
     rate=st.sampled_from(["constant", "inverse", "cosine"]),
     mode=st.sampled_from(["shuffle-once", "reshuffle", "replacement"]),
@@ -29,6 +30,6 @@ def test_any_shape(family, n, d, batch, steps, members, kind, update, rate, mode
         update={"kind": update, "momentum": 0.5},
         products={"kind": kind},
         rate={"kind": rate, "value": 0.05, "decay": 0.1},
-        sampling={"mode": "shuffle-once" if kind == "cached" else mode},
+        sampling={"mode": "shuffle-once" if kind in KEEPS else mode},
     )
     check_against_oracle(min(members, d), config, problem, 1e-11, offset=True)

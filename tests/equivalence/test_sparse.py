@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.backends import sparse
+from hpcsgd.products import KEEPS
 from tests.equivalence import test_resume
 from tests.equivalence.pairwise import pairwise
 from tests.harness import config_for, oracle_for, relative_error, train_on
@@ -15,7 +16,7 @@ from tests.sparse import as_csr, make_sparse
 CHOICES = {
     "family": FAMILIES,
     "update": ("sgd", "momentum", "nesterov", "nesterov-classic"),
-    "product": ("direct", "gram", "gather", "cached", "look-ahead"),
+    "product": ("direct", "gram", "gather", "gather-once", "cached", "look-ahead"),
     "sampling": ("shuffle-once", "reshuffle", "replacement"),
     "members": (1, 2, 3, 4),
     "data": ("plain", "intercept", "all"),
@@ -25,7 +26,7 @@ HEAVY = (0.0, 0.04, 0.3, 1.0)  # all columns by BLAS; most; some; none
 
 
 def is_run(row):
-    return row["product"] != "cached" or row["sampling"] == "shuffle-once"
+    return row["product"] not in KEEPS or row["sampling"] == "shuffle-once"
 
 
 def config_of(row, problem, **precision):
@@ -99,7 +100,7 @@ def test_storages_agree(row, recipe):
 
 
 @pytest.mark.parametrize("grid", [(2, 1), (2, 2), (3, 2)])
-@pytest.mark.parametrize("kind", ["direct", "gram", "gather", "cached"])
+@pytest.mark.parametrize("kind", ["direct", "gram", "gather", "gather-once", "cached"])
 def test_grids_of_replicas(grid, kind):
     stored, dense = make_sparse("logistic")
     config = config_for(
@@ -112,7 +113,7 @@ def test_grids_of_replicas(grid, kind):
     np.testing.assert_allclose(one.weights, two.weights, rtol=1e-11, atol=1e-13)
 
 
-@pytest.mark.parametrize("kind", ["direct", "gram", "gather", "cached"])
+@pytest.mark.parametrize("kind", ["direct", "gram", "gather", "gather-once", "cached"])
 def test_columns_of_a_member_may_hold_nothing(kind):
     """Members 2 and 3 have columns without a single value."""
     stored, dense = make_sparse("logistic", d=16)
@@ -125,7 +126,7 @@ def test_columns_of_a_member_may_hold_nothing(kind):
 
 
 @pytest.mark.parametrize("partition", ["equal", "stored"])
-@pytest.mark.parametrize("kind", ["direct", "gram", "gather", "cached"])
+@pytest.mark.parametrize("kind", ["direct", "gram", "gather", "gather-once", "cached"])
 def test_any_partition_of_the_columns_gives_the_iterates(kind, partition):
     """Columns of very different weight: members' slices of different width."""
     stored, dense = make_sparse("logistic", d=16)

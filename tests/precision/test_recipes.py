@@ -5,7 +5,7 @@ import pytest
 
 from tests.harness import config_for, make_problem, oracle_for, relative_error, train_on
 
-PRODUCTS = ["direct", "gram", "gather", "cached"]
+PRODUCTS = ["direct", "gram", "gather", "gather-once", "cached"]
 
 
 def trained(recipe, kind="gram", members=2, **sections):

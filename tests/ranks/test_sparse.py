@@ -12,7 +12,7 @@ from tests.sparse import make_sparse
 @pytest.mark.ranks(1, 2, 3, 4)
 def test_every_product_equals_the_oracle(comm):
     stored, dense = make_sparse("softmax")
-    for kind in ("direct", "gram", "gather", "cached", "look-ahead"):
+    for kind in ("direct", "gram", "gather", "gather-once", "cached", "look-ahead"):
         ahead = kind == "look-ahead"
         config = config_for(
             stored,

@@ -63,6 +63,16 @@ def test_gather(members):
     assert ledger["words"] == ROWS * (own.stop - own.start) * EPOCHS
 
 
+@pytest.mark.parametrize("members", [2, 3])
+def test_gather_once(members):
+    """The first epoch as gather, the second without a message."""
+    ledger = run("gather-once", members).ledger["products"]
+    own = split_range(COLUMNS, members, 0)
+    assert EPOCHS > 1
+    assert ledger["calls"] == len(groups())
+    assert ledger["words"] == ROWS * (own.stop - own.start)
+
+
 def test_cached():
     """The first epoch as gram, the second m words per exchange."""
     ledger = run("cached", 2).ledger["products"]
@@ -93,7 +103,7 @@ def test_formats_that_differ_travel_apart():
     assert ledger["bytes"] == EPOCHS * (4 * g + 8 * ROWS)
 
 
-@pytest.mark.parametrize("kind", ["direct", "gram", "gather", "cached"])
+@pytest.mark.parametrize("kind", ["direct", "gram", "gather", "gather-once", "cached"])
 def test_one_member_says_nothing(kind):
     assert run(kind, 1).ledger["products"]["calls"] == 0
 

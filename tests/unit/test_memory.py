@@ -40,12 +40,14 @@ def test_the_matrix_is_what_its_format_makes_it():
     assert need(1000, 300, precision={"recipe": "c"}).matrix == 2 * 300_000
 
 
-def test_kept_grams_count_where_they_are_kept():
+def test_what_is_kept_counts():
     schedule = {"batch": 10, "steps": 4, "epochs": 2}
-    kept = need(1000, 300, schedule=schedule, products={"kind": "cached"}).kept_grams
+    kept = need(1000, 300, schedule=schedule, products={"kind": "cached"}).kept
     # 25 groups of 4 batches: 6 blocks of 10 × 10 strictly below the diagonal, fp32
     assert kept == 25 * 600 * 4
-    assert need(1000, 300, schedule=schedule, products={"kind": "gram"}).kept_grams == 0
+    assert need(1000, 300, schedule=schedule, products={"kind": "gram"}).kept == 0
+    whole = need(1000, 300, schedule=schedule, products={"kind": "gather-once"}).kept
+    assert whole == 1000 * 300 * 4
 
 
 @pytest.mark.parametrize("recipe", ["fp64", "fp32", "c"])
@@ -94,7 +96,7 @@ def test_too_much_is_refused_with_the_knob_to_turn():
         ("matrix", "--sampling blocks"),
         ("columns", "--grid"),
         ("exchange", "--steps"),
-        ("kept_grams", "--products gram"),
+        ("kept", "--products gram"),
         ("weights", "--grid"),
         ("reading", "fewer ranks on a node"),
     ],

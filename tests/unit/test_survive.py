@@ -38,7 +38,9 @@ def shrinking(problem, **sections):
     return config_for(problem, run=run_section, **sections)
 
 
-@pytest.mark.parametrize("product", ["direct", "gram", "gather", "cached"])
+@pytest.mark.parametrize(
+    "product", ["direct", "gram", "gather", "gather-once", "cached"]
+)
 @pytest.mark.parametrize("deaths", [{0: 5}, {2: 5}, {1: 5, 3: 5}, {3: 2, 1: 9}, {1: 1}])
 def test_members_that_are_left_finish_the_run(product, deaths):
     """The iterates do not depend on how many members there are."""

@@ -8,6 +8,7 @@ import pytest
 
 from hpcsgd.data.memory import MemoryReader
 from hpcsgd.errors import DataError
+from hpcsgd.products import GATHERS, KEEPS
 from hpcsgd.recording import NAME, read_recording, write_recording
 from hpcsgd.result import load_result
 from hpcsgd.verify import certify
@@ -51,6 +52,7 @@ PRODUCTS = {
     "gram": {"kind": "gram"},
     "look-ahead": {"kind": "gram", "look_ahead": "on"},
     "gather": {"kind": "gather"},
+    "gather-once": {"kind": "gather-once"},
     "cached": {"kind": "cached"},
 }
 
@@ -71,7 +73,7 @@ def test_products_and_updates(tmp_path, product, update):
 @pytest.mark.parametrize("sampling", ["shuffle-once", "reshuffle"])
 def test_sparse_rows(tmp_path, product, sampling):
     """Their messages are counted from the data, and theirs alone."""
-    if product == "cached" and sampling != "shuffle-once":
+    if product in KEEPS and sampling != "shuffle-once":
         pytest.skip("batches do not come again")
     stored, dense = make_sparse("logistic")
     config = config_for(
@@ -83,7 +85,7 @@ def test_sparse_rows(tmp_path, product, sampling):
     train_on(2, config, stored)
     reader = MemoryReader(stored.X, stored.y)
     assert max(deviations(check(tmp_path, reader))) < 1e-13
-    if product == "gather":
+    if product in GATHERS:
         found = certify(
             tmp_path, exchanges=6, reader=reader_of(make_problem("logistic"))
         )

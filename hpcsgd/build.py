@@ -10,6 +10,7 @@ from hpcsgd.assembly.live import Live, assemble
 from hpcsgd.assembly.vocabulary import resolve
 from hpcsgd.backends import cpu
 from hpcsgd.callbacks.base import Callback
+from hpcsgd.checkpoint import Checkpoint
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
@@ -18,6 +19,7 @@ from hpcsgd.data.sampling import make_sampler
 from hpcsgd.data.stream import Route
 from hpcsgd.load import load
 from hpcsgd.memory import check_memory
+from hpcsgd.resume import earlier_choice
 from hpcsgd.timing import Clock
 
 
@@ -27,8 +29,12 @@ def build(
     reader: Callable[[Communicator], RowReader],
     callbacks: list[Callback],
     setup: Clock,
+    known: Checkpoint | None = None,
 ) -> Live:
-    """Everything a run needs; errors are raised on all ranks alike."""
+    """Everything a run needs; errors are raised on all ranks alike.
+
+    `known` is the checkpoint that survivors of a failure go on from.
+    """
     own = world.together(cpu.instructions)
     cpu.settle(world.exchange_objects(own))
     words = world.together(lambda: resolve(config, world))
@@ -47,7 +53,10 @@ def build(
         config.data.partition,
     )
     setup.lap("read")
-    live = world.together(lambda: assemble(config, words, grid, loaded, callbacks))
+    earlier = earlier_choice(config, grid.world, known)
+    live = world.together(
+        lambda: assemble(config, words, grid, loaded, callbacks, earlier)
+    )
     setup.lap("build")
     return live
 

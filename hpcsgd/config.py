@@ -267,6 +267,8 @@ def _reject_unknown(place: str, given: Iterable[str], known: Iterable[str]) -> N
 
 def _typed(section: str, key: str, kind: Any, value: Any) -> Any:
     """`value` as `kind`; a whole number may stand for a real one, nothing else."""
+    if (section, key, value) == ("schedule", "steps", "auto"):
+        return 0
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     if value is None and type(None) in kinds:
         return None

@@ -63,7 +63,7 @@ def check_memory(
     def refuse() -> None:
         if budget.lacks > 0:
             raise ConfigError(_sentence(need, budget, config))
-        m, held = schedule.batch * schedule.steps, sampling.block * sampling.window
+        m, held = schedule.batch * schedule.most_steps, sampling.block * sampling.window
         if m > held:
             raise ConfigError(
                 f"an exchange of {m} rows needs a window of as many, and sampling.block"
@@ -111,7 +111,7 @@ def predict(
     schedule = config.schedule
     rows = _length(reader.rows, grid.replicas.size, grid.replica)
     cols = _length(reader.cols, grid.members.size, grid.member)
-    m = min(schedule.batch * schedule.steps, rows)
+    m = min(schedule.batch * schedule.most_steps, rows)
     inner, working = _bytes(precision.inner), precision.working.itemsize
     gram = m * max(m - schedule.batch, 0) // 2 * _bytes(precision.gram_wire)
     kind = config.products.kind
@@ -182,7 +182,7 @@ def _sentence(need: Need, budget: Budget, config: RunConfig) -> str:
 def _remedy(need: Need, config: RunConfig, shared: bool) -> str:
     """The knob that turns the largest part."""
     largest = max(vars(need), key=lambda name: getattr(need, name))
-    steps = config.schedule.steps
+    steps = config.schedule.most_steps
     apart = " on more nodes" if shared else ""  # from others under the same limit
     return {
         "matrix": (

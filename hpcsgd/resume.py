@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.assembly.choice import Earlier
 from hpcsgd.assembly.live import Live
 from hpcsgd.capture import MEMORY
 from hpcsgd.checkpoint import FOLDER, Checkpoint, Store, read_checkpoint
@@ -41,6 +42,37 @@ def resume(config: RunConfig, live: Live, known: Checkpoint | None = None) -> bo
     if world.rank == 0:
         _say(checkpoint, live)
     return known is not None or _is_own(config.run, path)
+
+
+def earlier_choice(
+    config: RunConfig, world: Communicator, known: Checkpoint | None
+) -> Earlier | None:
+    """What a run that goes on had chosen, where this one leaves it open.
+
+    It goes on bit for bit, so nothing is chosen anew.
+    """
+    open_ended = config.products.kind == "auto" or not config.schedule.steps
+    if not open_ended or (known is None and config.run.resume == "no"):
+        return None
+
+    def look() -> Earlier | None:
+        found = known
+        if found is None and world.rank == 0:
+            found = (_find(config.run) or (None, None))[1]
+        return None if found is None else _choice_of(found.document)
+
+    own = world.together(look)
+    earlier: Earlier | None = world.exchange_objects(own)[0]
+    return earlier
+
+
+def _choice_of(document: Mapping[str, Any]) -> Earlier:
+    return Earlier(
+        product=document["product"],
+        steps=document["config"]["schedule"]["steps"],
+        look_ahead=document.get("look_ahead", False),
+        members=document.get("members", 0),
+    )
 
 
 def _find(run: RunSection) -> tuple[Path, Checkpoint] | None:

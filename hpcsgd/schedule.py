@@ -5,26 +5,33 @@ from functools import cached_property, lru_cache
 
 from hpcsgd.errors import ConfigError
 
+MOST_ROWS = 2048  # of an exchange whose steps are left open
+
 
 @dataclass(frozen=True)
 class Schedule:
     """Batch b of one replica, steps s of one exchange, exchanges τ of one agreement."""
 
     batch: int = 32  # larger = fewer steps in an epoch, less noise in each
-    steps: int = (
-        8  # larger = fewer messages, more flops (m = s·b of 512..1024 is usual)
-    )
+    # Larger = fewer messages, more flops (m = s·b of 512..1024 is usual); 0 = auto.
+    steps: int = 8
     period: int = 1  # larger = replicas drift further apart between agreements
     epochs: int = 1  # passes over the rows of every replica
 
     def __post_init__(self) -> None:
         for name in ("batch", "steps", "period", "epochs"):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            least = 0 if name == "steps" else 1
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ConfigError(
                     f"[schedule] {name} = {value!r} must be a whole number"
-                    " of at least 1"
+                    f" of at least 1{', or auto' if name == 'steps' else ''}"
                 )
+
+    @property
+    def most_steps(self) -> int:
+        """s, or what it may become where it is left open."""
+        return self.steps or max(MOST_ROWS // self.batch, 1)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.assembly.choice import note_measured
 from hpcsgd.assembly.live import Live
 from hpcsgd.build import build
 from hpcsgd.callbacks import Callback, History
@@ -101,7 +102,7 @@ class Session:
         world.watch(config.run.timeout)
         folder = RunFolder(config.run.out if world.rank == 0 else None)
         callbacks = [History(folder.history), *self.callbacks]
-        self.live = build(config, world, self.reader, callbacks, self.setup)
+        self.live = build(config, world, self.reader, callbacks, self.setup, self.last)
         world.together(folder.claim)
         try:
             result = self._in_folder(self.live, folder)
@@ -131,6 +132,8 @@ class Session:
         damage = find_damage(live) if status is Status.DIVERGED else ""
         more = {"damage": damage, "lost_ranks": self.lost}
         result = report(live, state, status, self.began, setup.seconds, more)
+        each = result.report["seconds_total"] / max(result.iterations, 1)
+        note_measured(config, live.chosen, each, world.rank)
         with world.working("writing the result"):
             unsaved = world.exchange_objects(folder.finish(result))[0]
         if unsaved:

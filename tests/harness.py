@@ -26,7 +26,16 @@ def config_for(drawn, /, **sections):
     return RunConfig.parse(tables)
 
 
-def train_on(ranks, config, problem, *, weights=False, offset=False, world_hook=None):
+def train_on(
+    ranks,
+    config,
+    problem,
+    *,
+    weights=False,
+    offset=False,
+    world_hook=None,
+    callbacks=(),
+):
     """The result of rank 0 on `ranks` thread ranks."""
 
     def on_rank(world):
@@ -38,6 +47,7 @@ def train_on(ranks, config, problem, *, weights=False, offset=False, world_hook=
             sample_weight=problem.weights if weights else None,
             offset=problem.offset if offset else None,
             world=world,
+            callbacks=list(callbacks),
         )
 
     return run_ranks(ranks, on_rank)[0]

@@ -1,10 +1,11 @@
 """The live objects of a run, put together."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from hpcsgd.agreement import Agreement
+from hpcsgd.assembly.choice import Chosen, Earlier, choose_run
 from hpcsgd.assembly.feed import Feed, make_feed, steps_in
 from hpcsgd.assembly.motor import Parts, make_engine
 from hpcsgd.assembly.vocabulary import Vocabulary
@@ -14,15 +15,12 @@ from hpcsgd.checkpoint import Checkpoint
 from hpcsgd.columns import Columns
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
-from hpcsgd.data.partition import split_range
 from hpcsgd.data.sampling import plan_groups
 from hpcsgd.data.stream import Streamed
 from hpcsgd.engine import Engine
-from hpcsgd.errors import ConfigError
 from hpcsgd.load import Loaded
-from hpcsgd.products import GATHERS, KEEPS, get_product
+from hpcsgd.products import GATHERS, get_product
 from hpcsgd.products.base import Product, State, Task
-from hpcsgd.products.choose import Shape, choose_product, uses_look_ahead
 from hpcsgd.products.lookahead import LookAheadGram
 from hpcsgd.products.plan import Planner
 from hpcsgd.rates import make_rate
@@ -38,13 +36,22 @@ class Live:
     loaded: Loaded
     task: Task
     product: Product
-    product_name: str
-    look_ahead: bool
+    chosen: Chosen
     feed: Feed
     columns: Columns
     capture: Capture
     engine: Engine
     state: State
+
+    @property
+    def product_name(self) -> str:
+        """Of the product that runs."""
+        return self.chosen.product
+
+    @property
+    def look_ahead(self) -> bool:
+        """Whether its Gram travels ahead of use."""
+        return self.chosen.look_ahead
 
     def put_back(self, checkpoint: Checkpoint) -> None:
         """Stand where the checkpoint stood."""
@@ -82,10 +89,17 @@ def assemble(
     grid: Grid,
     loaded: Loaded,
     callbacks: list[Callback],
+    earlier: Earlier | None = None,
 ) -> Live:
-    """Everything from what is named and what was loaded."""
+    """Everything from what is named and what was loaded.
+
+    `earlier` is what a run that goes on had chosen.
+    """
     task = _task(words, grid, loaded)
-    name, look_ahead = _choose(config, words, loaded)
+    chosen = choose_run(config, words, task, loaded, earlier)
+    schedule = replace(config.schedule, steps=chosen.steps)
+    config = replace(config, schedule=schedule)
+    name, look_ahead = chosen.product, chosen.look_ahead
     product = _product(name, look_ahead, task)
     feed = _feed(config, words, grid, loaded)
     columns = Columns(grid, loaded.shard.parts, product.holds_all_columns)
@@ -99,8 +113,7 @@ def assemble(
         loaded=loaded,
         task=task,
         product=product,
-        product_name=name,
-        look_ahead=look_ahead,
+        chosen=chosen,
         feed=feed,
         columns=columns,
         capture=capture,
@@ -122,30 +135,6 @@ def _task(words: Vocabulary, grid: Grid, loaded: Loaded) -> Task:
         probe=words.update.probe(),
         clock=Clock(),
     )
-
-
-def _choose(config: RunConfig, words: Vocabulary, loaded: Loaded) -> tuple[str, bool]:
-    """The product's name, and whether it looks ahead."""
-    name, sampling = config.products.kind, config.sampling
-    if name == "auto":
-        largest = split_range(loaded.shard.total_rows, config.grid.replicas, 0)
-        again = sampling.mode == "shuffle-once" and config.schedule.epochs > 1
-        shape = Shape(
-            words.members,
-            largest.stop,
-            loaded.shard.total_columns,
-            again,
-            loaded.stored / loaded.shard.total_rows,
-            loaded.shard.is_sparse,
-        )
-        name = choose_product(shape, config.schedule, words.precision)
-    if name in KEEPS and sampling.mode != "shuffle-once":
-        raise ConfigError(
-            f"[products] kind = {name!r} needs batches that come again and [sampling]"
-            f" mode = {sampling.mode!r} draws new ones; use mode = 'shuffle-once',"
-            f" or kind = {'gather' if name in GATHERS else 'gram'!r}"
-        )
-    return name, uses_look_ahead(config.products, name, words.latency)
 
 
 def _product(name: str, look_ahead: bool, task: Task) -> Product:

@@ -121,6 +121,8 @@ def _capture(
             "fingerprint": parts.loaded.fingerprint,
             "rows": parts.loaded.shard.total_rows,
             "product": parts.product_name,
+            "look_ahead": parts.look_ahead,
+            "members": parts.grid.members.size,
         },
         exchanges_per_epoch=parts.feed.exchanges_per_epoch,
         to_host=parts.task.backend.to_host,

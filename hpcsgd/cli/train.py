@@ -11,6 +11,7 @@ from hpcsgd.callbacks.base import Callback
 from hpcsgd.cli import launch, logs
 from hpcsgd.cli.profile import show_profile
 from hpcsgd.cli.ranks import on_all_ranks
+from hpcsgd.cli.words import gib, steps
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.delayed import NETWORKS
 from hpcsgd.comm.grid import parse_grid
@@ -25,21 +26,6 @@ from hpcsgd.rates import RATES
 from hpcsgd.result import Result
 from hpcsgd.signals import Signals
 from hpcsgd.updates import UPDATES
-
-UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-
-
-def gib(text: str) -> float:
-    """GiB of "64MiB", "1.5GiB" or a plain number of GiB."""
-    number, unit = text.strip(), 2**30
-    for name, size in UNITS.items():
-        if number.endswith(name):
-            number, unit = number.removesuffix(name), size
-    try:
-        return float(number) * unit / 2**30
-    except ValueError as error:
-        raise ConfigError(f"--memory {text}: write it as 64MiB or 1.5GiB") from error
-
 
 # flag, the setting it stands for, and what argparse needs to know
 FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
@@ -60,7 +46,19 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         {"choices": ["on", "off", "auto"], "help": "send the next Gram early"},
     ),
     ("--batch", "schedule.batch", {"type": int, "help": "rows a step, per replica"}),
-    ("--steps", "schedule.steps", {"type": int, "help": "steps per exchange, s"}),
+    (
+        "--steps",
+        "schedule.steps",
+        {"type": steps, "metavar": "S", "help": "steps per exchange, s, or auto"},
+    ),
+    (
+        "--machine",
+        "products.machine",
+        {
+            "metavar": "FILE",
+            "help": "figures that `auto` chooses by; measured where missing",
+        },
+    ),
     ("--period", "schedule.period", {"type": int, "help": "exchanges per agreement"}),
     ("--epochs", "schedule.epochs", {"type": int, "help": "passes over the rows"}),
     ("--precision", "precision.recipe", {"choices": list(RECIPES), "help": "recipe"}),

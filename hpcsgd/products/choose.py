@@ -1,22 +1,28 @@
-"""Which product is worth it: a rule on words, until a measured model says better."""
+"""Which product, and how many steps: the fewest seconds that fit in memory."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hpcsgd.csr import index_dtype
+from hpcsgd import cost
+from hpcsgd.cost import Job, Machine
 from hpcsgd.errors import ConfigError
-from hpcsgd.precision import Precision, get_format
-from hpcsgd.schedule import Schedule
+from hpcsgd.products import KEEPS
+from hpcsgd.schedule import MOST_ROWS
 
-CACHE_BUDGET = 512 * 2**20  # bytes of Gram that each member may keep
+CACHE_BUDGET = 512 * 2**20  # bytes that each member may keep from the first epoch on
 WORTH_HIDING = 20e-6  # seconds of latency above which a second message pays
+# Steps that are tried: between two of them lie a few per cent.
+STEPS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
 
 
 @dataclass(frozen=True)
 class ProductsConfig:
     """How members get through s steps."""
 
-    kind: str = "auto"  # direct, gram, gather, gather-once, cached, or auto
+    # direct, gram, gather, gather-once, cached, or auto
+    kind: str = "auto"
     look_ahead: str = "auto"  # on: the next Gram travels while this group iterates
+    machine: str = ""  # a file of what this machine can do; written where it is missing
 
     def __post_init__(self) -> None:
         if self.look_ahead not in ("on", "off", "auto"):
@@ -26,40 +32,40 @@ class ProductsConfig:
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What the choice depends on."""
+class Choice:
+    """What is fastest by the model, and how long a step of it takes."""
 
-    members: int
-    rows: int  # of the replica
-    columns: int  # of the whole matrix
-    rows_come_again: bool  # shuffle once, and more than one epoch
-    stored: float = 0.0  # values that a sparse row holds on average
-    is_sparse: bool = False
-
-    def row_bytes(self, word: int) -> float:
-        """What gathering one whole row moves; sparse values travel with a column."""
-        if self.is_sparse:
-            return self.stored * (word + index_dtype(self.columns).itemsize)
-        return float(self.columns * word)
+    product: str
+    steps: int
+    seconds: float
 
 
-def choose_product(shape: Shape, schedule: Schedule, precision: Precision) -> str:
-    """The product with the fewest bytes on the wire that fits in memory.
+def choose(kind: str, steps: int, job: Job, machine: Machine) -> Choice:
+    """The fastest of what is left open: kind "auto", steps 0."""
+    return min(candidates(kind, steps, job, machine), key=lambda c: c.seconds)
 
-    Gather moves fewer bytes than gram iff e_Y d < e_G b(s−1) + 2 e_z; sparse rows of
-    k stored values on average move (e_Y + 4) k instead of e_Y d.
-    """
-    if shape.members == 1 or schedule.steps == 1:
-        return "direct"
-    batch, steps = schedule.batch, schedule.steps
-    e_y, e_g, e_z = (
-        get_format(name).dtype.itemsize
-        for name in (precision.matrix, precision.gram_wire, precision.margin_sum)
-    )
-    if shape.row_bytes(e_y) < e_g * batch * (steps - 1) + 2 * e_z:
-        return "gather"
-    kept = shape.rows * batch * (steps - 1) // 2 * e_g
-    return "cached" if shape.rows_come_again and kept <= CACHE_BUDGET else "gram"
+
+def candidates(kind: str, steps: int, job: Job, machine: Machine) -> Iterator[Choice]:
+    """Every product and number of steps that may be used, with its seconds."""
+    for product in _products(kind, job):
+        for s in [steps] if steps else _steps(product, job):
+            if kind != "auto" or cost.kept_bytes(product, s, job) <= CACHE_BUDGET:
+                yield Choice(product, s, cost.seconds(product, s, job, machine))
+
+
+def _products(kind: str, job: Job) -> list[str]:
+    if kind != "auto":
+        return [kind]
+    if job.members == 1:
+        return ["direct"]
+    known = ["direct", "gram", "gather", *KEEPS]
+    return known if job.comes_again else [k for k in known if k not in KEEPS]
+
+
+def _steps(product: str, job: Job) -> list[int]:
+    """No more rows than an epoch has, nor than `MOST_ROWS`; one at least."""
+    most = max(min(job.rows, MOST_ROWS) // job.batch, 1)
+    return [s for s in STEPS if s <= most]
 
 
 def uses_look_ahead(config: ProductsConfig, kind: str, latency: float) -> bool:

@@ -58,6 +58,18 @@ def walk(
             task.clock.lap("steps")
             state.residuals = at_once
             return state
+    return one_by_one(task, state, group, rows, batch, scratch)
+
+
+def one_by_one(
+    task: Task,
+    state: State,
+    group: Group,
+    rows: Rows,
+    batch: Batch,
+    scratch: Scratch | None,
+) -> State:
+    """The same where something lies between two steps, a message or NumPy."""
     residuals = []
     starts = group.blocks.starts
     for j, plan in enumerate(group.steps):

@@ -27,6 +27,8 @@ LAYERS = (
         "build",
         "assembly",
         "load",
+        "calibrate",
+        "machine_file",
         "parts",
         "engine",
         "evaluation",

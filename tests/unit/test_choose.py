@@ -1,65 +1,81 @@
-"""The rule behind `auto`: words on the wire decide, memory has a veto."""
+"""What `auto` picks: the fewest seconds by the model, memory has a veto."""
 
 import pytest
 
+from hpcsgd.cost import Job, Machine
 from hpcsgd.errors import ConfigError
-from hpcsgd.precision import RECIPES
 from hpcsgd.products import PRODUCTS, choose, get_product
-from hpcsgd.products.choose import (
-    ProductsConfig,
-    Shape,
-    choose_product,
-    uses_look_ahead,
-)
-from hpcsgd.schedule import Schedule
+from hpcsgd.products.choose import ProductsConfig, candidates, uses_look_ahead
 from tests.harness import config_for, make_problem, train_on
 
-WIDE = Shape(members=2, rows=20000, columns=2000, rows_come_again=False)
+WIDE = Job(
+    members=2,
+    rows=20000,
+    columns=2000,
+    held=1000,
+    batch=32,
+    epochs=1,
+    comes_again=False,
+    matrix=4,
+    gram_wire=4,
+    margin_sum=4,
+)
+LAN = Machine(latency=60e-6, per_byte=1e-9)
 
 
-def pick(recipe="fp32", batch=32, steps=8, **changes):
-    shape = Shape(**{**vars(WIDE), **changes})
-    return choose_product(shape, Schedule(batch, steps), RECIPES[recipe])
+def job(**changes):
+    return Job(**{**vars(WIDE), **changes})
 
 
-def test_nothing_to_sum_or_nothing_to_save_is_direct():
-    assert pick(members=1) == "direct"
-    assert pick(steps=1) == "direct"
+def pick(machine=LAN, steps=8, kind="auto", **changes):
+    return choose.choose(kind, steps, job(**changes), machine)
 
 
-@pytest.mark.parametrize("recipe", ["fp64", "fp32"])
-def test_narrow_rows_are_gathered_up_to_the_break_even(recipe):
-    """Equal words: gather moves fewer bytes iff d < b(s−1) + 2."""
-    even = 32 * 7 + 2
-    assert pick(recipe, columns=even - 1) == "gather"
-    assert pick(recipe, columns=even) == "gram"
+def test_one_member_has_nothing_to_sum():
+    assert pick(members=1, held=2000).product == "direct"
 
 
-def test_a_low_matrix_moves_the_break_even():
-    """bf16 rows against an fp32 Gram: d < 2b(s−1) + 4."""
-    even = 2 * 32 * 7 + 4
-    assert pick("c", columns=even - 1) == "gather"
-    assert pick("c", columns=even) == "gram"
+def test_a_free_network_leaves_nothing_to_save():
+    free = Machine(latency=1e-9, per_byte=0.0, step=0.0)
+    assert pick(free, steps=0).product == "direct"
 
 
-def test_the_rule_is_what_the_ledger_counts():
-    """At the break-even of this run the two products send as many bytes."""
-    problem = make_problem("logistic", n=48, d=10)  # d = b(s−1) + 2, b 4, s 3
-
-    def ring_bytes(kind):
-        config = config_for(problem, products={"kind": kind})
-        return train_on(2, config, problem).ledger["products"]["wire_bytes"]
-
-    assert ring_bytes("gather") == pytest.approx(ring_bytes("gram"))
+def test_narrow_rows_are_gathered():
+    assert pick(columns=18, held=9).product == "gather"
+    assert pick(steps=4).product == "gram"
 
 
-def test_batches_that_come_again_are_cached_while_memory_lasts(monkeypatch):
-    assert pick(rows_come_again=True) == "cached"
+def test_what_comes_again_is_kept_while_memory_lasts(monkeypatch):
+    again = {"comes_again": True, "epochs": 10}
+    assert pick(columns=18, held=9, **again).product == "gather-once"
     kept = 20000 * 32 * 7 // 2 * 4
     monkeypatch.setattr(choose, "CACHE_BUDGET", kept)
-    assert pick(rows_come_again=True) == "cached"
+    assert pick(**again).product == "cached"
     monkeypatch.setattr(choose, "CACHE_BUDGET", kept - 1)
-    assert pick(rows_come_again=True) == "gram"
+    assert pick(**again).product not in ("cached", "gather-once")
+    assert pick(kind="cached", **again).product == "cached", "as it was asked for"
+
+
+@pytest.mark.parametrize("latency", [5e-6, 60e-6, 200e-6, 1e-3])
+def test_open_steps_grow_with_the_latency(latency):
+    """About the square root of the latency, between what is tried."""
+    found = pick(Machine(latency=latency, per_byte=0.0), steps=0, kind="gram").steps
+    more = pick(Machine(latency=9 * latency, per_byte=0.0), steps=0, kind="gram").steps
+    assert found <= more <= 4 * found
+
+
+def test_open_steps_end_where_the_rows_do():
+    slow = Machine(latency=1.0)
+    assert pick(slow, steps=0, rows=100).steps * 32 <= 100
+    assert pick(slow, steps=0, rows=20).steps == 1
+    assert pick(slow, steps=0, batch=512).steps * 512 <= choose.MOST_ROWS
+
+
+def test_nothing_is_faster_than_what_is_picked():
+    found = list(candidates("auto", 0, job(comes_again=True, epochs=10), LAN))
+    best = pick(steps=0, comes_again=True, epochs=10)
+    assert {c.product for c in found} == set(PRODUCTS)
+    assert best.seconds == min(c.seconds for c in found)
 
 
 @pytest.mark.parametrize(
@@ -90,8 +106,13 @@ def test_names():
         get_product("magic")
 
 
-@pytest.mark.parametrize("members, wanted", [(1, "direct"), (2, "gather")])
+@pytest.mark.parametrize("members, wanted", [(1, "direct"), (2, "gather-once")])
 def test_auto_runs_what_it_chose(members, wanted):
     problem = make_problem("logistic")
-    config = config_for(problem, products={"kind": "auto"})
+    config = config_for(
+        problem, products={"kind": "auto"}, run={"network": "lan"}, schedule=AGAIN
+    )
     assert train_on(members, config, problem).report["products"] == wanted
+
+
+AGAIN = {"batch": 4, "steps": 4, "epochs": 3}

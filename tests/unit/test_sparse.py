@@ -18,6 +18,7 @@ from hpcsgd.build import build
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.config import RunConfig
+from hpcsgd.cost import Job, Machine
 from hpcsgd.csr import Csr, from_scipy, side_by_side, stack
 from hpcsgd.damage import find_damage
 from hpcsgd.data import readers, sparse_block
@@ -26,9 +27,9 @@ from hpcsgd.data.memory import MemoryReader
 from hpcsgd.data.readers import row_words, stored_in
 from hpcsgd.errors import DataError
 from hpcsgd.precision import RECIPES, encode
-from hpcsgd.products.choose import Shape, choose_product
+from hpcsgd.products.choose import choose
 from hpcsgd.products.sparse_rows import pack, unpack
-from hpcsgd.schedule import Schedule, blocks_of
+from hpcsgd.schedule import blocks_of
 from hpcsgd.timing import Clock
 from tests.harness import config_for, train_on
 from tests.sparse import as_csr, make_sparse
@@ -287,11 +288,11 @@ def test_memory_bounds_what_a_block_takes():
     assert peak <= predicted.exchange <= 6 * peak
 
 
-@pytest.mark.parametrize("values, wanted", [(112, "gather"), (113, "gram")])
-def test_the_break_even_of_auto(values, wanted):
-    """(4 + 4) k against 4·(32·7 + 2): fewer than 113 values a row are gathered."""
-    shape = Shape(2, 10_000, 10**6, False, values, True)
-    assert choose_product(shape, Schedule(32, 8), RECIPES["fp32"]) == wanted
+@pytest.mark.parametrize("density, wanted", [(1e-5, "gather"), (1e-2, "gram")])
+def test_auto_gathers_rows_of_few_values(density, wanted):
+    job = Job(2, 10_000, 10**6, 5 * 10**5, 32, 1, False, 8 * density, 4, 4)
+    found = choose("auto", 8, job, Machine(latency=60e-6, per_byte=1e-9, gram=1e15))
+    assert found.product == wanted
 
 
 def test_damage_is_found_in_stored_values():

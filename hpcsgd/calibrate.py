@@ -1,0 +1,201 @@
+"""What this machine can do, measured on the data at hand in well under two seconds.
+
+Every rank measures the same things in the same order, so that the sums in between meet;
+the slowest of them counts, since ranks wait for each other.
+"""
+
+from collections.abc import Callable
+from functools import reduce
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.comm.base import Communicator
+from hpcsgd.comm.serial import SerialCommunicator
+from hpcsgd.comm.workspace import Workspace
+from hpcsgd.cost import Machine
+from hpcsgd.data.shard import Shard
+from hpcsgd.products.base import (
+    Group,
+    Rows,
+    Scratch,
+    State,
+    Task,
+    batch_of,
+    gather_rows,
+)
+from hpcsgd.products.direct import one_by_one
+from hpcsgd.products.gram import Gram
+from hpcsgd.products.plan import Planner
+from hpcsgd.schedule import Blocks, uniform_blocks
+from hpcsgd.timing import Clock
+from hpcsgd.updates import make_update
+
+Array = NDArray[Any]
+STEPS = 8  # of what is timed
+LONG = 2**16  # words of a long message
+REPEATS = 5
+
+
+def calibrate(task: Task, batch: int) -> Machine:
+    """The rates of the slowest member; called by all of them together."""
+    latency, per_byte = _network(task.members, task.margin_dtype, batch)
+    own = Machine(latency=latency, per_byte=per_byte, **_rates(task, batch))
+    everyone: list[Machine] = task.members.exchange_objects(own)
+    return reduce(Machine.slowest, everyone)
+
+
+def _network(members: Communicator, dtype: Any, batch: int) -> tuple[float, float]:
+    """α and β of sums, with all that surrounds them."""
+    if members.size == 1:
+        return 0.0, 0.0
+    short = _seconds_of_sum(members.workspace(batch, dtype), 4 * REPEATS)
+    long = _seconds_of_sum(members.workspace(LONG, dtype), REPEATS)
+    moved = 2.0 * (members.size - 1) / members.size * LONG * np.dtype(dtype).itemsize
+    return short, max(long - short, 0.0) / moved
+
+
+def _seconds_of_sum(workspace: Workspace, repeats: int) -> float:
+    def send() -> None:
+        workspace.array[...] = 0
+        workspace.sum("control")
+
+    return _seconds(send, repeats)
+
+
+def _rates(task: Task, batch: int) -> dict[str, float]:
+    """What one member does between two messages."""
+    shard = task.shard
+    blocks = uniform_blocks(batch, max(min(STEPS, shard.height // batch), 1))
+    plain = _plain(task)
+    order = np.random.default_rng(0).permutation(shard.height)
+    size = blocks.rows * shard.width * _value_bytes(shard)
+    samples = [
+        _products(plain, order[i * blocks.rows :][: blocks.rows], blocks)
+        for i in range(min(REPEATS, shard.height // blocks.rows))
+    ]
+    read, again, gram = (median(values) for values in zip(*samples, strict=True))
+    words = blocks.gram_words
+    exchange, step = _overheads(plain, batch)
+    inner, link = _recurrence(plain, blocks)
+    return {
+        "gram": max(words, 1) * shard.width / gram,
+        "read": size / read,
+        "again": size / again,
+        "inner": max(words, 1) / inner,
+        "link": link,
+        "exchange": exchange,
+        "step": step,
+    }
+
+
+def _plain(task: Task) -> Task:
+    """The same task for one member with one column of weights and no momentum."""
+    return Task(
+        shard=task.shard,
+        backend=task.backend,
+        members=SerialCommunicator(),
+        family=task.family,
+        precision=task.precision,
+        columns=task.columns,
+        states=1,
+        probe=np.ones(1),
+        clock=Clock(),
+    )
+
+
+def _products(task: Task, rows: Array, blocks: Blocks) -> tuple[float, float, float]:
+    """Seconds of scores on rows from memory, of the update, and of the Gram."""
+    shard, backend = task.shard, task.backend
+    wide = (len(rows), shard.width)
+    room = None if shard.is_sparse else np.empty(wide, task.precision.working)
+    weights = backend.zeros((shard.width, task.columns))
+    margins = np.empty((len(rows), task.columns), dtype=task.margin_dtype)
+    residuals = np.zeros((len(rows), task.columns), dtype=_inner(task))
+    packed = np.zeros(blocks.gram_words, dtype=_inner(task))
+    group = _group(task, rows, blocks.sizes)
+    began = perf_counter()
+    sampled: Rows = backend.gather(*shard.at(rows), room)
+    backend.scores(sampled, weights, margins)
+    read = perf_counter()
+    backend.descend(weights, sampled, residuals, group.plan)
+    updated = perf_counter()
+    backend.strict_gram(sampled, blocks, packed)
+    return read - began, updated - read, perf_counter() - updated
+
+
+def _recurrence(task: Task, blocks: Blocks) -> tuple[float, float]:
+    """Seconds of the recurrence beyond its links, and of the link of one row."""
+    whole = _residuals(task, blocks)
+    links = _residuals(task, uniform_blocks(blocks.rows, 1))
+    return max(whole - links, 1e-9), links / blocks.rows
+
+
+def _residuals(task: Task, blocks: Blocks) -> float:
+    rows = np.arange(blocks.rows) % task.shard.height
+    group, batch = _group(task, rows, blocks.sizes), batch_of(task, rows)
+    margins = np.zeros((blocks.rows, task.columns), dtype=task.margin_dtype)
+    packed = np.zeros(blocks.gram_words, dtype=_inner(task))
+    return _seconds(
+        lambda: task.backend.corrected_residuals(
+            margins, packed, group.plan, task.family, batch, None
+        ),
+        REPEATS,
+    )
+
+
+def _overheads(task: Task, batch: int) -> tuple[float, float]:
+    """Seconds around an exchange, and around a plain step that messages part.
+
+    Of so little data that arithmetic is nothing beside them.
+    """
+    shard = task.shard
+    few = min(4, batch, shard.height)
+    steps = max(min(STEPS, shard.height // few), 1)
+    rows = np.arange(few * steps, dtype=np.int64)
+    group = _group(task, rows, (few,) * steps)
+    weights = task.backend.zeros((shard.width, task.columns))
+    state = State(weights=weights, intercept=None)
+    product, scratch = Gram(task), Scratch()
+
+    def step_by_step() -> None:
+        sampled = gather_rows(task, scratch, "rows", group)
+        one_by_one(task, state, group, sampled, batch_of(task, rows), scratch)
+
+    exchange = _seconds(lambda: product.advance(state, group, None), REPEATS)
+    return exchange, _seconds(step_by_step, REPEATS) / steps
+
+
+def _group(task: Task, rows: Array, sizes: tuple[int, ...]) -> Group:
+    """Steps of no length: what is timed changes nothing."""
+    update = make_update("sgd", 0.0)
+    planner = Planner(update, 0.0, lambda _, count: np.zeros(count), task.backend)
+    return planner.group(0, 0, rows, sizes, 0)
+
+
+def _inner(task: Task) -> Any:
+    """The dtype that residuals are computed in."""
+    return task.no_gram.dtype
+
+
+def _value_bytes(shard: Shard) -> float:
+    """Of a value as it is stored; of sparse rows, per column."""
+    if shard.is_sparse:
+        matrix: Any = shard.matrix
+        held = matrix.data.nbytes + matrix.indices.nbytes
+        return float(max(held / (shard.height * shard.width), 1e-9))
+    return float(shard.matrix.dtype.itemsize)
+
+
+def _seconds(action: Callable[[], Any], repeats: int) -> float:
+    """The median, after one that wakes everything."""
+    action()
+    times = []
+    for _ in range(repeats):
+        began = perf_counter()
+        action()
+        times.append(perf_counter() - began)
+    return float(median(times))

@@ -1,0 +1,192 @@
+"""What a step costs: the model behind `auto`, in seconds, from what a machine can do.
+
+Per step, with m = s·b rows of d_c columns, g = (m² − s b²)/2 words of Gram and r(·) the
+bytes that a ring moves:
+
+    direct       α + β r(e_z b) + read + update + c_1, without the message on one member
+    gram         [α + β r(e_G g + e_z m) + g d_c / F + read + inner + update + c_0] / s
+    cached       the same in one epoch, without G in all others
+    gather       [α + β r(e_Y m d) + s plain steps on d columns + c_0] / s
+    gather-once  the same in one epoch, without the message in all others
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from hpcsgd.comm import wire
+from hpcsgd.schedule import Blocks, uniform_blocks
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What one rank and its network can do; measured by `hpcsgd.calibrate`.
+
+    The defaults are those of one core with AVX-512 and of a good network: what is
+    assumed where nothing was measured.
+    """
+
+    latency: float = 5e-6  # α, seconds of a sum of one batch
+    per_byte: float = 1e-10  # β, seconds a byte on the wire
+    gram: float = 4e10  # F, multiply-adds a second
+    read: float = 1e10  # bytes a second of rows that come from memory
+    again: float = 3e10  # and of rows that were used just before
+    inner: float = 1e10  # words of Gram a second in the recurrence
+    link: float = 5e-9  # seconds a row for its residual
+    exchange: float = 25e-6  # c_0, seconds around an exchange
+    step: float = 12e-6  # c_1, seconds around a step that messages part
+
+    def slowest(self, other: "Machine") -> "Machine":
+        """What both of them can do: ranks wait for each other."""
+        rates = ("gram", "read", "again", "inner")
+        return Machine(
+            **{
+                f.name: (min if f.name in rates else max)(
+                    getattr(self, f.name), getattr(other, f.name)
+                )
+                for f in fields(Machine)
+            }
+        )
+
+    def as_dict(self) -> dict[str, float]:
+        """For a file."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be done, as far as time depends on it."""
+
+    members: int  # that messages are felt with, also where they are emulated
+    rows: int  # of a replica
+    columns: int  # of the whole matrix
+    held: int  # of a member
+    batch: int
+    epochs: int
+    comes_again: bool  # the same groups in every epoch
+    matrix: float  # bytes of a value as it is stored; a mean over columns where sparse
+    gram_wire: int  # bytes of a word of G
+    margin_sum: int  # and of z
+    scores: int = 1  # columns of weights, K
+    states: int = 1  # S
+
+
+def seconds(product: str, steps: int, job: Job, machine: Machine) -> float:
+    """Of one step, on average over the run."""
+    return _PRODUCTS[product](_Exchange(steps, job, machine)) / steps
+
+
+def kept_bytes(product: str, steps: int, job: Job) -> int:
+    """What a member keeps from the first epoch on."""
+    if product == "gather-once":
+        return int(job.rows * job.columns * job.matrix)
+    if product == "cached":
+        return job.rows * job.batch * (steps - 1) // 2 * job.gram_wire
+    return 0
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    """The parts of one exchange."""
+
+    steps: int
+    job: Job
+    machine: Machine
+
+    @property
+    def rows(self) -> int:
+        return self.steps * self.job.batch
+
+    @property
+    def blocks(self) -> Blocks:
+        return uniform_blocks(self.job.batch, self.steps)
+
+    @property
+    def first_share(self) -> float:
+        """The part of the exchanges in which nothing is kept yet."""
+        return 1.0 / self.job.epochs if self.job.comes_again else 1.0
+
+    def summed(self, size: float) -> float:
+        job, machine = self.job, self.machine
+        wire_bytes = wire.sum_bytes(int(size), job.members)
+        return machine.latency + machine.per_byte * wire_bytes
+
+    def margins(self, rows: int) -> float:
+        """The sum of z."""
+        job = self.job
+        return self.summed(job.margin_sum * rows * job.scores * job.states)
+
+    def passes(self, columns: int, rate: float) -> float:
+        """One pass over the sampled rows at `rate`, as arithmetic or memory allows."""
+        job = self.job
+        work = self.rows * columns * job.matrix * job.states
+        # More columns of weights: the same rows, more arithmetic.
+        return max(work / rate, work * job.scores / self.machine.again)
+
+    def plain(self, columns: int) -> float:
+        """Read, link and update of the steps, on rows of so many columns."""
+        m = self.machine
+        both = self.passes(columns, m.read) + self.passes(columns, m.again)
+        return both + self.rows * self.job.scores * m.link
+
+    def inner(self, rate: float) -> float:
+        """The recurrence, its Gram read at so many bytes a second."""
+        words = self.blocks.gram_words
+        work = words * self.job.scores / self.machine.inner
+        return max(work, words * self.job.gram_wire / rate)
+
+
+def _direct(x: _Exchange) -> float:
+    steps = x.plain(x.job.held)
+    if x.job.members == 1:
+        return steps + x.machine.exchange
+    return steps + x.steps * (x.margins(x.job.batch) + x.machine.step)
+
+
+def _later(x: _Exchange, rate: float) -> float:
+    """An exchange that needs z alone."""
+    return x.margins(x.rows) + x.plain(x.job.held) + x.inner(rate) + x.machine.exchange
+
+
+def _gram(x: _Exchange) -> float:
+    job, words = x.job, x.blocks.gram_words
+    size = job.gram_wire * words
+    sent = x.machine.per_byte * wire.sum_bytes(size, job.members)
+    return _later(x, x.machine.again) + sent + words * job.held / x.machine.gram
+
+
+def _cached(x: _Exchange) -> float:
+    first = x.first_share
+    return first * _gram(x) + (1 - first) * _later(x, x.machine.read)
+
+
+def _gather(x: _Exchange) -> float:
+    job, machine = x.job, x.machine
+    size = x.rows * job.columns * job.matrix
+    sent = machine.per_byte * wire.gather_bytes(int(size), job.members)
+    moved = 2 * size / machine.read  # picked, and put side by side
+    return machine.latency + sent + moved + _once(x)
+
+
+def _once(x: _Exchange) -> float:
+    """An exchange on rows that are here."""
+    return x.plain(x.job.columns) + x.machine.exchange
+
+
+def _gather_once(x: _Exchange) -> float:
+    first = x.first_share
+    return first * _gather(x) + (1 - first) * _once(x)
+
+
+_PRODUCTS: dict[str, Callable[[_Exchange], float]] = {
+    "direct": _direct,
+    "gram": _gram,
+    "cached": _cached,
+    "gather": _gather,
+    "gather-once": _gather_once,
+}
+
+
+def machine_from(table: dict[str, Any]) -> Machine:
+    """What `as_dict` said."""
+    return Machine(**{f.name: float(table[f.name]) for f in fields(Machine)})

@@ -1,0 +1,152 @@
+"""Steps and products that are left open: measured, said, kept by a run that goes on."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from hpcsgd.api import train
+from hpcsgd.assembly import choice
+from hpcsgd.build import build
+from hpcsgd.calibrate import calibrate
+from hpcsgd.callbacks import Callback
+from hpcsgd.callbacks.base import Wish
+from hpcsgd.comm.threads import run_ranks
+from hpcsgd.cost import Machine
+from hpcsgd.data.memory import MemoryReader
+from hpcsgd.errors import ConfigError
+from hpcsgd.timing import Clock
+from tests.harness import (
+    config_for,
+    make_problem,
+    oracle_for,
+    relative_error,
+    train_on,
+)
+from tests.sparse import make_sparse
+
+OPEN = {"batch": 4, "steps": "auto", "epochs": 3}
+
+
+def test_open_steps_are_chosen_and_said():
+    problem = make_problem("logistic")
+    config = config_for(problem, schedule=OPEN, products={"kind": "auto"})
+    result = train_on(2, config, problem)
+    steps = result.report["schedule"]["steps"]
+    assert steps >= 1 and result.config["schedule"]["steps"] == steps
+    same = config_for(
+        problem, schedule={**OPEN, "steps": steps}, products={"kind": "direct"}
+    )
+    assert relative_error(result, oracle_for(same, problem)) <= 1e-11
+
+
+def test_replicas_take_no_open_steps():
+    problem = make_problem("logistic")
+    config = config_for(
+        problem, schedule=OPEN, products={"kind": "auto"}, grid={"replicas": 2}
+    )
+    with pytest.raises(ConfigError, match="--period"):
+        train_on(2, config, problem)
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+@pytest.mark.parametrize("recipe", ["fp64", "fp32", "c"])
+@pytest.mark.parametrize("family", ["logistic", "softmax"])
+def test_figures_are_the_same_on_all_members(kind, recipe, family):
+    """And no word of them is booked as a product."""
+    problem = make_problem(family) if kind == "dense" else make_sparse(family)[0]
+    config = config_for(problem, precision={"recipe": recipe})
+    reader = MemoryReader(problem.X, problem.y)
+
+    def measure(world):
+        live = build(config, world, lambda _: reader, [], Clock())
+        before = world.ledger.as_dict()["products"]
+        found = calibrate(live.task, 4)
+        after = world.ledger.as_dict()
+        return found, before, after
+
+    found = run_ranks(3, measure)
+    assert len({machine for machine, _, _ in found}) == 1
+    machine, before, after = found[0]
+    assert all(math.isfinite(v) and v >= 0 for v in machine.as_dict().values())
+    assert min(machine.gram, machine.read, machine.again, machine.inner) > 0
+    assert after["products"] == before and after["control"]["words"] > 0
+
+
+def test_a_machine_file_is_made_once_and_corrected(tmp_path, monkeypatch):
+    problem, path = make_problem("logistic"), tmp_path / "machine.json"
+    config = config_for(
+        problem,
+        schedule=OPEN,
+        products={"kind": "auto", "machine": str(path)},
+    )
+    train_on(2, config, problem)
+    first = json.loads(path.read_text())
+    (key,) = first
+    assert "C2" in key and len(first[key]["corrections"]) == 1
+    monkeypatch.setattr(choice, "calibrate", None)  # to call it again would fail
+    train_on(2, config, problem)
+    again = json.loads(path.read_text())
+    assert again[key]["machine"] == first[key]["machine"]
+
+
+def test_long_runs_are_measured_and_reproducible_ones_never(monkeypatch):
+    problem, asked = make_problem("logistic"), []
+    monkeypatch.setattr(choice, "WORTH_MEASURING", 0.0)
+    monkeypatch.setattr(
+        choice, "calibrate", lambda task, batch: asked.append(batch) or Machine()
+    )
+    config = config_for(problem, schedule=OPEN, products={"kind": "auto"})
+    train_on(2, config, problem)
+    assert asked == [4, 4]
+    strict = config_for(
+        problem,
+        schedule=OPEN,
+        products={"kind": "auto"},
+        run={"reproducible": True},
+    )
+    train_on(2, strict, problem)
+    assert asked == [4, 4]
+
+
+class StopAt(Callback):
+    def __init__(self, exchange):
+        self.exchange = exchange
+
+    def on_exchange(self, view):
+        return Wish.STOP if view.exchanges == self.exchange else None
+
+
+def test_a_run_that_goes_on_keeps_its_choice(tmp_path, monkeypatch):
+    """Even where the model would now choose otherwise."""
+    problem = make_problem("logistic")
+    sections = {
+        "schedule": OPEN,
+        "products": {"kind": "auto"},
+        "run": {"out": str(tmp_path), "resume": "auto", "check_every": 1},
+        "checkpoint": {"every": 1},
+    }
+    config = config_for(problem, **sections)
+    whole = train_on(2, config_for(problem, **{**sections, "run": {}}), problem)
+    train_on(2, config, problem, callbacks=[StopAt(2)])
+    swift = Machine(latency=0.0, per_byte=0.0, step=0.0)
+    monkeypatch.setattr(choice, "_assumed", lambda task, job: swift)
+    fresh = config_for(problem, **{**sections, "run": {}})
+    assert train_on(2, fresh, problem).report["products"] == "direct"
+    assert whole.report["products"] != "direct"
+    result = train_on(2, config, problem)
+    assert result.report["resumes"] == 1
+    assert result.report["schedule"] == whole.report["schedule"]
+    assert result.report["products"] == whole.report["products"]
+    assert np.array_equal(result.weights, whole.weights)
+
+
+def test_the_api_takes_open_steps():
+    problem = make_problem("gaussian")
+    result = train(
+        {"schedule": {"steps": "auto"}, "problem": {"family": "gaussian"}},
+        X=problem.X,
+        y=problem.y,
+    )
+    assert result.report["products"] == "direct"

@@ -1,0 +1,126 @@
+"""The model of a step, one constant at a time against its formula."""
+
+import pytest
+
+from hpcsgd.cost import Job, Machine, kept_bytes, seconds
+
+FREE = Machine(
+    latency=0.0,
+    per_byte=0.0,
+    gram=float("inf"),
+    read=float("inf"),
+    again=float("inf"),
+    inner=float("inf"),
+    link=0.0,
+    exchange=0.0,
+    step=0.0,
+)
+JOB = Job(
+    members=4,
+    rows=1000,
+    columns=120,
+    held=30,
+    batch=10,
+    epochs=5,
+    comes_again=True,
+    matrix=2,
+    gram_wire=4,
+    margin_sum=8,
+)
+S, M, G = 6, 60, 10 * 10 * 15  # steps, rows and words of Gram of an exchange
+RING = 2 * 3 / 4
+
+
+def only(**constants):
+    return Machine(**{**FREE.as_dict(), **constants})
+
+
+def step(product, job=JOB, **constants):
+    return seconds(product, S, job, only(**constants))
+
+
+@pytest.mark.parametrize(
+    "product, sums", [("direct", S), ("gram", 1), ("cached", 1), ("gather", 1)]
+)
+def test_latency(product, sums):
+    assert step(product, latency=1.0) == pytest.approx(sums / S)
+
+
+def test_rows_that_are_here_need_no_latency():
+    assert step("gather-once", latency=1.0) == pytest.approx(1 / S / 5)
+
+
+def test_bytes():
+    z, gram, rows = 8 * M * RING, 4 * G * RING, M * 120 * 2 * 3 / 4
+    assert step("direct", per_byte=1.0) == pytest.approx(8 * 10 * RING)
+    assert step("gram", per_byte=1.0) == pytest.approx((z + gram) / S)
+    assert step("cached", per_byte=1.0) == pytest.approx((z + gram / 5) / S)
+    assert step("gather", per_byte=1.0) == pytest.approx(rows / S)
+    assert step("gather-once", per_byte=1.0) == pytest.approx(rows / S / 5)
+
+
+def test_arithmetic_of_the_gram():
+    assert step("gram", gram=1.0) == pytest.approx(G * 30 / S)
+    assert step("cached", gram=1.0) == pytest.approx(G * 30 / S / 5)
+    for product in ("direct", "gather", "gather-once"):
+        assert step(product, gram=1.0) == 0.0
+
+
+def test_passes_over_the_rows():
+    own, all_columns = M * 30 * 2, M * 120 * 2
+    for product, size in (("direct", own), ("gram", own), ("gather-once", None)):
+        found = step(product, read=1.0)
+        expected = size if size else all_columns * (1 + 2 / 5)
+        assert found == pytest.approx(expected / S), product
+    assert step("cached", read=1.0) == pytest.approx((own + 4 / 5 * G * 4) / S)
+    # Read once more in cache, twice where arithmetic bounds the first pass.
+    assert step("direct", again=1.0) == pytest.approx(2 * own / S)
+
+
+def test_the_recurrence_and_the_links():
+    assert step("gram", inner=1.0) == pytest.approx(G / S)
+    assert step("direct", inner=1.0) == 0.0
+    for product in ("direct", "gram", "cached", "gather", "gather-once"):
+        assert step(product, link=1.0) == pytest.approx(10)
+
+
+def test_what_surrounds_an_exchange_and_a_step():
+    assert step("direct", exchange=1.0, step=3.0) == pytest.approx(3.0)
+    for product in ("gram", "cached", "gather", "gather-once"):
+        assert step(product, exchange=1.0, step=3.0) == pytest.approx(1 / S)
+
+
+def test_one_member_sends_nothing():
+    alone = Job(**{**vars(JOB), "members": 1, "held": 120})
+    assert step("direct", alone, latency=1.0, step=1.0, per_byte=1.0) == 0.0
+    assert step("direct", alone, exchange=1.0) == pytest.approx(1 / S)
+
+
+def test_without_batches_that_come_again_nothing_is_saved():
+    anew = Job(**{**vars(JOB), "comes_again": False})
+    machine = Machine()
+    assert seconds("cached", S, anew, machine) == seconds("gram", S, anew, machine)
+    assert seconds("gather-once", S, anew, machine) == seconds(
+        "gather", S, anew, machine
+    )
+
+
+def test_more_columns_of_weights():
+    """Three classes: three times the words of z and of the links; G as before."""
+    three = Job(**{**vars(JOB), "scores": 3})
+    assert step("direct", three, per_byte=1.0) == 3 * step("direct", per_byte=1.0)
+    assert step("gram", three, link=1.0) == 3 * step("gram", link=1.0)
+    assert step("gram", three, gram=1.0) == step("gram", gram=1.0)
+
+
+def test_what_is_kept():
+    assert kept_bytes("cached", S, JOB) == 1000 * 10 * 5 // 2 * 4
+    assert kept_bytes("gather-once", S, JOB) == 1000 * 120 * 2
+    assert kept_bytes("gram", S, JOB) == kept_bytes("direct", S, JOB) == 0
+
+
+def test_the_slowest_of_two_machines():
+    one, two = only(latency=1.0, gram=5.0), only(latency=3.0, gram=7.0, step=2.0)
+    both = one.slowest(two)
+    assert (both.latency, both.gram, both.step) == (3.0, 5.0, 2.0)
+    assert both == two.slowest(one)

@@ -2,7 +2,9 @@
 
    margin: z_i = y_i · w for the rows that were sampled, four rows at a time so that a
    piece of w is read once for all of them, while the next four are on their way from
-   memory: sampled rows lie anywhere, so the processor cannot foresee them. update: w += Σ_i r_i y_i, eight rows at a
+   memory: sampled rows lie anywhere, so the processor cannot foresee them.
+
+   update: w += Σ_i r_i y_i, eight rows at a
    time. Sums run in a fixed order: the same input gives the same bits. */
 
 #include "lanes.h"
@@ -10,6 +12,7 @@
 #define AT_ONCE 4  /* rows whose margins are summed together */
 #define ADDED 8    /* rows that are added to w together */
 #define LINE 64    /* bytes that come from memory at once */
+#define HALF(cols) ((cols) / 2 / LINE * LINE)
 #define PIECE 2048 /* columns of w that stay in the first cache meanwhile */
 
 EXPORT void hpcsgd_widen_rows_bf16(const uint16_t *matrix, int64_t row_stride,
@@ -26,8 +29,8 @@ EXPORT void hpcsgd_widen_rows_bf16(const uint16_t *matrix, int64_t row_stride,
 
 #define MARGINS(NAME, TYPE, LOAD, TAIL)                                                \
     INLINE void NAME##_some(const TYPE *matrix, int64_t stride, const int64_t *rows,   \
-                            const int64_t *soon, int64_t cols, const float *weights,   \
-                            const int count, float *out)                               \
+                            const int64_t *soon, int64_t ahead, int64_t cols,          \
+                            const float *weights, const int count, float *out)         \
     {                                                                                  \
         const TYPE *row[AT_ONCE], *next[AT_ONCE];                                      \
         lanes total[AT_ONCE][2];                                                       \
@@ -38,7 +41,7 @@ EXPORT void hpcsgd_widen_rows_bf16(const uint16_t *matrix, int64_t row_stride,
         }                                                                              \
         int64_t k = 0;                                                                 \
         for (; k + 2 * LANES <= cols; k += 2 * LANES) {                                \
-            if (k % (LINE / sizeof(TYPE)) == 0)                                        \
+            if (k < ahead && k % (LINE / sizeof(TYPE)) == 0)                           \
                 for (int i = 0; i < count; i++)                                        \
                     __builtin_prefetch(next[i] + k, 0, 2); /* to the second cache */   \
             for (int half = 0; half < 2; half++) {                                     \
@@ -59,29 +62,44 @@ EXPORT void hpcsgd_widen_rows_bf16(const uint16_t *matrix, int64_t row_stride,
             out[i] = add_up(total[i][0] + total[i][1]);                                \
         }                                                                              \
     }                                                                                  \
+    /* `soon` are as many rows that will be wanted after these, or NULL: their first   \
+       half is fetched here, their second one by the update. */                        \
+    void NAME##_before(const TYPE *matrix, int64_t stride, const int64_t *rows,        \
+                       const int64_t *soon, int64_t count, int64_t cols,               \
+                       const float *weights, float *out)                               \
+    {                                                                                  \
+        int64_t i = 0, ahead = soon ? HALF(cols) : cols;                               \
+        for (; i + AT_ONCE <= count; i += AT_ONCE) {                                   \
+            int64_t next = i + 2 * AT_ONCE <= count ? i + AT_ONCE : i;                 \
+            NAME##_some(matrix, stride, rows + i, soon ? soon + i : rows + next,       \
+                        ahead, cols, weights, AT_ONCE, out + i);                       \
+        }                                                                              \
+        for (; i < count; i++)                                                         \
+            NAME##_some(matrix, stride, rows + i, (soon ? soon : rows) + i, ahead,     \
+                        cols, weights, 1, out + i);                                    \
+    }                                                                                  \
     EXPORT void NAME(const TYPE *matrix, int64_t stride, const int64_t *rows,          \
                      int64_t count, int64_t cols, const float *weights, float *out)    \
     {                                                                                  \
-        int64_t i = 0;                                                                 \
-        for (; i + AT_ONCE <= count; i += AT_ONCE) {                                   \
-            int64_t soon = i + 2 * AT_ONCE <= count ? i + AT_ONCE : i;                 \
-            NAME##_some(matrix, stride, rows + i, rows + soon, cols, weights, AT_ONCE, \
-                        out + i);                                                      \
-        }                                                                              \
-        for (; i < count; i++)                                                         \
-            NAME##_some(matrix, stride, rows + i, rows + i, cols, weights, 1, out + i);\
+        NAME##_before(matrix, stride, rows, 0, count, cols, weights, out);             \
     }
 
 #define UPDATE(NAME, TYPE, LOAD, ONE)                                                  \
     INLINE void NAME##_some(const TYPE *matrix, int64_t stride, const int64_t *rows,   \
-                            int64_t first, int64_t last, const float *residuals,       \
-                            const int count, float *weights)                           \
+                            const int64_t *soon, int64_t ahead, int64_t first,         \
+                            int64_t last, const float *residuals, const int count,     \
+                            float *weights)                                            \
     {                                                                                  \
-        const TYPE *row[ADDED];                                                        \
-        for (int i = 0; i < count; i++)                                                \
+        const TYPE *row[ADDED], *next[ADDED];                                          \
+        for (int i = 0; i < count; i++) {                                              \
             row[i] = matrix + rows[i] * stride;                                        \
+            next[i] = matrix + soon[i] * stride;                                       \
+        }                                                                              \
         int64_t k = first;                                                             \
         for (; k + LANES <= last; k += LANES) {                                        \
+            if (k >= ahead && k % (LINE / sizeof(TYPE)) == 0)                          \
+                for (int i = 0; i < count; i++)                                        \
+                    __builtin_prefetch(next[i] + k, 0, 2);                             \
             lanes w = load_f32(weights + k);                                           \
             for (int i = 0; i < count; i++)                                            \
                 w += LOAD(row[i] + k) * residuals[i];                                  \
@@ -91,19 +109,27 @@ EXPORT void hpcsgd_widen_rows_bf16(const uint16_t *matrix, int64_t row_stride,
             for (int i = 0; i < count; i++)                                            \
                 weights[k] += ONE(row[i] + k) * residuals[i];                          \
     }                                                                                  \
+    void NAME##_before(const TYPE *matrix, int64_t stride, const int64_t *rows,        \
+                       const int64_t *soon, int64_t count, int64_t cols,               \
+                       const float *residuals, float *weights)                         \
+    {                                                                                  \
+        int64_t ahead = soon ? HALF(cols) : cols;                                      \
+        soon = soon ? soon : rows;                                                     \
+        for (int64_t first = 0; first < cols; first += PIECE) {                        \
+            int64_t i = 0, last = first + PIECE < cols ? first + PIECE : cols;         \
+            for (; i + ADDED <= count; i += ADDED)                                     \
+                NAME##_some(matrix, stride, rows + i, soon + i, ahead, first, last,    \
+                            residuals + i, ADDED, weights);                            \
+            for (; i < count; i++)                                                     \
+                NAME##_some(matrix, stride, rows + i, soon + i, ahead, first, last,    \
+                            residuals + i, 1, weights);                                \
+        }                                                                              \
+    }                                                                                  \
     EXPORT void NAME(const TYPE *matrix, int64_t stride, const int64_t *rows,          \
                      int64_t count, int64_t cols, const float *residuals,              \
                      float *weights)                                                   \
     {                                                                                  \
-        for (int64_t first = 0; first < cols; first += PIECE) {                        \
-            int64_t i = 0, last = first + PIECE < cols ? first + PIECE : cols;         \
-            for (; i + ADDED <= count; i += ADDED)                                     \
-                NAME##_some(matrix, stride, rows + i, first, last, residuals + i,      \
-                            ADDED, weights);                                           \
-            for (; i < count; i++)                                                     \
-                NAME##_some(matrix, stride, rows + i, first, last, residuals + i, 1,   \
-                            weights);                                                  \
-        }                                                                              \
+        NAME##_before(matrix, stride, rows, 0, count, cols, residuals, weights);       \
     }
 
 MARGINS(hpcsgd_margins_f32, float, load_f32, tail_f32)

@@ -118,10 +118,12 @@ INLINE void scores_to_residuals(const walk *plan, int64_t step, const float *tar
 
 /* `scratch` holds 2 cols + m floats; weights, offsets and intercept may be NULL. */
 #define WALK(KIND, TYPE)                                                               \
-    void hpcsgd_margins_##KIND(const TYPE *, int64_t, const int64_t *, int64_t,        \
-                               int64_t, const float *, float *);                       \
-    void hpcsgd_update_##KIND(const TYPE *, int64_t, const int64_t *, int64_t,         \
-                              int64_t, const float *, float *);                        \
+    void hpcsgd_margins_##KIND##_before(const TYPE *, int64_t, const int64_t *,        \
+                                        const int64_t *, int64_t, int64_t,             \
+                                        const float *, float *);                       \
+    void hpcsgd_update_##KIND##_before(const TYPE *, int64_t, const int64_t *,         \
+                                       const int64_t *, int64_t, int64_t,              \
+                                       const float *, float *);                        \
     EXPORT void hpcsgd_walk_##KIND(                                                    \
         const walk *plan, const TYPE *matrix, int64_t stride, const int64_t *rows,     \
         int64_t cols, float *weights, const float *targets,                            \
@@ -131,9 +133,13 @@ INLINE void scores_to_residuals(const walk *plan, int64_t step, const float *tar
         float *point = scratch, *gradient = scratch + cols;                            \
         for (int64_t j = 0; j < plan->steps; j++) {                                    \
             int64_t first = plan->starts[j], count = plan->starts[j + 1] - first;      \
-            hpcsgd_margins_##KIND(matrix, stride, rows + first, count, cols,           \
-                                  point_of(plan, weights, cols, point),                \
-                                  residuals + first);                                  \
+            /* The next batch comes from memory while this one is worked on. */       \
+            const int64_t *now = rows + first, *soon = now + count;                    \
+            if (soon + count > rows + plan->starts[plan->steps])                       \
+                soon = 0;                                                              \
+            hpcsgd_margins_##KIND##_before(matrix, stride, now, soon, count, cols,     \
+                                           point_of(plan, weights, cols, point),       \
+                                           residuals + first);                         \
             scores_to_residuals(plan, j, targets, sample_weights, offsets, intercept,  \
                                 residuals);                                            \
             if (plan->states == 1) {                                                   \
@@ -142,12 +148,12 @@ INLINE void scores_to_residuals(const walk *plan, int64_t step, const float *tar
                     scaled[i] = (float)plan->gain[j] * residuals[first + i];           \
                 for (int64_t k = 0; carry != 1.0f && k < cols; k++)                    \
                     weights[k] *= carry;                                               \
-                hpcsgd_update_##KIND(matrix, stride, rows + first, count, cols,        \
-                                     scaled, weights);                                 \
+                hpcsgd_update_##KIND##_before(matrix, stride, now, soon, count, cols,  \
+                                              scaled, weights);                        \
             } else {                                                                   \
                 memset(gradient, 0, (size_t)cols * sizeof *gradient);                  \
-                hpcsgd_update_##KIND(matrix, stride, rows + first, count, cols,        \
-                                     residuals + first, gradient);                     \
+                hpcsgd_update_##KIND##_before(matrix, stride, now, soon, count, cols,  \
+                                              residuals + first, gradient);            \
                 mix(plan, j, gradient, cols, weights);                                 \
             }                                                                          \
         }                                                                              \

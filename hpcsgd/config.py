@@ -119,6 +119,7 @@ class RunSection:
     record: int = 3  # exchanges kept for `hpcsgd verify`; 0 = none
     on_failure: str = "stop"  # shrink: go on with the ranks that are left (ULFM)
     timeout: float = 20.0  # seconds a rank waits for one that does nothing; 0 = ever
+    emulate_members: int = 0  # this rank as one of so many, for times; 0 = no
     profile: bool = False  # report where the time went, on all ranks
 
     def __post_init__(self) -> None:
@@ -126,6 +127,7 @@ class RunSection:
             ("check_members", 0, "0 never compares"),
             ("check_every", 1, "64 is usual"),
             ("record", 0, "0 keeps none"),
+            ("emulate_members", 0, "0 emulates none"),
             ("evaluate_every", 0, "0 measures at the two ends only"),
         ):
             value = getattr(self, name)

@@ -29,14 +29,17 @@ def report(
     weights = live.columns.join(live.task.backend.to_host(state.weights[:, :columns]))
     intercept = None if state.intercept is None else state.intercept[0].copy()
     scalar = live.task.family.targets != "classes"
+    loss, history = float(live.engine.view.loss), list(live.engine.view.history)
+    if live.config.run.emulate_members:  # what others would have said was made up
+        loss, history, weights = float("nan"), [], np.full_like(weights, np.nan)
     return Result(
         status=status,
-        loss=float(live.engine.view.loss),
+        loss=loss,
         weights=weights[:, 0] if scalar else weights,
         intercept=intercept[0] if scalar and intercept is not None else intercept,
         iterations=live.engine.view.steps,
         exchanges=live.engine.view.exchanges,
-        history=list(live.engine.view.history),
+        history=history,
         ledger=live.grid.world.ledger.as_dict(),
         config=live.config.tables(),
         report=_facts(live, columns, began, setup) | dict(more),
@@ -60,6 +63,7 @@ def _facts(
         },
         "grid": {"replicas": grid.replicas.size, "members": grid.members.size},
         "ranks": grid.world.size,
+        "emulated_members": config.run.emulate_members,
         "products": live.product_name,
         "look_ahead": live.look_ahead,
         "rows": live.loaded.shard.total_rows,

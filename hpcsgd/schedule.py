@@ -13,8 +13,9 @@ class Schedule:
     """Batch b of one replica, steps s of one exchange, exchanges τ of one agreement."""
 
     batch: int = 32  # larger = fewer steps in an epoch, less noise in each
-    # Larger = fewer messages, more flops (m = s·b of 512..1024 is usual); 0 = auto.
-    steps: int = 8
+    steps: int = (
+        8  # larger = fewer messages, more flops (512..1024 rows are usual); 0 = auto
+    )
     period: int = 1  # larger = replicas drift further apart between agreements
     epochs: int = 1  # passes over the rows of every replica
 

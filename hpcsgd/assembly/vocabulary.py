@@ -7,6 +7,7 @@ from hpcsgd.backends import make_backend
 from hpcsgd.backends.base import Backend
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.delayed import Delayed, parse_network
+from hpcsgd.comm.emulated import EmulatedCommunicator
 from hpcsgd.comm.grid import check_size
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
@@ -33,7 +34,7 @@ class Vocabulary:
 
 def resolve(config: RunConfig, world: Communicator) -> Vocabulary:
     """Look every name up; what is unknown or does not fit is refused here."""
-    replicas = config.grid.replicas
+    world, replicas = _as_many(config, world), config.grid.replicas
     members = config.grid.members or max(world.size // max(replicas, 1), 1)
     check_size(world.size, replicas, members)
     if config.products.kind != "auto":
@@ -54,6 +55,23 @@ def resolve(config: RunConfig, world: Communicator) -> Vocabulary:
         ),
         agreement=_agreement(config),
         latency=network.alpha if network else 0.0,
+    )
+
+
+def _as_many(config: RunConfig, world: Communicator) -> Communicator:
+    """The world, or this rank as one of those that are emulated."""
+    run, grid = config.run, config.grid
+    if not run.emulate_members:
+        return world
+    if world.size > 1 or run.out or run.resume != "no":
+        raise ConfigError(
+            "--emulate-members times one rank and learns nothing: start it on one"
+            " rank, without --out and --resume"
+        )
+    members = grid.members or run.emulate_members // max(grid.replicas, 1)
+    check_size(run.emulate_members, grid.replicas, members)
+    return EmulatedCommunicator(
+        run.emulate_members, (members, grid.replicas), world.ledger, world.reproducible
     )
 
 

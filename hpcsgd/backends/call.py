@@ -17,7 +17,7 @@ except ImportError:  # not compiled: ctypes takes five times as long
     invoke = None
 
 
-def bind(library: Any, name: str) -> Call:
+def door_to(library: Any, name: str) -> Call:
     """The kernel `name`, for arrays, whole numbers and None."""
     function = getattr(library, name)
     if invoke is not None:

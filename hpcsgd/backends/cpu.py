@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hpcsgd.backends import isa
 from hpcsgd.backends.base import Batch
-from hpcsgd.backends.call import bind
+from hpcsgd.backends.call import door_to
 from hpcsgd.updates.unroll import Unrolled
 
 Array = NDArray[Any]
@@ -46,12 +46,12 @@ def _functions() -> dict[str, Any]:
     library = isa.best()[0]
     if library is None:
         return {}
-    found: dict[str, Any] = {name: bind(library, name) for name in KERNELS}
+    found: dict[str, Any] = {name: door_to(library, name) for name in KERNELS}
     library.hpcsgd_gram_room.restype = INT
     library.hpcsgd_gram_room.argtypes = (INT,)
     if library.hpcsgd_gram_room(1):
         name = "hpcsgd_strict_gram_pairs"
-        found[name] = bind(library, name)
+        found[name] = door_to(library, name)
         found["hpcsgd_gram_room"] = library.hpcsgd_gram_room
     return found
 

@@ -5,12 +5,12 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from hpcsgd.advice import in_short
 from hpcsgd.agreement import AGREEMENTS
 from hpcsgd.callbacks.base import Callback
 from hpcsgd.cli import launch, logs
 from hpcsgd.cli.profile import show_profile
 from hpcsgd.cli.ranks import on_all_ranks
+from hpcsgd.cli.summary import summary
 from hpcsgd.cli.words import gib, steps
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.delayed import NETWORKS
@@ -70,6 +70,11 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "--partition",
         "data.partition",
         {"choices": list(PARTITIONS), "help": "columns to members"},
+    ),
+    (
+        "--emulate-members",
+        "run.emulate_members",
+        {"type": int, "metavar": "N", "help": "time one rank as one of N"},
     ),
     ("--hdf5", "data.hdf5", {"choices": list(DRIVERS), "help": "how ranks read"}),
     ("--sampling", "sampling.mode", {"choices": list(MODES), "help": "row order"}),
@@ -271,27 +276,3 @@ def _show(result: Result, arguments: argparse.Namespace) -> None:
     if result.status.advice:
         said = f"{result.status.value}: {result.status.advice}"
         print(f"hpcsgd: {said}", file=sys.stderr)
-
-
-def summary(result: Result) -> str:
-    """What a person wants to read."""
-    report, ledger = result.report, result.ledger
-    schedule, grid = report["schedule"], report["grid"]
-    products = ledger["products"]
-    lines = [
-        f"status        {result.status.value}",
-        f"loss          {result.loss:.8g}   (all {report['rows']} rows, float64)",
-        f"steps         {result.iterations} in {result.exchanges} exchanges"
-        f"   (batch {schedule['batch']}, global {schedule['global_batch']},"
-        f" steps {schedule['steps']}, products {report['products']})",
-        f"ranks         {report['ranks']} as {grid['replicas']} x {grid['members']}",
-        f"synchronised  {products['calls']} times for products"
-        f" ({products['words']} words), {ledger['agreement']['calls']} times to agree",
-        f"seconds       {report['seconds_total']:.3f} training,"
-        f" {report['seconds_setup']:.3f} set-up,"
-        f" {report['seconds_evaluate']:.3f} evaluating"
-        f"   ({report['rows_per_second']:.4g} rows/s)",
-        f"weights       sha256 {result.weights_sha256[:16]}…",
-        *(f"{title:13s} {line}" for title, line in in_short(result).items()),
-    ]
-    return "\n".join(lines)

@@ -115,7 +115,8 @@ class Delayed(Communicator):
         self.inner = inner
         self.transport = f"{inner.transport}, delayed"
         self.network = network
-        owns_a_core = inner.waits_busily and inner.size <= (os.cpu_count() or 1)
+        here = getattr(inner, "processes", inner.size)  # unless it knows better
+        owns_a_core = inner.waits_busily and here <= (os.cpu_count() or 1)
         self.link = link or Link(network, inner.rank, spins=owns_a_core)
         # A tree over the emulated ranks, if there are more than there are.
         self.felt = max(network.ranks, inner.size) if inner.size > 1 else 1

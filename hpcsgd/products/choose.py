@@ -19,8 +19,7 @@ STEPS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256
 class ProductsConfig:
     """How members get through s steps."""
 
-    # direct, gram, gather, gather-once, cached, or auto
-    kind: str = "auto"
+    kind: str = "auto"  # direct, gram, gather, gather-once, cached, or auto
     look_ahead: str = "auto"  # on: the next Gram travels while this group iterates
     machine: str = ""  # a file of what this machine can do; written where it is missing
 

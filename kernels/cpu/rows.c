@@ -4,8 +4,9 @@
    piece of w is read once for all of them, while the next four are on their way from
    memory: sampled rows lie anywhere, so the processor cannot foresee them.
 
-   update: w += Σ_i r_i y_i, eight rows at a
-   time. Sums run in a fixed order: the same input gives the same bits. */
+   update: w += Σ_i r_i y_i, eight rows at a time.
+
+   Sums run in a fixed order: the same input gives the same bits. */
 
 #include "lanes.h"
 

@@ -327,4 +327,4 @@ class Named:
         self.library = library
 
     def __getitem__(self, name):
-        return call.bind(self.library, name)
+        return call.door_to(self.library, name)

@@ -1,0 +1,162 @@
+"""How a method is tuned and timed: those that have a rate, and solvers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from benchmarks.peers.clock import TARGET, Limit, Outcome, Run, Stopwatch, walk
+from benchmarks.peers.problems import Problem
+from benchmarks.peers.settings import Setting, settings, taken
+from benchmarks.peers.smallest import smallest
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What tuning found on the second draw, and what it cost."""
+
+    setting: Setting
+    outcome: Outcome
+    trials: int
+    seconds: float  # inside of the clocks of all trials
+
+
+class Method(Protocol):
+    """What the bench asks of everybody."""
+
+    name: str
+
+    def tune(self, problem: Problem, trials: int, cap: float) -> Tuned:
+        """Spend at most so many trials of at most `cap` seconds."""
+
+    def settle(self, problem: Problem, setting: Setting, cap: float) -> Setting:
+        """Carry what was tuned over to the set that is timed, outside of the clock."""
+
+    def time(
+        self, problem: Problem, setting: Setting, seed: int, cap: float
+    ) -> Outcome:
+        """One timed run."""
+
+
+class WithRate:
+    """A method with a rate: tuned by trials, followed epoch by epoch."""
+
+    fields: tuple[str, ...]
+
+    def tune(self, problem: Problem, trials: int, cap: float) -> Tuned:
+        """All trials in turn; one that can no longer be the best is ended."""
+        tried = taken(settings(trials, problem.row_square), self.fields)
+        return search(lambda s, limit: self.reach(problem, s, 0, limit), tried, cap)
+
+    def settle(self, problem: Problem, setting: Setting, cap: float) -> Setting:
+        """Nothing depends on the draw."""
+        return setting
+
+    def reach(
+        self, problem: Problem, setting: Setting, seed: int, limit: Limit
+    ) -> Outcome:
+        """Until the target, or the limit."""
+        raise NotImplementedError
+
+    def time(
+        self, problem: Problem, setting: Setting, seed: int, cap: float
+    ) -> Outcome:
+        """The same, with the order of the rows that this seed gives."""
+        return self.reach(problem, setting, seed, Limit(cap))
+
+
+@dataclass(frozen=True)
+class ByEpochs(WithRate):
+    """One that goes through the rows when it is told to."""
+
+    name: str
+    begin: Callable[[Problem, Setting, int], Run]
+    fields: tuple[str, ...] = ("rate", "batch", "momentum", "decays")
+
+    def reach(
+        self, problem: Problem, setting: Setting, seed: int, limit: Limit
+    ) -> Outcome:
+        """One epoch after the other."""
+        return walk(lambda: self.begin(problem, setting, seed), problem, limit)
+
+
+def search(
+    reach: Callable[[Setting, Limit], Outcome], tried: list[Setting], cap: float
+) -> Tuned:
+    """The best of what is tried; the limit of each is the time of the best so far."""
+    best, chosen, spent = None, tried[0], 0.0
+    for setting in tried:
+        limit = min(cap, best.seconds) if best and best.reached else cap
+        outcome = reach(setting, Limit(limit))
+        spent += outcome.seconds
+        if outcome.is_better_than(best):
+            best, chosen = outcome, setting
+    assert best is not None
+    return Tuned(chosen, best, len(tried), spent)
+
+
+@dataclass(frozen=True)
+class Solver:
+    """A method without a rate: its tolerance is the fewest iterations that do."""
+
+    name: str
+    fit: Callable[[Problem, int], np.ndarray]  # so many iterations -> weights
+    in_double: bool = False  # takes float64 alone: the copy is made outside of the clock
+
+    def tune(self, problem: Problem, trials: int, cap: float) -> Tuned:
+        """Doubled, then bisected."""
+        seen = _Tries(self, problem, trials, cap)
+        count = smallest(seen.is_enough, seen.may_double)
+        count = count or seen.last
+        spent = sum(outcome.seconds for outcome in seen.outcomes.values())
+        outcome = seen.outcomes[count]
+        return Tuned({"max_iter": count}, outcome, len(seen.outcomes), spent)
+
+    def settle(self, problem: Problem, setting: Setting, cap: float) -> Setting:
+        """The fewest iterations on the very set that is timed: in its favour."""
+        seen = _Tries(self, problem, 40, cap)
+        start = int(setting["max_iter"])
+        count = smallest(seen.is_enough, seen.may_double, start)
+        return {"max_iter": count or start}
+
+    def reach(self, problem: Problem, count: int) -> Outcome:
+        """One fit, timed by itself."""
+        watch, given = Stopwatch(), problem.doubled if self.in_double else problem
+        with watch, np.errstate(all="ignore"):
+            weights = self.fit(given, count)
+        gap = problem.gap(weights)
+        return Outcome(gap <= TARGET, watch.seconds, count, gap)
+
+    def time(
+        self, problem: Problem, setting: Setting, seed: int, cap: float
+    ) -> Outcome:
+        """One fit with what was found."""
+        return self.reach(problem, int(setting["max_iter"]))
+
+
+class _Tries:
+    """What a solver has been seen to reach, within a budget."""
+
+    def __init__(
+        self, solver: Solver, problem: Problem, trials: int, cap: float
+    ) -> None:
+        self.solver, self.problem = solver, problem
+        self.trials, self.cap = trials, cap
+        self.outcomes: dict[int, Outcome] = {}
+        self.last = 0
+
+    def is_enough(self, count: int) -> bool:
+        """Whether that many iterations reach the target; the budget's end says no."""
+        if count not in self.outcomes:
+            if len(self.outcomes) >= self.trials:
+                return False
+            self.outcomes[count] = self.solver.reach(self.problem, count)
+            self.last = count
+        return self.outcomes[count].reached
+
+    def may_double(self, count: int) -> bool:
+        """Twice as many would take twice as long."""
+        if count not in self.outcomes or len(self.outcomes) >= self.trials:
+            return False
+        return 2 * self.outcomes[count].seconds <= self.cap

@@ -72,11 +72,12 @@ def _problem(book: Notebook, name: str, asked: argparse.Namespace) -> Figures:
         "columns": timed.X.shape[1],
         "l2": timed.l2,
     }
-    entries = _entries(timed, tuning, asked.methods)
+    rows, entries = part["methods"], _entries(timed, tuning, asked.methods)
     for label, entry in entries.items():
-        _tune(part["methods"].setdefault(label, {}), label, entry, asked)
+        _tune(rows.setdefault(label, {}), label, entry, asked)
         book.save()
-    _time(part["methods"], entries, asked, book.save)
+    tuned = {label: entries[label] for label in entries if "tuning" in rows[label]}
+    _time(rows, tuned, asked, book.save)
     return part
 
 
@@ -106,19 +107,32 @@ def _warm_up(method: Method, problem: Problem) -> None:
 
 
 def _tune(row: Figures, label: str, entry: Entry, asked: argparse.Namespace) -> None:
+    """Once; a method that cannot do it is said to, and takes nobody along."""
     if "tuning" in row:
         return
+    row.clear()
+    try:
+        row |= _tuned(entry, asked)
+    except Exception as error:
+        row["failed"] = f"{type(error).__name__}: {error}"
+    print(f"{entry[1].name}: {label}: {_in_words(row)}", flush=True)
+
+
+def _tuned(entry: Entry, asked: argparse.Namespace) -> Figures:
     method, timed, tuning = entry
     _warm_up(method, tuning)
     tuned = method.tune(tuning, asked.trials, asked.cap)
-    row["tuning"] = asdict(tuned)
-    row["setting"] = method.settle(timed, tuned.setting, asked.cap)
-    said = f"{tuned.outcome.seconds:.3f} s" if tuned.outcome.reached else "never"
-    print(
-        f"{timed.name}: {label}: {tuned.trials} trials, {tuned.seconds:.1f} s,"
-        f" best {said} with {row['setting']}",
-        flush=True,
-    )
+    setting = method.settle(timed, tuned.setting, asked.cap)
+    return {"tuning": asdict(tuned), "setting": setting}
+
+
+def _in_words(row: Figures) -> str:
+    if "failed" in row:
+        return f"failed ({row['failed']})"
+    tuning, best = row["tuning"], row["tuning"]["outcome"]
+    said = f"{best['seconds']:.3f} s" if best["reached"] else "never"
+    spent = f"{tuning['trials']} trials, {tuning['seconds']:.1f} s"
+    return f"{spent}, best {said} with {row['setting']}"
 
 
 def _time(
@@ -197,7 +211,7 @@ def _arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=20000)
     parser.add_argument("--trials", type=int, default=40)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--cap", type=float, default=10.0, help="seconds of a trial")
+    parser.add_argument("--cap", type=float, default=20.0, help="seconds of a trial")
     parser.add_argument("--problems", nargs="*", choices=list(KINDS), default=[*KINDS])
     parser.add_argument("--methods", nargs="*", default=[""], help="parts of names")
     parser.add_argument("--fresh", action="store_true", help="replace earlier figures")

@@ -102,9 +102,7 @@ class Solver:
 
     name: str
     fit: Callable[[Problem, int], np.ndarray]  # so many iterations -> weights
-    in_double: bool = (
-        False  # takes float64 alone: the copy is made outside of the clock
-    )
+    in_double: bool = False  # what takes float64 alone is given a copy in it
 
     def tune(self, problem: Problem, trials: int, cap: float) -> Tuned:
         """Doubled, then bisected."""

@@ -37,7 +37,7 @@ def _row(method: str, row: dict[str, Any], least: float | None) -> str:
             f"{row['epochs']:g}",
             "" if row["gap"] is None else f"{100 * row['gap']:.3f}",
             f"{row['tuning']['seconds']:.2f}",
-            ", ".join(f"{k} {v:.4g}" for k, v in row["tuning"]["setting"].items()),
+            ", ".join(f"{k} {v:.4g}" for k, v in row["setting"].items()),
         )
     )
 

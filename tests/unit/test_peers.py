@@ -115,14 +115,15 @@ def test_a_walk_ends_at_its_limit(ticks):
 def test_a_search_ends_trials_that_cannot_win():
     limits, far = [], Outcome(False, 10.0, 1, 0.3)
     given = {1: far, 2: Outcome(True, 4.0, 1, 0.0), 3: Outcome(True, 3.0, 1, 0.0)}
+    given[4] = Outcome(True, 3.5, 1, 0.0)  # it was there before it could be ended
 
     def reach(setting, limit):
         limits.append(limit.seconds)
         return given[setting["rate"]]
 
-    tuned = search(reach, [{"rate": n} for n in (1, 2, 3, 1)], cap=10.0)
-    assert limits == [10.0, 10.0, 4.0, 3.0]
-    assert (tuned.setting, tuned.trials, tuned.seconds) == ({"rate": 3}, 4, 27.0)
+    tuned = search(reach, [{"rate": n} for n in (1, 2, 3, 4, 1)], cap=10.0)
+    assert limits == [10.0, 10.0, 4.0, 3.0, 3.0]
+    assert (tuned.setting, tuned.trials, tuned.seconds) == ({"rate": 3}, 5, 30.5)
 
 
 def test_a_solver_is_given_the_fewest_iterations():
@@ -137,4 +138,19 @@ def test_a_solver_is_given_the_fewest_iterations():
     assert tuned.setting == {"max_iter": 200} and tuned.outcome.reached
     assert tuned.trials == len(fits)
     assert solver.settle(problem, {"max_iter": 500}, 10.0) == {"max_iter": 200}
-    assert solver.tune(problem, trials=3, cap=10.0).trials == 3
+
+
+@pytest.mark.parametrize("trials", [3, 9, 11])
+def test_a_solver_keeps_to_its_trials(trials):
+    fits = []
+    tuned = Solver("solver", lambda _, n: fits.append(n) or n).tune(
+        watched(), trials, cap=10.0
+    )
+    assert tuned.trials == len(fits) == trials
+    assert tuned.outcome.reached == (trials >= 9)  # 256, the first power of two
+
+
+def test_a_solver_keeps_to_its_cap(ticks):
+    solver = Solver("solver", lambda _, count: count)
+    assert solver.tune(watched(), trials=40, cap=1.9).trials == 1
+    assert solver.tune(watched(), trials=40, cap=2.0).outcome.reached

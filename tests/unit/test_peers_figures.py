@@ -24,6 +24,8 @@ class Counted:
     def tune(self, problem, trials, cap):
         if trials > 1:  # else it is the warm-up
             self._call("tune")
+        if self.breaks_at == 0:
+            raise ValueError("not for me")
         return Tuned({"rate": 1.0}, Outcome(True, 1.0, 1, 0.0), trials, 1.0)
 
     def settle(self, problem, setting, cap):
@@ -69,6 +71,15 @@ def test_an_interrupted_run_goes_on(monkeypatch, tmp_path):
     assert after["one"] == before["one"] and len(after["two"]["runs"]) == 2
 
 
+def test_a_method_that_fails_takes_nobody_along(monkeypatch, tmp_path, capsys):
+    path = tmp_path / "figures.json"
+    assert _run(monkeypatch, path, ["one", "two"], one=0)[1] == ALL
+    rows = json.loads(path.read_text())["figures"]["problems"]["susy"]["methods"]
+    assert rows["one"] == {"failed": "ValueError: not for me"}
+    assert "one: failed (ValueError: not for me)" in capsys.readouterr().out
+    assert _run(monkeypatch, path, ["one", "two"]) == [ALL, []]
+
+
 def test_figures_of_another_configuration_are_not_mixed(tmp_path):
     path = tmp_path / "figures.json"
     book = Notebook(path, {"cores": 2}, {"rows": 10})
@@ -87,7 +98,8 @@ def test_figures_of_another_configuration_are_not_mixed(tmp_path):
 def test_a_summary_counts_the_runs_that_did_not_get_there():
     there = {"reached": True, "seconds": 1.0, "epochs": 2, "gap": 0.004}
     never = {"reached": False, "seconds": 9.0, "epochs": 9, "gap": None}
-    assert bench_peers.summary([there, there, never])["seconds"] == 1.0
+    later = there | {"seconds": 20.0}
+    assert bench_peers.summary([later, there, never])["seconds"] == 20.0
     assert bench_peers.summary([there, never, never])["seconds"] is None
     assert not bench_peers.summary([there, never])["reached"]
 
@@ -95,8 +107,8 @@ def test_a_summary_counts_the_runs_that_did_not_get_there():
 def test_the_table_puts_the_fastest_first():
     def row(seconds):
         runs = [{"reached": bool(seconds), "seconds": seconds, "epochs": 1, "gap": 0.1}]
-        tuning = {"seconds": 2.0, "setting": {"rate": 0.5}}
-        return {"tuning": tuning, "runs": runs, **bench_peers.summary(runs)}
+        given = {"tuning": {"seconds": 2.0}, "setting": {"rate": 0.5}, "runs": runs}
+        return given | bench_peers.summary(runs)
 
     rows = {"slow": row(4.0), "never": row(0), "fast": row(2.0), "untimed": {}}
     part = {"rows": 3, "columns": 2, "family": "poisson", "optimum": {"loss": 1.5}}

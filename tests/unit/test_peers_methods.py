@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 import hpcsgd
-from benchmarks.peers import clock, mpi_loop
+from benchmarks.peers import clock, mpi_loop, with_hpcsgd
+from benchmarks.peers.clock import Limit, Outcome
 from benchmarks.peers.losses import LOSSES, Objective, optimum
 from benchmarks.peers.methods import ByEpochs
 from benchmarks.peers.problems import Problem, solved
-from benchmarks.peers.with_hpcsgd import Ours
+from benchmarks.peers.with_hpcsgd import Follow, Ours
 from benchmarks.peers.with_numpy import NumpySgd
+from hpcsgd.callbacks.base import View
 from hpcsgd.comm.serial import SerialCommunicator
 
 
@@ -98,6 +100,22 @@ def test_a_trial_of_ours_that_diverges_is_an_outcome():
     setting = {"rate": 1e30, "batch": 8, "momentum": 0.0, "decays": 0}
     outcome = Ours("fp32").time(problem_of("poisson"), setting, seed=0, cap=1.0)
     assert not outcome.reached and outcome.seconds > 0
+
+
+def test_losses_are_off_the_clock_of_ours(monkeypatch):
+    now = iter([10, 11, 50, 60, 61, 95, 96, 99])
+    monkeypatch.setattr(with_hpcsgd, "perf_counter", lambda: next(now))
+    view = View(epochs=2, exchanges_planned=2, total_rows=1, loss=9.0)
+    follow = Follow(1.0, Limit(20.0))  # at 10
+    follow.on_start(view)  # at 11
+    assert not follow.on_evaluate(view)  # at 50, after 39 of loss
+    assert not follow.on_exchange(view)  # at 60
+    assert follow.seconds_at_mark() == 11  # 1 before the loss, 10 after it
+    view.epoch, view.seconds, view.loss = 1, 0.5, 1.004  # half a second in a look
+    assert follow.on_evaluate(view)  # at 61
+    assert follow.outcome == Outcome(True, 11.5, 1, pytest.approx(0.004))
+    assert follow.on_exchange(view)  # at 95: past the limit
+    assert follow.seconds_at_mark() == 45.5
 
 
 @pytest.mark.parametrize("kind", ["columns", "rows"])

@@ -17,7 +17,7 @@ class Limit:
     """Where a run is given up."""
 
     seconds: float
-    epochs: int = 1000
+    epochs: int = 10**6  # the clock ends a run long before
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -10,6 +11,9 @@ from benchmarks.peers.clock import TARGET, Limit, Outcome, Run, Stopwatch, walk
 from benchmarks.peers.problems import Problem
 from benchmarks.peers.settings import Setting, settings, taken
 from benchmarks.peers.smallest import smallest
+
+CONFIRMING = 101, 102  # seeds of the orders that the best trial has to arrive with
+PATIENCE = 4  # times the seconds of the trial that are left for each
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class WithRate:
     def tune(self, problem: Problem, trials: int, cap: float) -> Tuned:
         """All trials in turn; one that can no longer be the best is ended."""
         tried = taken(settings(trials, problem.row_square), self.fields)
-        return search(lambda s, limit: self.reach(problem, s, 0, limit), tried, cap)
+        return search(partial(self.reach, problem), tried, cap)
 
     def settle(self, problem: Problem, setting: Setting, cap: float) -> Setting:
         """Nothing depends on the draw."""
@@ -81,19 +85,37 @@ class ByEpochs(WithRate):
         return walk(lambda: self.begin(problem, setting, seed), problem, limit)
 
 
-def search(
-    reach: Callable[[Setting, Limit], Outcome], tried: list[Setting], cap: float
-) -> Tuned:
-    """The best of what is tried; the limit of each is the time of the best so far."""
+Reach = Callable[[Setting, int, Limit], Outcome]  # with the order of a seed
+
+
+def search(reach: Reach, tried: list[Setting], cap: float) -> Tuned:
+    """The best of what is tried; the limit of each is the time of the best so far.
+
+    A rate that gets there by luck will not do so twice: whoever is faster than the best
+    has to arrive with two other orders of the rows as well.
+    """
     best, chosen, spent = None, tried[0], 0.0
     for setting in tried:
         limit = min(cap, best.seconds) if best and best.reached else cap
-        outcome = reach(setting, Limit(limit))
-        spent += outcome.seconds
+        runs = [reach(setting, 0, Limit(limit))]
+        if runs[0].reached and runs[0].is_better_than(best):
+            runs += _again(reach, setting, min(cap, PATIENCE * runs[0].seconds))
+        spent += sum(run.seconds for run in runs)
+        outcome = runs[0] if runs[-1].reached else runs[-1]
         if outcome.is_better_than(best):
             best, chosen = outcome, setting
     assert best is not None
     return Tuned(chosen, best, len(tried), spent)
+
+
+def _again(reach: Reach, setting: Setting, cap: float) -> list[Outcome]:
+    """With other orders, until one does not arrive."""
+    found: list[Outcome] = []
+    for seed in CONFIRMING:
+        found.append(reach(setting, seed, Limit(cap)))
+        if not found[-1].reached:
+            break
+    return found
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from typing import Any
 
 HEAD = ("method", "seconds", "times", "epochs", "gap %", "tuning s", "best")
-WIDTHS = (34, 9, 7, 7, 8, 9, 0)
+WIDTHS = (39, 9, 7, 7, 8, 9, 0)
 
 
 def table(name: str, part: dict[str, Any]) -> str:

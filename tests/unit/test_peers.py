@@ -117,13 +117,35 @@ def test_a_search_ends_trials_that_cannot_win():
     given = {1: far, 2: Outcome(True, 4.0, 1, 0.0), 3: Outcome(True, 3.0, 1, 0.0)}
     given[4] = Outcome(True, 3.5, 1, 0.0)  # it was there before it could be ended
 
-    def reach(setting, limit):
+    def reach(setting, seed, limit):
         limits.append(limit.seconds)
         return given[setting["rate"]]
 
     tuned = search(reach, [{"rate": n} for n in (1, 2, 3, 4, 1)], cap=10.0)
-    assert limits == [10.0, 10.0, 4.0, 3.0, 3.0]
-    assert (tuned.setting, tuned.trials, tuned.seconds) == ({"rate": 3}, 5, 30.5)
+    assert limits == [10.0, 10.0, *2 * [10.0], 4.0, *2 * [10.0], 3.0, 3.0]
+    assert (tuned.setting, tuned.trials, tuned.seconds) == ({"rate": 3}, 5, 44.5)
+
+
+@pytest.mark.parametrize(
+    ("lucky", "chosen", "spent"), [((), 3, 18), ((3,), 2, 17), ((3, 2, 1), 1, 12)]
+)
+def test_a_trial_that_was_lucky_is_not_taken(lucky, chosen, spent):
+    """Trials 1, 2, 3 are ever faster; the lucky ones arrive with one order alone."""
+    seeds, limits = [], []
+
+    def reach(setting, seed, limit):
+        number = setting["rate"]
+        if seed:
+            seeds.append(seed)
+            limits.append(limit.seconds)
+        return Outcome(seed == 0 or number not in lucky, 4.0 - number, 1, 0.0)
+
+    tuned = search(reach, [{"rate": n} for n in (1, 2, 3)], cap=6.0)
+    assert (tuned.setting, tuned.seconds) == ({"rate": chosen}, spent)
+    assert tuned.outcome.reached == (1 not in lucky)
+    if not lucky:
+        assert limits == [6.0, 6.0, 6.0, 6.0, 4.0, 4.0]
+        assert seeds == [101, 102] * 3
 
 
 def test_a_solver_is_given_the_fewest_iterations():

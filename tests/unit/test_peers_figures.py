@@ -78,6 +78,8 @@ def test_a_method_that_fails_takes_nobody_along(monkeypatch, tmp_path, capsys):
     assert rows["one"] == {"failed": "ValueError: not for me"}
     assert "one: failed (ValueError: not for me)" in capsys.readouterr().out
     assert _run(monkeypatch, path, ["one", "two"]) == [ALL, []]
+    rows = json.loads(path.read_text())["figures"]["problems"]["susy"]["methods"]
+    assert "failed" not in rows["one"]
 
 
 def test_figures_of_another_configuration_are_not_mixed(tmp_path):

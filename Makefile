@@ -12,7 +12,7 @@ ENV = OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 RUN = $(ENV) .venv/bin/python
 
 .PHONY: help environment demo test test-all test-ulfm soak fuzz bench bench-cpu bench-data \
-  check lint clean
+  bench-peers bench-ddp peers check lint clean
 
 help:  ## this list
 	@sed -n 's/^\([a-zA-Z0-9_%-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -72,6 +72,21 @@ bench-data: environment  ## text beside other readers (in .venv-bench), store, s
 	  $$p -c "$$has" 2>/dev/null || $$p -m pip install -q h5py ml_dtypes jinja2 rich \
 	  scikit-learn pyarrow pandas || p=.venv/bin/python; \
 	  $(ENV) $$p -m benchmarks.run bench_data bench_store bench_stream
+
+# PyTorch is large and may not be had: its rows are then left out.
+peers: environment
+	@p=.venv-bench/bin/python; [ -x $$p ] || .venv/bin/python -m venv .venv-bench; \
+	  $$p -c "import h5py, ml_dtypes, scipy, sklearn" 2>/dev/null || $$p -m pip \
+	  install -q h5py ml_dtypes jinja2 rich scikit-learn; \
+	  $$p -c "import torch" 2>/dev/null || $$p -m pip install -q torch \
+	  || $$p -m pip install -q torch --index-url https://download.pytorch.org/whl/cpu \
+	  || echo "bench: PyTorch cannot be installed; its rows are left out" >&2
+
+bench-peers: peers  ## time to 0.5 % of the optimum beside others; ARGS="--rows 5000"
+	@$(ENV) .venv-bench/bin/python -m benchmarks.bench_peers $(ARGS)
+
+bench-ddp: peers  ## steps/s on two ranks beside PyTorch DDP and a bare MPI loop
+	@$(RUN) -m benchmarks.bench_ddp $(ARGS)
 
 check: lint test  ## lint, then the whole suite
 

@@ -15,8 +15,8 @@ for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
 HERE = Path(__file__).parent
-# What make bench-data runs, in an environment that has the readers to compare with.
-APART = ("bench_data", "bench_store", "bench_stream")
+# What make bench-data, bench-peers and bench-ddp run, beside what is compared with.
+APART = ("bench_data", "bench_store", "bench_stream", "bench_peers", "bench_ddp")
 sys.path.insert(0, str(HERE.parent))
 
 

@@ -1,16 +1,16 @@
 """CA-SGD against our own best plain SGD: five shapes, two ranks, an emulated LAN.
 
-Both use the same compiled kernels on the same 20000 rows for ten epochs of batches of 32.
-Plain SGD is `direct` in FP32, in groups of the steps that were fastest; CA-SGD is recipe
-`c` with products and steps chosen by `auto`. Runs take turns; figures are medians of the
-seconds of training, set-up aside. Choices come from a machine file that one run of each
-kind has filled. On a network as fast as a supercomputer's, `auto` has to know when plain
-SGD is as good.
+Both use the same compiled kernels on the same 20000 rows for ten epochs of batches of
+32. Plain SGD is `direct` in FP32, in groups of the steps that were fastest; CA-SGD is
+recipe `c` with products and steps chosen by `auto`. Runs take turns; figures are
+medians of the seconds of training, set-up aside. Choices come from a machine file that
+one run of each kind has filled. On a network as fast as a supercomputer's, `auto` has
+to know when plain SGD is as good.
 
 One rank as one of 64 members shows larger jobs: its own work is real, the network of 64
-is modelled, and the baseline is the cheapest of three: member sums, a sum of the gradient
-over 64 ranks (the messages alone: the work of half a row is left out), and one rank that
-has all the data and no network.
+is modelled, and the baseline is the cheapest of three: member sums, a sum of the
+gradient over 64 ranks (the messages alone: the work of half a row is left out), and one
+rank that has all the data and no network.
 """
 
 import json

@@ -102,7 +102,7 @@ class Engine:
             self.clock.lap("sample")
             if group is not None:
                 state = self.product.advance(state, group, upcoming)
-                self.view.steps += len(group.steps)
+                self.view.steps += len(group.blocks.sizes)
                 self.view.rows += len(group.rows) * self.grid.replicas.size
             self.recorder.after(state, number)
             group = upcoming

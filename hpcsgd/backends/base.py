@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from hpcsgd.families.base import Family
 from hpcsgd.schedule import Blocks
-from hpcsgd.updates.unroll import Unrolled
+from hpcsgd.updates.unroll import PlainSteps, Unrolled
 
 Array = NDArray[Any]
 
@@ -81,8 +81,8 @@ class Backend(Protocol):
         self,
         weights: Array,
         rows: Any,
-        plan: Any,
-        steps: Any,
+        blocks: Blocks,
+        steps: PlainSteps,
         family: Family,
         batch: Batch,
         intercept: Array | None,

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from hpcsgd.backends import isa
 from hpcsgd.backends.base import Batch
 from hpcsgd.backends.call import door_to
-from hpcsgd.updates.unroll import Unrolled
+from hpcsgd.schedule import Blocks
+from hpcsgd.updates.unroll import PlainSteps, Unrolled
 
 Array = NDArray[Any]
 POINTER, INT = ctypes.c_void_p, ctypes.c_int64
@@ -197,28 +198,20 @@ class _Plan(ctypes.Structure):
 
 
 class Walk:
-    """The coefficients of plain steps as `hpcsgd_walk` wants them, made once."""
+    """The coefficients of plain steps as `hpcsgd_walk` wants them."""
 
     def __init__(
         self,
-        steps: Sequence[Unrolled],
-        starts: Array,
+        steps: PlainSteps,
+        blocks: Blocks,
         family: int,
         setting: float,
         rounds: bool,
     ) -> None:
-        probe = steps[0].probe
-        self.kept = [starts] + [
-            np.ascontiguousarray(np.concatenate(parts), dtype=np.float64)
-            for parts in (
-                [one.carry.reshape(-1) for one in steps],
-                [one.gain.reshape(-1) for one in steps],
-                [one.free.reshape(-1) for one in steps],
-                [one.push.reshape(-1) for one in steps],
-                [probe],
-            )
-        ]
-        sizes = (len(steps), len(probe), family, int(rounds))
+        starts = np.array(blocks.starts, dtype=np.int64)
+        own = (steps.carry, steps.gain, steps.free, steps.gain, steps.probe)
+        self.kept = [starts, *(np.ascontiguousarray(a, dtype=np.float64) for a in own)]
+        sizes = (len(blocks.sizes), steps.states, family, int(rounds))
         self.plan = _Walk(*sizes, setting, *(a.ctypes.data for a in self.kept))
         self.pointer = ctypes.addressof(self.plan)
 

@@ -18,7 +18,7 @@ from hpcsgd.precision import (
     widen_bf16,
 )
 from hpcsgd.schedule import Blocks
-from hpcsgd.updates.unroll import Unrolled
+from hpcsgd.updates.unroll import PlainSteps, Unrolled
 
 Array = NDArray[Any]
 HALVING_WORK = 2e6  # multiply-adds of a Gram from which squarer products pay
@@ -184,8 +184,8 @@ class HostBackend:
         self,
         weights: Array,
         rows: Any,
-        plan: Any,
-        steps: Any,
+        blocks: Blocks,
+        steps: PlainSteps,
         family: Family,
         batch: Batch,
         intercept: Array | None,

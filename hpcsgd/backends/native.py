@@ -17,7 +17,7 @@ from hpcsgd.backends.host import HostBackend, HostPlan
 from hpcsgd.families.base import Family, exp_bound
 from hpcsgd.precision import Precision
 from hpcsgd.schedule import Blocks
-from hpcsgd.updates.unroll import Unrolled
+from hpcsgd.updates.unroll import PlainSteps, Unrolled
 
 Array = NDArray[Any]
 # Families in the order of the numbers that kernels/cpu/steps.c gives them.
@@ -51,23 +51,11 @@ class NativePlan(HostPlan):
     """Coefficients as NumPy takes them, and as the kernels do."""
 
     kept: dict[str, cpu.Recurrence] = field(default_factory=dict)
-    walks: dict[str, cpu.Walk] = field(default_factory=dict)
 
     @cached_property
     def starts(self) -> Array:
         """Where each batch begins, for the kernels."""
         return np.array(self.blocks.starts, dtype=np.int64)
-
-    def walk(self, steps: Any, family: Family, rounds: bool) -> cpu.Walk:
-        """The same for steps that nothing lies between; `steps` are always the same."""
-        found = self.walks.get(family.name)
-        if found is None:
-            number = FAMILIES.index(family.name)
-            setting = getattr(family, "delta", exp_bound(np.float32))
-            one = [step.unrolled for step in steps]
-            found = cpu.Walk(one, self.starts, number, setting, rounds)
-            self.walks[family.name] = found
-        return found
 
     def recurrence(self, family: Family, dtype: Any) -> cpu.Recurrence:
         """Made for the first exchange of this plan, used by all."""
@@ -90,6 +78,7 @@ class NativeBackend(HostBackend):
         self._has_steps = self.inner == self.residual
         self._rounds_margins = precision.margin == "bf16"
         self._rooms: dict[Blocks, cpu.PairRoom] = {}
+        self._last_walk: tuple[PlainSteps, str, cpu.Walk] | None = None
 
     def prepare(self, unrolled: Unrolled, blocks: Blocks) -> NativePlan:
         """The same plan, with a place for what the kernels want."""
@@ -170,8 +159,8 @@ class NativeBackend(HostBackend):
         self,
         weights: Array,
         rows: Any,
-        plan: Any,
-        steps: Any,
+        blocks: Blocks,
+        steps: PlainSteps,
         family: Family,
         batch: Batch,
         intercept: Array | None,
@@ -179,15 +168,25 @@ class NativeBackend(HostBackend):
         """All steps in one call, with their residuals; None where NumPy has to."""
         narrow = {np.dtype(np.float32)}
         fits = {self.inner, self.residual, self.weights, weights.dtype} == narrow
-        fits = fits and weights.flags.c_contiguous and weights.shape[1] == plan.states
+        fits = fits and weights.flags.c_contiguous and weights.shape[1] == steps.states
         if not fits or family.name not in FAMILIES:
             return None
         matrix = rows.matrix if isinstance(rows, Sampled) else rows
         numbers = rows.rows if isinstance(rows, Sampled) else np.arange(len(rows))
-        if matrix.dtype.char not in cpu.MATRICES or plan.states > MOST_STATES:
+        if matrix.dtype.char not in cpu.MATRICES or steps.states > MOST_STATES:
             return None
-        go: cpu.Walk = plan.walk(steps, family, self._rounds_margins)
+        go = self._walk(steps, blocks, family)
         return go(matrix, numbers, weights, batch, intercept)
+
+    def _walk(self, steps: PlainSteps, blocks: Blocks, family: Family) -> cpu.Walk:
+        """The coefficients as the kernel wants them; the last ones are remembered."""
+        known = self._last_walk
+        if known is None or known[0] is not steps or known[1] != family.name:
+            number = FAMILIES.index(family.name)
+            setting = getattr(family, "delta", exp_bound(np.float32))
+            go = cpu.Walk(steps, blocks, number, setting, self._rounds_margins)
+            known = self._last_walk = (steps, family.name, go)
+        return known[2]
 
     def _copy(self, rows: Any) -> Any:
         """The rows as NumPy takes them, copied once."""

@@ -63,14 +63,24 @@ class Group:
     index: int  # of the exchange in its epoch
     epoch: int
     rows: Array  # local row numbers, m of them
-    plan: Any  # the backend's coefficients for all s steps
-    steps: tuple[Any, ...]  # and for each step alone
+    coefficients: Any  # `Coefficients` of hpcsgd.products.plan
 
     @property
     def blocks(self) -> Blocks:
         """Where each batch begins."""
-        blocks: Blocks = self.plan.blocks
+        blocks: Blocks = self.coefficients.blocks
         return blocks
+
+    @property
+    def plan(self) -> Any:
+        """The backend's coefficients for all s steps."""
+        return self.coefficients.plan
+
+    @property
+    def steps(self) -> tuple[Any, ...]:
+        """And for each step alone."""
+        steps: tuple[Any, ...] = self.coefficients.steps
+        return steps
 
 
 # Sampled rows are an array, or what the backend has for sparse ones: both have a length

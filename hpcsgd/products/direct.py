@@ -50,9 +50,9 @@ def walk(
     """
     batch = batch or batch_of(task, group.rows)
     if scratch is None or task.members.size == 1:
-        plans = (group.plan, group.steps)
+        known = (group.blocks, group.coefficients.plain)
         at_once = task.backend.walk(
-            state.weights, rows, *plans, task.family, batch, state.intercept
+            state.weights, rows, *known, task.family, batch, state.intercept
         )
         if at_once is not None:
             task.clock.lap("steps")

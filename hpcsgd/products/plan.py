@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,64 @@ from hpcsgd.backends.base import Backend
 from hpcsgd.products.base import Group
 from hpcsgd.schedule import blocks_of
 from hpcsgd.updates import LinearUpdate, Unrolled, unroll
+from hpcsgd.updates.unroll import PlainSteps, plain_steps
 
 Array = NDArray[Any]
-KEPT = 16  # plans remembered; a constant rate needs two or three
+KEPT = 16  # coefficients remembered; a constant rate needs two or three
+
+
+class Coefficients:
+    """Those of one exchange, in each form that a product may ask for.
+
+    A form is prepared when it is first asked for: with rates that change all the time
+    every exchange has coefficients of its own, and uses one form of them.
+    """
+
+    def __init__(
+        self,
+        update: LinearUpdate,
+        l2: float,
+        backend: Backend,
+        rates: list[float],
+        sizes: tuple[int, ...],
+    ) -> None:
+        self.update = update
+        self.l2 = l2
+        self.backend = backend
+        self.rates = rates
+        self.blocks = blocks_of(sizes)
+
+    @cached_property
+    def plan(self) -> Any:
+        """Of all s steps together."""
+        whole = unroll(self.update, self.rates, self.blocks.sizes, self.l2)
+        return self.backend.prepare(whole, self.blocks)
+
+    @cached_property
+    def steps(self) -> tuple[Any, ...]:
+        """Of each step alone."""
+        return tuple(
+            self.backend.prepare(self._one_step(rate, size), blocks_of((size,)))
+            for rate, size in zip(self.rates, self.blocks.sizes, strict=True)
+        )
+
+    @cached_property
+    def plain(self) -> PlainSteps:
+        """Of each step alone, as the call that takes all of them wants them."""
+        return plain_steps(self.update, self.rates, self.blocks.sizes, self.l2)
+
+    def _one_step(self, rate: float, size: int) -> Unrolled:
+        """One step whose scores arrive already read at q."""
+        one = unroll(self.update, [rate], [size], self.l2)
+        return Unrolled(
+            lead=np.ones((1, 1)),
+            couple=one.couple,
+            carry=one.carry,
+            gain=one.gain,
+            free=one.free,
+            push=one.push,
+            probe=one.probe,
+        )
 
 
 class Planner:
@@ -30,7 +86,7 @@ class Planner:
         self.l2 = l2
         self.rates = rates  # (first step, count) -> rates of those steps
         self.backend = backend
-        self._known: OrderedDict[Any, tuple[Any, tuple[Any, ...]]] = OrderedDict()
+        self._known: OrderedDict[Any, Coefficients] = OrderedDict()
 
     def group(
         self,
@@ -42,40 +98,15 @@ class Planner:
     ) -> Group:
         """The group of `rows` whose first step is number `first_step` of the run."""
         rates = self.rates(first_step, len(sizes))
-        plan, steps = self._plans(rates, sizes)
-        return Group(index, epoch, rows, plan, steps)
+        return Group(index, epoch, rows, self._coefficients(rates, sizes))
 
-    def _plans(
-        self, rates: Array, sizes: tuple[int, ...]
-    ) -> tuple[Any, tuple[Any, ...]]:
+    def _coefficients(self, rates: Array, sizes: tuple[int, ...]) -> Coefficients:
         key = (rates.tobytes(), sizes)
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = self._prepare(rates.tolist(), sizes)
+            found = self._known[key] = Coefficients(
+                self.update, self.l2, self.backend, rates.tolist(), sizes
+            )
             if len(self._known) > KEPT:
                 self._known.popitem(last=False)
         return found
-
-    def _prepare(
-        self, rates: list[float], sizes: tuple[int, ...]
-    ) -> tuple[Any, tuple[Any, ...]]:
-        whole = unroll(self.update, rates, sizes, self.l2)
-        plan = self.backend.prepare(whole, blocks_of(sizes))
-        steps = tuple(
-            self.backend.prepare(self._one_step(rate, size), blocks_of((size,)))
-            for rate, size in zip(rates, sizes, strict=True)
-        )
-        return plan, steps
-
-    def _one_step(self, rate: float, size: int) -> Unrolled:
-        """One step whose scores arrive already read at q."""
-        one = unroll(self.update, [rate], [size], self.l2)
-        return Unrolled(
-            lead=np.ones((1, 1)),
-            couple=one.couple,
-            carry=one.carry,
-            gain=one.gain,
-            free=one.free,
-            push=one.push,
-            probe=one.probe,
-        )

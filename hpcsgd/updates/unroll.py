@@ -7,7 +7,7 @@ With Φ_{j,i} = M_{j−1} ··· M_i and Φ_{i,i} = I:
     x      ← Φ_{s,0} x + Σ_i Φ_{s,i+1} u_i Y_iᵀ r_i
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,3 +56,45 @@ def unroll(
         push=np.array([update.gain(r, c) for r, c in zip(rates, counts, strict=True)]),
         probe=probe,
     )
+
+
+@dataclass(frozen=True)
+class PlainSteps:
+    """Coefficients of s steps that are taken one after the other, in float64."""
+
+    carry: Array  # M_k, (s, states, states)
+    gain: Array  # u_k, (s, states)
+    free: Array  # M_k at λ = 0 for the intercept, (s, states, states)
+    probe: Array  # q, (states,)
+
+    @property
+    def states(self) -> int:
+        """Of the weights."""
+        return len(self.probe)
+
+
+def plain_steps(
+    update: LinearUpdate, rates: Sequence[float], counts: Sequence[int], l2: float
+) -> PlainSteps:
+    """Steps of `rates` on batches of `counts` rows, all of them at once.
+
+    M_k and u_k are affine in the rate, whatever the update: their values at two rates
+    say all others.
+    """
+    each = np.asarray(rates, dtype=np.float64)
+    inverse = 1.0 / np.asarray(counts, dtype=np.float64)
+    gain = _affine(lambda rate: update.gain(rate, 1), each)
+    return PlainSteps(
+        carry=_affine(lambda rate: update.transition(rate, l2), each),
+        gain=gain * inverse[:, None],
+        free=_affine(lambda rate: update.transition(rate, 0.0), each),
+        probe=update.probe(),
+    )
+
+
+def _affine(function: Callable[[float], Array], rates: Array) -> Array:
+    """The function at every rate, along a first axis."""
+    start = function(0.0)
+    slope = function(1.0) - start
+    values: Array = start + np.multiply.outer(rates, slope)
+    return values

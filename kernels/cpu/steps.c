@@ -58,26 +58,35 @@ typedef struct {
 } walk;
 
 /* q · x: where scores are read. */
-INLINE const float *point_of(const walk *plan, const float *weights, int64_t cols,
-                             float *point)
+INLINE void read_at(const walk *plan, const int64_t states, const float *weights,
+                    int64_t cols, float *point)
 {
-    int64_t states = plan->states;
-    if (states == 1)
-        return weights;
     for (int64_t k = 0; k < cols; k++) {
         float sum = 0;
         for (int64_t a = 0; a < states; a++)
             sum += (float)plan->probe[a] * weights[k * states + a];
         point[k] = sum;
     }
+}
+
+/* Two states have loops of their own, which the compiler takes many columns at a time
+   through. */
+INLINE const float *point_of(const walk *plan, const float *weights, int64_t cols,
+                             float *point)
+{
+    if (plan->states == 1)
+        return weights;
+    if (plan->states == 2)
+        read_at(plan, 2, weights, cols, point);
+    else
+        read_at(plan, plan->states, weights, cols, point);
     return point;
 }
 
 /* x ← M x + u g. */
-INLINE void mix(const walk *plan, int64_t step, const float *gradient, int64_t cols,
-                float *weights)
+INLINE void mix_some(const walk *plan, const int64_t states, int64_t step,
+                     const float *gradient, int64_t cols, float *weights)
 {
-    int64_t states = plan->states;
     float carry[64], gain[8], next[8];
     for (int64_t a = 0; a < states * states; a++)
         carry[a] = (float)plan->carry[step * states * states + a];
@@ -90,8 +99,18 @@ INLINE void mix(const walk *plan, int64_t step, const float *gradient, int64_t c
             for (int64_t b = 0; b < states; b++)
                 next[a] += carry[a * states + b] * x[b];
         }
-        memcpy(x, next, (size_t)states * sizeof *next);
+        for (int64_t a = 0; a < states; a++)
+            x[a] = next[a];
     }
+}
+
+INLINE void mix(const walk *plan, int64_t step, const float *gradient, int64_t cols,
+                float *weights)
+{
+    if (plan->states == 2)
+        mix_some(plan, 2, step, gradient, cols, weights);
+    else
+        mix_some(plan, plan->states, step, gradient, cols, weights);
 }
 
 INLINE void scores_to_residuals(const walk *plan, int64_t step, const float *targets,

@@ -5,6 +5,7 @@ import pytest
 
 from hpcsgd.errors import ConfigError
 from hpcsgd.updates import UPDATES, make_update, unroll
+from hpcsgd.updates.unroll import plain_steps
 
 RATES, COUNTS, L2 = [0.3, 0.2, 0.1, 0.4], [4, 4, 3, 1], 0.1
 
@@ -44,3 +45,19 @@ def test_unknown_update_and_momentum():
         make_update("adam", 0.9)
     with pytest.raises(ConfigError, match=r"must lie in \[0, 1\)"):
         make_update("momentum", 1.0)
+
+
+@pytest.mark.parametrize("name", sorted(UPDATES))
+def test_plain_steps_are_those_of_each_rate(name):
+    """All updates are affine in their rate, which is what makes all steps one sum."""
+    update = make_update(name, 0.7)
+    steps = plain_steps(update, RATES, COUNTS, L2)
+    assert steps.states == update.states
+    for j, (rate, count) in enumerate(zip(RATES, COUNTS, strict=True)):
+        for found, expected in (
+            (steps.carry[j], update.transition(rate, L2)),
+            (steps.free[j], update.transition(rate, 0.0)),
+            (steps.gain[j], update.gain(rate, count)),
+        ):
+            np.testing.assert_allclose(found, expected, rtol=1e-14, atol=1e-16)
+    np.testing.assert_array_equal(steps.probe, update.probe())

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.backends.exact import exact_scores
 from hpcsgd.comm.grid import Grid
 from hpcsgd.data.shard import Shard
 from hpcsgd.families.base import Family
@@ -54,7 +55,7 @@ class Objective:
 
     def _block(self, rows: slice, weights: Array, intercept: Array | None) -> Array:
         shard = self.shard
-        scores = self.read(rows).astype(np.float64, copy=False) @ weights
+        scores = exact_scores(self.read(rows), weights)
         self.grid.members.sum(scores, "evaluate")
         if intercept is not None:
             scores += intercept

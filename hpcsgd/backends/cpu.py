@@ -24,6 +24,7 @@ POINTER, INT = ctypes.c_void_p, ctypes.c_int64
 # What each kernel takes is said where it is defined, in kernels/cpu.
 KERNELS = (
     "hpcsgd_widen_rows_bf16",
+    "hpcsgd_exact_scores",
     "hpcsgd_margins_f32",
     "hpcsgd_margins_bf16",
     "hpcsgd_update_f32",
@@ -98,6 +99,12 @@ def update(matrix: Array, rows: Array, residuals: Array, weights: Array) -> None
     """weights += Σ_i residuals[i] matrix[rows[i]]."""
     call = _functions()["hpcsgd_update" + MATRICES[matrix.dtype.char]]
     call(matrix, _stride(matrix), rows, len(rows), matrix.shape[1], residuals, weights)
+
+
+def exact_scores(block: Array, weights: Array, out: Array) -> None:
+    """out ← block · weights for float32 rows, in float64."""
+    call = _functions()["hpcsgd_exact_scores"]
+    call(block, _stride(block), *block.shape, weights, out)
 
 
 def round_bf16(values: Array) -> None:

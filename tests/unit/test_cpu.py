@@ -11,6 +11,7 @@ import pytest
 from hpcsgd.api import train
 from hpcsgd.backends import call, cpu, native
 from hpcsgd.backends.base import Batch
+from hpcsgd.backends.exact import exact_scores
 from hpcsgd.backends.host import HostBackend
 from hpcsgd.backends.native import NativeBackend
 from hpcsgd.families import get_family
@@ -262,6 +263,23 @@ def test_a_set_that_is_not_known_is_refused():
     )
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert "known: portable, avx2" in done.stderr
+
+
+@pytest.mark.parametrize("d", WIDTHS)
+def test_exact_scores(kernels, d):
+    """Of a slab of a wider matrix, beside NumPy in longdouble; others go to NumPy."""
+    rng = np.random.default_rng(d)
+    X = rng.normal(size=(21, d + 3)).astype(np.float32)[::2, 1 : d + 1]
+    w = rng.normal(size=(d, 1))
+    expected = X.astype(np.longdouble) @ w.astype(np.longdouble)
+    size = np.abs(X).astype(np.longdouble) @ np.abs(w)
+    found = exact_scores(X, w)
+    assert (np.abs(found - expected) <= 4 * d * 2.0**-53 * size).all()
+    for rows, weights in ((X.astype(np.float64), w), (X, np.hstack([w, w]))):
+        np.testing.assert_array_equal(
+            exact_scores(rows, weights), rows.astype(np.float64) @ weights
+        )
+    assert exact_scores(X[:0], w).shape == (0, 1)
 
 
 @pytest.mark.parametrize("by", ["invoke", "ctypes"])

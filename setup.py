@@ -14,7 +14,7 @@ SETS = {
     "avx512": AVX512,
     "avx512bf16": (*AVX512, "-mavx512bf16"),
 }
-NAMES = ("level", "exact", "rows", "gram", "gram_pairs", "steps")
+NAMES = ("level", "exact", "looks", "rows", "gram", "gram_pairs", "steps")
 SOURCES = [f"kernels/cpu/{name}.c" for name in NAMES]
 HEADERS = [f"kernels/cpu/{name}.h" for name in ("lanes", "steps_body")]
 INTEL = platform.machine().lower() in ("x86_64", "amd64")

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.backends.base import Backend
+from hpcsgd.backends.looks import all_finite, weigh
 from hpcsgd.comm.grid import Grid
 from hpcsgd.csr import Csr
 from hpcsgd.data.fingerprint import Fingerprint
@@ -72,7 +73,7 @@ def load(
     encoded, targets = encode_targets(
         sides.y, family.targets, rows.start, world.exchange_objects
     )
-    seen = Fingerprint()
+    seen = Fingerprint(weigh)
     sides.show(seen, rows.start if grid.member == 0 else None)
     store, element = backend.store, precision.matrix
     matrix = world.together(
@@ -150,7 +151,7 @@ def _read_matrix(
         return _stream(reader, rows, columns, store, element, seen, route)
     if is_sparse(reader):
         return load_csr(reader, rows, columns, store, seen=seen.add_sparse)
-    return load_block(reader, rows, columns, store, seen=seen.add)
+    return load_block(reader, rows, columns, store, seen=seen.add, finite=all_finite)
 
 
 def _stream(
@@ -164,7 +165,7 @@ def _stream(
 ) -> Streamed:
     """Every value is looked at once, kept by nobody, and read again when it is due."""
     height, width = rows.stop - rows.start, columns.stop - columns.start
-    for _ in pieces(reader, rows, columns, store, SCANNED, seen.add):
+    for _ in pieces(reader, rows, columns, store, SCANNED, seen.add, all_finite):
         continue
 
     copy = getattr(reader, "filler_of_blocks", lambda _: None)(element)

@@ -25,6 +25,8 @@ POINTER, INT = ctypes.c_void_p, ctypes.c_int64
 KERNELS = (
     "hpcsgd_widen_rows_bf16",
     "hpcsgd_exact_scores",
+    "hpcsgd_find_bad",
+    "hpcsgd_fingerprint",
     "hpcsgd_margins_f32",
     "hpcsgd_margins_bf16",
     "hpcsgd_update_f32",
@@ -105,6 +107,22 @@ def exact_scores(block: Array, weights: Array, out: Array) -> None:
     """out ← block · weights for float32 rows, in float64."""
     call = _functions()["hpcsgd_exact_scores"]
     call(block, _stride(block), *block.shape, weights, out)
+
+
+def has_bad(block: Array) -> bool:
+    """Whether a float32 of the block is infinite or no number."""
+    found = np.zeros(1, dtype=np.int64)
+    _functions()["hpcsgd_find_bad"](block, _stride(block), *block.shape, found)
+    return bool(found[0])
+
+
+def fingerprint(bits: Array, rows: Array, columns: Array) -> np.uint64:
+    """Σ rows_i columns_j bits_ij mod 2⁶⁴."""
+    total = np.zeros(1, dtype=np.uint64)
+    call = _functions()["hpcsgd_fingerprint"]
+    call(bits, _stride(bits), *bits.shape, rows, columns, total)
+    found: np.uint64 = total[0]
+    return found
 
 
 def round_bf16(values: Array) -> None:

@@ -17,6 +17,9 @@ class MemoryReader:
     Sparse ones of any kind become CSR with ascending columns, once.
     """
 
+    is_in_memory = True
+    best_piece = 2**20  # bytes: what is looked at several times stays in cache
+
     def __init__(
         self, X: Any, y: Any, sample_weight: Any = None, offset: Any = None
     ) -> None:

@@ -94,18 +94,24 @@ def load_block(
     store: Callable[[Array], Array],
     budget: int | None = None,
     seen: Callable[[Array, int, int], None] | None = None,
+    finite: Callable[[Array], bool] | None = None,
 ) -> Array:
     """The block as `store` wants it, read in pieces, refused where not finite.
+
+    Arrays that are in memory as `store` wants them are not copied.
 
     `seen` is shown every piece as it was read, with its first row and column. About
     `budget` bytes of float64 (CHUNK_BYTES if None) are held beside the block.
     """
     width = cols.stop - cols.start
     whole: Array | None = None
-    for first, stored in pieces(reader, rows, cols, store, budget, seen):
+    for first, stored in pieces(reader, rows, cols, store, budget, seen, finite):
+        if whole is None and _is_own(reader, stored):
+            whole = reader.read(rows, cols)
         if whole is None:
             whole = np.empty((rows.stop - rows.start, width), dtype=stored.dtype)
-        whole[first - rows.start : first - rows.start + len(stored)] = stored
+        if not _is_own(reader, stored):
+            whole[first - rows.start : first - rows.start + len(stored)] = stored
     if whole is None:
         return store(np.empty((0, width), dtype=np.float32))
     return whole
@@ -118,16 +124,19 @@ def pieces(
     store: Callable[[Array], Array],
     budget: int | None = None,
     seen: Callable[[Array, int, int], None] | None = None,
+    finite: Callable[[Array], bool] | None = None,
 ) -> Iterator[tuple[int, Array]]:
     """(first row, rows as `store` wants them), checked, one piece after the other."""
     width = cols.stop - cols.start
-    step = max((budget or CHUNK_BYTES) // (8 * max(width, 1)), 1)
+    budget = budget or min(getattr(reader, "best_piece", CHUNK_BYTES), CHUNK_BYTES)
+    step = max(budget // (8 * max(width, 1)), 1)
     blocks = getattr(reader, "block_rows", 1)  # read whole, they can be checked
     step = step // blocks * blocks or step
     for start in range(rows.start, rows.stop, step):
         stop = min(start + step, rows.stop)
         piece = reader.read(slice(start, stop), cols)
-        _refuse_non_finite(piece, start, cols.start)
+        if not (finite or _all_finite)(piece):
+            _refuse_non_finite(piece, start, cols.start)
         if seen is not None:
             seen(piece, start, cols.start)
         with np.errstate(over="ignore"):  # said below, with the place
@@ -137,12 +146,19 @@ def pieces(
         yield start, stored
 
 
-def _refuse_non_finite(piece: Array, first_row: int, first_col: int) -> None:
+def _is_own(reader: RowReader, stored: Array) -> bool:
+    """Whether these rows lie in the arrays of the reader itself."""
+    own = getattr(reader, "is_in_memory", False) and not is_sparse(reader)
+    return own and np.may_share_memory(stored, reader.X)  # type: ignore[attr-defined]
+
+
+def _all_finite(piece: Array) -> bool:
     # A sum is finite only if all terms are: one pass without a mask in the good case.
     with np.errstate(all="ignore"):
-        total = piece.sum(dtype=np.float64)
-    if np.isfinite(total):
-        return
+        return bool(np.isfinite(piece.sum(dtype=np.float64)))
+
+
+def _refuse_non_finite(piece: Array, first_row: int, first_col: int) -> None:
     place = _first(~np.isfinite(piece), first_row, first_col)
     if place:
         row, col = place

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.backends.looks import weigh
 from hpcsgd.csr import Csr
 from hpcsgd.data.fingerprint import Fingerprint
 from hpcsgd.data.readers import CHUNK_BYTES, RowReader, is_sparse
@@ -59,7 +60,7 @@ class Source:
 
     def fingerprint(self) -> str:
         """Of every value, as training takes it."""
-        seen, every = Fingerprint(), slice(0, self.reader.rows)
+        seen, every = Fingerprint(weigh), slice(0, self.reader.rows)
         if is_sparse(self.reader):
             for start, piece in self._pieces(self.reader.cols):
                 seen.add_sparse(piece, start, 0)

@@ -1,5 +1,7 @@
 """Files, arrays and targets: what is read, refused, and never half-written."""
 
+from functools import partial
+
 import h5py
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from hpcsgd.data.store_writer import StoreWriter
 from hpcsgd.data.synthetic import BLOCK, SHAPES, make_synthetic, write_synthetic
 from hpcsgd.data.targets import encode_targets
 from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.precision import encode as encode_as
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -99,6 +102,24 @@ def test_blocks_are_read_in_pieces(monkeypatch):
     X[17, 2] = np.inf
     with pytest.raises(DataError, match="inf at row 17, column 2"):
         load_block(reader, slice(2, 29), slice(1, 4), store)
+
+
+def test_arrays_that_fit_are_not_copied():
+    """All columns of float32 rows, as they are; others are converted."""
+    X = np.ones((6, 4), dtype=np.float32)
+    reader = MemoryReader(X, np.zeros(6))
+    rows, every = slice(1, 5), slice(0, 4)
+    keep = partial(encode_as, name="fp32")
+    block = load_block(reader, rows, every, keep)
+    assert np.shares_memory(block, X) and block.shape == (4, 4)
+    assert not np.shares_memory(
+        load_block(reader, rows, every, partial(encode_as, name="bf16")), X
+    )
+    wide = MemoryReader(X.astype(np.float64), np.zeros(6))
+    assert not np.shares_memory(load_block(wide, rows, every, keep), wide.X)
+    X[4, 2] = np.nan
+    with pytest.raises(DataError, match="nan at row 4, column 2"):
+        load_block(reader, rows, every, keep)
 
 
 def test_large_finite_values_are_no_fault():

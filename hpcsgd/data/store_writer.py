@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.data.encoding import StoredRows, encode_rows
 from hpcsgd.data.layout import COLUMNS, Layout, layout_of
 from hpcsgd.data.part_file import PartFile
 from hpcsgd.data.store_blocks import CsrBlocks, DenseBlocks, Held, make_blocks
@@ -127,13 +128,21 @@ class StoreWriter:
     ) -> None:
         """The next rows; `position` is where the source goes on after them."""
         given = dict(zip(COLUMNS, (y, sample_weight, offset), strict=True))
-        self._check_fit(X, given)
-        with np.errstate(over="ignore", invalid="ignore"):
-            self.max_norm = max(self.max_norm, self.blocks.largest_norm(X))
-        matrix = self.blocks.encode(X, self.done, self.path)
-        columns = {n: np.asarray(given[n], "<f8").reshape(-1) for n in self.columns}
-        self.held.add(matrix, columns)
-        self.done += X.shape[0]
+        columns = {name: column for name, column in given.items() if column is not None}
+        self._check_fit(X.shape, {name: len(column) for name, column in columns.items()})
+        self._take(encode_rows(self.layout, X, columns, self.done, self.path), position)
+
+    def append_stored(self, rows: StoredRows, position: int) -> None:
+        """The next rows, encoded for this store by whoever read them."""
+        width = rows.matrix.shape[1:] or (self.layout.cols,)
+        lengths = {name: len(column) for name, column in rows.columns.items()}
+        self._check_fit((len(rows), *width), lengths)
+        self._take(rows, position)
+
+    def _take(self, rows: StoredRows, position: int | None) -> None:
+        self.max_norm = max(self.max_norm, rows.largest)
+        self.held.add(rows.matrix, rows.columns)
+        self.done += len(rows)
         self.position = self.done if position is None else position
         self.pending += self.held.last_bytes
         try:
@@ -230,14 +239,13 @@ class StoreWriter:
             self.file, self.layout, self.columns
         )
 
-    def _check_fit(self, X: Any, given: dict[str, Any]) -> None:
-        stop = self.done + X.shape[0]
-        lengths = {n: None if v is None else len(v) for n, v in given.items()}
-        wanted = {n: X.shape[0] if n in self.columns else None for n in COLUMNS}
+    def _check_fit(self, shape: tuple[int, ...], lengths: dict[str, int]) -> None:
+        stop = self.done + shape[0]
+        wanted = dict.fromkeys(self.columns, shape[0])
         too_many = self.rows is not None and stop > self.rows
-        if too_many or X.shape[1:] != (self.layout.cols,) or lengths != wanted:
+        if too_many or shape[1:] != (self.layout.cols,) or lengths != wanted:
             raise DataError(
-                f"{self.path}: rows {self.done} to {stop} of shape {X.shape} do not fit"
+                f"{self.path}: rows {self.done} to {stop} of shape {shape} do not fit"
                 f" a file of {self.rows or 'any'} x {self.layout.cols} with"
                 f" {', '.join(self.columns) or 'no y'}; give the sizes of the data"
             )

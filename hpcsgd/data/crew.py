@@ -1,19 +1,20 @@
 """Ranks that share the work on a file in rounds; rank 0 takes what they make.
 
-A round gives one task to every worker, and rank 0 takes in the order of the tasks. What
+A round gives some tasks to every rank, and rank 0 takes in the order of the tasks. What
 goes wrong on any rank, and a wish to stop, is told to all: the first fault in that
 order is raised on every rank, the same one however many share the work.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.data.packing import Parts, pack, unpack
+from hpcsgd.data.rounds import Pace, Watch, own_part
 from hpcsgd.errors import HpcsgdError
 
 Array = NDArray[Any]
@@ -103,47 +104,63 @@ class Crew:
 
     def share(
         self,
-        workers: Sequence[int],
         tasks: Iterable[Task],
         work: Callable[[Task], Made],
-        finish: Callable[[Made, list[Any]], Parts | None],
-        take: Callable[[Parts | None], None],
+        take: Callable[[Parts], None],
+        pace: Pace,
+        finish: Callable[[list[Made], list[Any]], list[Parts]],
         say: Callable[[Made], Any] = lambda made: None,
     ) -> None:
-        """take(finish(work(task))) for all tasks: `take` on rank 0 and in their order.
+        """`take` on rank 0 what `finish` gives of all that was made, in their order.
 
-        `finish` is given what all workers of this round `say` of what they made.
+        `finish` is given all that this rank made in a round, and what the workers of
+        the round `say` of what they made.
         """
         fault: Fault | None = None
-        for dealt in _rounds(tasks, len(workers)):
-            place = _place(self.ranks.rank, workers, len(dealt))
-            made = None
-            if place is not None and fault is None:
-                made, fault = _attempt(partial(work, dealt[place]))
-            said = self.agree(fault, None if made is None else say(made))
-            said = [said[rank] for rank in workers[: len(dealt)]]
-            sent = None if made is None else finish(made, said)
-            for part in self._collected(workers[: len(dealt)], sent):
+        left = iter(tasks)
+        while dealt := list(islice(left, sum(pace.shares))):
+            own = own_part(dealt, pace.shares, self.ranks.rank)
+            made, fault = ([], fault) if fault else self._made(own, work, pace.making)
+            words = self.agree(fault, (pace.advise(), [say(one) for one in made]))
+            pace.of_root = words[0][0]
+            heard = [word for _, said in words for word in said]
+            for part in self._collected(finish(made, heard)):
                 if fault is None:
-                    _, fault = _attempt(partial(take, part))
+                    with pace.taking:
+                        _, fault = _attempt(partial(take, part))
         self.agree(fault)
 
-    def _collected(
-        self, workers: Sequence[int], sent: Parts | None
-    ) -> Iterator[Parts | None]:
-        """What these workers sent, on rank 0."""
+    def _made(
+        self, tasks: Sequence[Task], work: Callable[[Task], Made], watch: Watch
+    ) -> tuple[list[Made], Fault | None]:
+        """What comes of these tasks, up to the first that goes wrong."""
+        made: list[Made] = []
+        for task in tasks:
+            if self.is_asked_to_stop and self.size > 1:
+                break
+            with watch:
+                one, fault = _attempt(partial(work, task))
+            if fault is not None:
+                return made, fault
+            made.append(one)  # type: ignore[arg-type]
+        return made, None
+
+    def _collected(self, sent: list[Parts]) -> Iterator[Parts]:
+        """What all ranks sent, on rank 0."""
         if self.size == 1:
-            yield sent
+            yield from sent
             return
-        packed = pack(None if self.is_root else sent)
-        sizes = self.ranks.exchange_objects(len(packed))
-        whole = self.ranks.collect(packed, sizes, "control")
+        packed = [] if self.is_root else [pack(parts) for parts in sent]
+        sizes = self.ranks.exchange_objects([len(one) for one in packed])
+        content = np.concatenate(packed) if packed else np.empty(0, dtype=np.uint8)
+        whole = self.ranks.collect(content, [sum(of) for of in sizes], "control")
         if whole is None:
             return
-        ends = np.cumsum(sizes)
-        for rank in workers:
-            content = whole[ends[rank] - sizes[rank] : ends[rank]]
-            yield sent if rank == 0 else unpack(content)
+        yield from sent
+        at = 0
+        for size in chain.from_iterable(sizes):
+            yield unpack(whole[at : at + size])
+            at += size
 
 
 def _attempt(action: Callable[[], Made]) -> tuple[Made | None, Fault | None]:
@@ -152,17 +169,3 @@ def _attempt(action: Callable[[], Made]) -> tuple[Made | None, Fault | None]:
         return action(), None
     except (HpcsgdError, KeyboardInterrupt) as raised:
         return None, raised
-
-
-def _rounds(tasks: Iterable[Task], width: int) -> Iterator[list[Task]]:
-    """The tasks, as many at a time as there are workers."""
-    left = iter(tasks)
-    while dealt := list(islice(left, width)):
-        yield dealt
-
-
-def _place(rank: int, workers: Sequence[int], count: int) -> int | None:
-    """Which of the `count` tasks of a round is this rank's."""
-    if rank not in workers[:count]:
-        return None
-    return workers.index(rank)

@@ -129,7 +129,9 @@ class StoreWriter:
         """The next rows; `position` is where the source goes on after them."""
         given = dict(zip(COLUMNS, (y, sample_weight, offset), strict=True))
         columns = {name: column for name, column in given.items() if column is not None}
-        self._check_fit(X.shape, {name: len(column) for name, column in columns.items()})
+        self._check_fit(
+            X.shape, {name: len(column) for name, column in columns.items()}
+        )
         self._take(encode_rows(self.layout, X, columns, self.done, self.path), position)
 
     def append_stored(self, rows: StoredRows, position: int) -> None:

@@ -194,12 +194,12 @@ def test_wide_blocks_are_written_out_slice_by_slice(files, monkeypatch):
     share(2, make, files / "whole.h5", recipe)
     append, left = sink_module.Sinks.append, [10]
 
-    def breaking(self, number, rows):
+    def breaking(self, number, rows, position):
         left[0] -= 1
         if left[0] == 0:
             raise KeyboardInterrupt
-        append(self, number, rows)
-        assert rows.X.shape[0] <= 5
+        append(self, number, rows, position)
+        assert len(rows) <= 5
 
     monkeypatch.setattr(sink_module.Sinks, "append", breaking)
     with pytest.raises(KeyboardInterrupt):
@@ -223,11 +223,11 @@ def test_what_broke_off_is_gone_on_with_on_other_ranks(
     def run(world):
         crew = Crew(world)
 
-        def asked(self, number, rows):
+        def asked(self, number, rows, position):
             appended[0] += 1
             if appended[0] == break_at:
                 crew.interrupt()  # as the handler of SIGINT does, on this rank alone
-            append(self, number, rows)
+            append(self, number, rows, position)
 
         if world.rank == 0:
             monkeypatch.setattr(sink_module.Sinks, "append", asked)
@@ -293,17 +293,14 @@ def test_a_fault_of_the_writer_reaches_all(files):
 
 
 def test_little_memory_means_few_who_parse(files):
-    from hpcsgd.data.filling import parsers
     from hpcsgd.data.survey import workers
 
     class Four:
         rank, size = 0, 4
 
-    recipe = Recipe(memory=40 * 2**20)
-    assert workers(Crew(Four()), recipe) == [0, 1]
-    assert parsers(Crew(Four()), recipe) == [1]
-    assert parsers(Crew(Four()), Recipe(memory=16 * 2**20)) == [0]
-    assert parsers(Crew(Four()), Recipe()) == [1, 2, 3]
+    assert workers(Crew(Four()), Recipe(memory=40 * 2**20)) == 2
+    assert workers(Crew(Four()), Recipe(memory=16 * 2**20)) == 1
+    assert workers(Crew(Four()), Recipe()) == 4
     make = lambda: CsvSource(files / "a.csv")  # noqa: E731
     share(3, make, files / "o.h5", Recipe(memory=16 * 2**20))
     share(1, make, files / "p.h5", Recipe())

@@ -15,6 +15,7 @@ from hpcsgd.cli.train import add_progress
 from hpcsgd.comm.base import Communicator
 from hpcsgd.data.crew import Crew
 from hpcsgd.data.formats import open_any
+from hpcsgd.data.heap import keep_freed
 from hpcsgd.data.layout import ELEMENTS
 from hpcsgd.data.recipe import LAYOUTS, Recipe
 from hpcsgd.data.source import SOURCES, Source
@@ -155,6 +156,7 @@ def _convert(
     """The work of one rank."""
     from hpcsgd.data.convert import convert
 
+    keep_freed(recipe.block)
     crew = Crew(world)
     source = crew.everywhere(lambda: _source(arguments))
     with _interruptible(crew), ExitStack() as stack:

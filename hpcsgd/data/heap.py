@@ -1,4 +1,4 @@
-"""Memory that a program frees and asks for again at once, kept instead of given back."""
+"""Memory that is freed and asked for again at once, kept instead of given back."""
 
 import ctypes
 

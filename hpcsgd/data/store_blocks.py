@@ -58,6 +58,7 @@ class Blocks(ABC):
     def __init__(self, file: Any, layout: Layout, columns: tuple[str, ...]) -> None:
         self.file, self.layout, self.columns = file, layout, columns
         self.first = 0  # row of the block that is written next
+        self.nodes: dict[str, Any] = {}
         if "X" not in file:
             for name in columns:
                 grow(file, name, (0,), "<f8", (min(layout.block_rows, PIECE),))
@@ -91,7 +92,9 @@ class Blocks(ABC):
         grow(self.file, f"checksums/{name}", (0, *rest), "<u8", chunk)
 
     def _put(self, name: str, start: int, stop: int, values: Any) -> None:
-        node = self.file[name]
+        node = self.nodes.get(name)
+        if node is None:  # looking it up takes as long as a short write
+            node = self.nodes[name] = self.file[name]
         if len(node) != stop:
             node.resize(stop, axis=0)
         node[start:stop] = values

@@ -8,10 +8,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.cli import launch
-from hpcsgd.cli.data.bar import Meter, make_meter
+from hpcsgd.cli import launch, logs
 from hpcsgd.cli.ranks import on_all_ranks
-from hpcsgd.cli.train import add_progress
 from hpcsgd.comm.base import Communicator
 from hpcsgd.data.crew import Crew
 from hpcsgd.data.formats import open_any
@@ -118,7 +116,7 @@ def _add_running(parser: Any) -> None:
     parser.add_argument("--resume", action="store_true", help="go on where it broke")
     parser.add_argument("--force", action="store_true", help="replace DST")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    add_progress(parser)
+    logs.add_progress(parser)
 
 
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
@@ -154,6 +152,7 @@ def _convert(
     world: Communicator, arguments: argparse.Namespace, recipe: Recipe
 ) -> dict[str, Any]:
     """The work of one rank."""
+    from hpcsgd.cli.data.bar import Meter, make_meter
     from hpcsgd.data.convert import convert
 
     keep_freed(recipe.block)

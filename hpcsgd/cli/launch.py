@@ -37,6 +37,7 @@ def relaunch(
     argv: list[str],
     keeps_checkpoints: bool = False,
     shrinks: bool = False,
+    remedy: str = "",
 ) -> int:
     """Run `python -m hpcsgd argv` on `ranks` ranks; its exit code.
 
@@ -49,7 +50,7 @@ def relaunch(
     command = [sys.executable, "-m", "hpcsgd", *argv]
     job = Job([*mpiexec(shrinks), "-n", str(ranks)], command, _environment(ranks))
     code = job.run()
-    say_how_it_ended(code, keeps_checkpoints)
+    say_how_it_ended(code, keeps_checkpoints, remedy)
     if code in OWN_CODES:
         return code
     from hpcsgd.result import REQUEUE

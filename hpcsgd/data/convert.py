@@ -16,7 +16,7 @@ from hpcsgd.data.destination import (
 )
 from hpcsgd.data.filling import Pouring, fill_from_rows, fill_from_text
 from hpcsgd.data.layout import Layout
-from hpcsgd.data.progress import Progress
+from hpcsgd.data.progress import Beating, Progress
 from hpcsgd.data.ready import Encoder
 from hpcsgd.data.recipe import Recipe
 from hpcsgd.data.sink import Journal, Part, Plan, Sinks, kept_scales
@@ -53,7 +53,8 @@ def convert(
             return _shared(one, source, crew)
     if crew.size > 1 and crew.is_root:
         log.info("%s cannot be split; rank 0 converts it alone", source.path)
-    return crew.on_root(lambda: _alone(one))
+    one.progress = Beating(progress, crew.beat)
+    return crew.on_root_for_long(lambda: _alone(one))
 
 
 class Conversion:

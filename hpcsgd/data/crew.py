@@ -6,8 +6,10 @@ order is raised on every rank, the same one however many share the work.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import chain, islice
+from time import monotonic
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -21,6 +23,7 @@ Array = NDArray[Any]
 Task = TypeVar("Task")
 Made = TypeVar("Made")
 Fault = HpcsgdError | KeyboardInterrupt
+BEAT = 2.0  # seconds after which those that only wait hear from rank 0
 
 
 class Ranks(Protocol):
@@ -36,6 +39,9 @@ class Ranks(Protocol):
         self, part: Array, counts: Sequence[int], purpose: str = "control"
     ) -> Array | None:
         """The parts of all ranks one after the other, on rank 0."""
+
+    def working(self, what: str) -> AbstractContextManager[None]:
+        """`with` it around what others wait for although it looks idle: slow disks."""
 
 
 class Alone:
@@ -53,6 +59,10 @@ class Alone:
         """Its own part."""
         return part
 
+    def working(self, what: str) -> AbstractContextManager[None]:
+        """Nobody waits for it."""
+        return nullcontext()
+
 
 class Crew:
     """All ranks; only rank 0 has results."""
@@ -63,6 +73,7 @@ class Crew:
         self.size = ranks.size
         self.at_once = False  # rank 0 works and nobody is in a collective with it
         self.is_asked_to_stop = False
+        self._beats_at: float | None = None  # when it last told the others, if it does
 
     def interrupt(self) -> None:
         """Ctrl-C: at once where nobody waits for this rank in a round, else soon."""
@@ -88,13 +99,43 @@ class Crew:
         """What rank 0 makes, on all ranks; its fault is everybody's."""
         made, fault = None, None
         if self.is_root:
-            self.at_once = True
-            try:
+            with self._alone():
                 made, fault = _attempt(action)
-            finally:
-                self.at_once = False
         given: Made = self.agree(fault, made)[0]
         return given
+
+    def on_root_for_long(self, action: Callable[[], Made]) -> Made:
+        """As `on_root`, while the others hear every `beat`: none waits in vain."""
+        if not self.is_root:
+            while not (word := self.agree(None)[0])[0]:
+                continue
+            return word[1]  # type: ignore[no-any-return]
+        self._beats_at = monotonic()
+        with self._alone():
+            made, fault = _attempt(action)
+        is_told, self._beats_at = self._beats_at is None, None
+        if is_told and fault is not None:
+            raise fault
+        given: Made = self.agree(fault, (True, made))[0][1]
+        return given
+
+    def beat(self) -> None:
+        """Rank 0 is still at it; what goes wrong elsewhere is raised here too."""
+        if self._beats_at is None or monotonic() - self._beats_at < BEAT:
+            return
+        self._beats_at, self.at_once = None, False
+        self.agree(None, (False, None))
+        self._beats_at, self.at_once = monotonic(), True
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Rank 0 works and the others wait for it."""
+        self.at_once = True
+        try:
+            with self.ranks.working("work that only rank 0 does"):
+                yield
+        finally:
+            self.at_once = False
 
     def everywhere(self, action: Callable[[], Made]) -> Made:
         """What each rank makes for itself; the fault of one is everybody's."""
@@ -126,7 +167,7 @@ class Crew:
             heard = [word for _, said in words for word in said]
             for part in self._collected(finish(made, heard)):
                 if fault is None:
-                    with pace.taking:
+                    with pace.taking, self.ranks.working("writing"):
                         _, fault = _attempt(partial(take, part))
         self.agree(fault)
 

@@ -346,3 +346,36 @@ def test_a_text_that_changes_between_the_passes_is_refused(files, monkeypatch):
             run_ranks(ranks, run)
         assert not list(files.glob(".*"))
         path.write_bytes(path.read_bytes()[:-4])
+
+
+def test_those_that_wait_for_rank_0_hear_from_it(files, monkeypatch):
+    """Often, and a key pressed elsewhere reaches it in the middle of its work."""
+    from hpcsgd.data import crew as module
+
+    monkeypatch.setattr(module, "BEAT", 0.0)
+    (files / "a.csv.gz").write_bytes(gzip.compress((files / "a.csv").read_bytes()))
+    make = lambda: CsvSource(files / "a.csv.gz")  # noqa: E731
+    said = share(3, make, files / "whole.h5", Recipe())
+    assert said[0] == said[1] == said[2]
+    heard = [0, 0, 0]
+
+    def run(world):
+        crew = Crew(world)
+        agree = crew.agree
+
+        def hearing(fault, word=None):
+            heard[world.rank] += 1
+            if world.rank == 1 and heard[1] == 12:
+                crew.interrupt()
+            return agree(fault, word)
+
+        crew.agree = hearing
+        with pytest.raises(KeyboardInterrupt):
+            convert(make(), files / "o.h5", Recipe(), Quiet(), crew=crew)
+
+    run_ranks(3, run)
+    assert heard[0] == heard[1] == heard[2] == 12
+    assert not (files / "o.h5").exists()
+    (files / "bad.csv.gz").write_bytes(gzip.compress(b"1,2\n1,x\n"))
+    with pytest.raises(DataError, match="line 2"):
+        share(3, lambda: CsvSource(files / "bad.csv.gz"), files / "o.h5", Recipe())

@@ -16,7 +16,7 @@ for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 
 HERE = Path(__file__).parent
 # What make bench-data runs, in an environment that has the readers to compare with.
-APART = ("bench_data", "bench_store", "bench_stream")
+APART = ("bench_data", "bench_convert", "bench_store", "bench_stream")
 sys.path.insert(0, str(HERE.parent))
 
 

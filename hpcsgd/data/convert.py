@@ -19,7 +19,7 @@ from hpcsgd.data.layout import Layout
 from hpcsgd.data.progress import Beating, Progress
 from hpcsgd.data.ready import Encoder
 from hpcsgd.data.recipe import Recipe
-from hpcsgd.data.sink import Journal, Part, Plan, Sinks, kept_scales
+from hpcsgd.data.sink import Journal, Part, Plan, Sinks, held, kept_scales
 from hpcsgd.data.source import Outline, Source
 from hpcsgd.data.survey import Survey, survey_rows, survey_text
 from hpcsgd.data.text_source import TextSource
@@ -120,12 +120,11 @@ class Conversion:
         """What both files have in common."""
         scales = survey.scales
         first = next(iter(self.source.blocks(survey.outline, PEEK, 0)))
-        held = {"y": first.y, "sample_weight": first.weights, "offset": first.offsets}
         return Plan(
             cols=survey.outline.cols,
             element=self.recipe.element,
             is_sparse=survey.is_sparse,
-            sides=tuple(name for name, side in held.items() if side is not None),
+            sides=tuple(held(first)),
             attributes={
                 "source": self.source.path.name,
                 "unit_rows": self.recipe.unit_rows,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from hpcsgd.data.layout import Layout
+from hpcsgd.data.layout import COLUMNS, Layout
 from hpcsgd.errors import DataError
 
 Array = NDArray[Any]
@@ -48,7 +48,7 @@ def encode_rows(
     with np.errstate(over="ignore", invalid="ignore"):
         largest = (_largest_csr if layout.is_sparse else _largest_dense)(X)
     encode = _encode_csr if layout.is_sparse else _encode_dense
-    beside = {n: np.asarray(c, "<f8").reshape(-1) for n, c in columns.items()}
+    beside = {n: np.asarray(c, COLUMNS[n]).reshape(-1) for n, c in columns.items()}
     return StoredRows(encode(layout, X, first, path), beside, largest)
 
 

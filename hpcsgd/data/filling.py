@@ -23,7 +23,7 @@ from hpcsgd.data.text import Piece, refuse_changed
 from hpcsgd.data.text_source import ENDLESS, TextSource
 from hpcsgd.errors import DataError
 
-SIDES = ("y", "weights", "offsets")
+SIDES = ("y", "weights", "offsets", "queries")
 WIDEST = 8  # bytes of a number in a store
 Places = NDArray[np.int64]
 

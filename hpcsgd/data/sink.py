@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.data.encoding import StoredRows
+from hpcsgd.data.layout import COLUMNS
 from hpcsgd.data.source import Rows
 from hpcsgd.data.store_writer import FLUSH_BYTES, StoreWriter
 from hpcsgd.errors import ConfigError, DataError
@@ -41,7 +42,7 @@ class Plan:
     cols: int
     element: str
     is_sparse: bool
-    sides: tuple[str, ...]  # columns that come with X: y, sample_weight, offset
+    sides: tuple[str, ...]  # columns that come with X, of COLUMNS
     attributes: dict[str, Any]
     means: Array | None
     scales: Array | None
@@ -186,8 +187,9 @@ class Sinks:
 
 def held(rows: Rows) -> dict[str, Array]:
     """What comes with X, as stores call it."""
-    sides = {"y": rows.y, "sample_weight": rows.weights, "offset": rows.offsets}
-    return {name: side for name, side in sides.items() if side is not None}
+    sides = (rows.y, rows.weights, rows.offsets, rows.queries)
+    named = zip(COLUMNS, sides, strict=True)
+    return {name: side for name, side in named if side is not None}
 
 
 def kept_scales(parts: list[Part]) -> tuple[Array | None, Array | None]:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from hpcsgd.data.checksums import block_sum
 from hpcsgd.data.encoding import CsrStored
-from hpcsgd.data.layout import PIECE, Layout
+from hpcsgd.data.layout import COLUMNS, PIECE, Layout
 
 Array = NDArray[Any]
 Piece = tuple[Any, dict[str, Array]]  # rows as they are stored, and their columns
@@ -61,7 +61,7 @@ class Blocks(ABC):
         self.nodes: dict[str, Any] = {}
         if "X" not in file:
             for name in columns:
-                grow(file, name, (0,), "<f8", (min(layout.block_rows, PIECE),))
+                grow(file, name, (0,), COLUMNS[name], (min(layout.block_rows, PIECE),))
                 self._sums(name, ())
             self._make()
 

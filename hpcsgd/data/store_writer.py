@@ -41,7 +41,7 @@ class StoreWriter:
     element : fp64, fp32, fp16, bf16, fp8-e4m3 or fp8-e5m2
     scale : stored elements are values / scale
     is_sparse : True keeps X as CSR
-    columns : of y, sample_weight and offset, those that every `append` brings
+    columns : of y, sample_weight, offset and qid, those that every `append` brings
     attributes : kept with the file, such as task, classes and source
     means, scales : (cols,) of standardised columns, as they were before
     resumable : True keeps the `.part` after an exception, for `reopen`
@@ -125,20 +125,18 @@ class StoreWriter:
         sample_weight: Array | None = None,
         offset: Array | None = None,
         position: int | None = None,
+        qid: Array | None = None,
     ) -> None:
         """The next rows; `position` is where the source goes on after them."""
-        given = dict(zip(COLUMNS, (y, sample_weight, offset), strict=True))
-        columns = {name: column for name, column in given.items() if column is not None}
-        self._check_fit(
-            X.shape, {name: len(column) for name, column in columns.items()}
-        )
+        given = zip(COLUMNS, (y, sample_weight, offset, qid), strict=True)
+        columns = {name: column for name, column in given if column is not None}
+        self._check_fit(X.shape, columns)
         self._take(encode_rows(self.layout, X, columns, self.done, self.path), position)
 
     def append_stored(self, rows: StoredRows, position: int) -> None:
         """The next rows, encoded for this store by whoever read them."""
         width = rows.matrix.shape[1:] or (self.layout.cols,)
-        lengths = {name: len(column) for name, column in rows.columns.items()}
-        self._check_fit((len(rows), *width), lengths)
+        self._check_fit((len(rows), *width), rows.columns)
         self._take(rows, position)
 
     def _take(self, rows: StoredRows, position: int | None) -> None:
@@ -241,8 +239,9 @@ class StoreWriter:
             self.file, self.layout, self.columns
         )
 
-    def _check_fit(self, shape: tuple[int, ...], lengths: dict[str, int]) -> None:
+    def _check_fit(self, shape: tuple[int, ...], columns: dict[str, Array]) -> None:
         stop = self.done + shape[0]
+        lengths = {name: len(column) for name, column in columns.items()}
         wanted = dict.fromkeys(self.columns, shape[0])
         too_many = self.rows is not None and stop > self.rows
         if too_many or shape[1:] != (self.layout.cols,) or lengths != wanted:

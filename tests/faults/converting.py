@@ -1,4 +1,4 @@
-"""A conversion that loses a rank: python -m tests.faults.converting HOW PIECE ARGUMENTS.
+"""A conversion that loses a rank: python -m tests.faults.converting HOW PIECE WORDS.
 
 Rank 1 gets the signal SIG<HOW> when it loads its PIECE-th piece of text; both passes
 count. The rest is what `hpcsgd data convert` is given.

@@ -45,8 +45,7 @@ def convert(folder, how, piece, *more, ranks=RANKS):
 
 def content(path):
     with h5py.File(path) as file:
-        found = {name: file[name][()] for name in ("X", "y", "checksums/X")}
-    return found
+        return {name: file[name][()] for name in ("X", "y", "checksums/X")}
 
 
 def check_resumed(folder):

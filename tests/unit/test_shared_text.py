@@ -244,6 +244,29 @@ def test_what_broke_off_is_gone_on_with_on_other_ranks(
         assert sums(files / f"whole{ending}") == sums(files / f"o{ending}")
 
 
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_queries_go_with_their_rows(files, recipe):
+    """Into both stores, whoever parsed them."""
+    lines = (files / "a.svm").read_bytes().split(b"\n")
+    for number in range(1, len(lines)):
+        label, _, rest = lines[number].partition(b" ")
+        lines[number] = label + b" qid:%d " % (number * 10**15) + rest
+    (files / "q.svm").write_bytes(b"\n".join(lines))
+    found = []
+    for ranks in (1, 3):
+        make = lambda: LibsvmSource(files / "q.svm")  # noqa: E731
+        said = share(ranks, make, files / "o.h5", recipe, force=True)
+        found.append([sums(part["path"]) for part in said[0]["files"]])
+    assert found[0] == found[1]
+    wanted = np.arange(1, 1 + (recipe.rows or ROWS)) * 10**15
+    drawn = recipe.drawn(0, len(wanted))
+    for path, own in (("o.h5", ~drawn), ("o-test.h5", drawn)):
+        if own.any():
+            with h5py.File(files / path) as file:
+                assert file["qid"].dtype == np.int64
+                assert (file["qid"][()] == wanted[own]).all()
+
+
 def damaged(text, line, old, new):
     lines = text.split(b"\n")
     lines[line] = lines[line].replace(old, new, 1)

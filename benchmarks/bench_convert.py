@@ -50,12 +50,13 @@ def _of(folder: Path, name: str, start: dict) -> dict:
     path.unlink()
     figures = {"file": name, "megabytes": round(size, 1), "options": " ".join(options)}
     for ranks, found in times.items():
-        apart = found["wall"] - start[ranks]["wall"]
         found["MB_s"] = round(size / found["wall"])
-        found["times_as_fast"] = round(times[RANKS[0]]["wall"] / found["wall"], 2)
-        found["apart"] = round(apart, 3)
-        first = times[RANKS[0]]["wall"] - start[RANKS[0]]["wall"]
-        found["times_as_fast_apart"] = round(first / apart, 2)
+        for kind in ("wall", "least_wall"):
+            apart = found[kind] - start[ranks][kind]
+            first = times[RANKS[0]][kind]
+            found[f"times_as_fast_by_{kind}"] = round(first / found[kind], 2)
+            first -= start[RANKS[0]][kind]
+            found[f"times_as_fast_apart_by_{kind}"] = round(first / apart, 2)
     print(figures | times, flush=True)
     return figures | {"ranks": times}
 
@@ -72,6 +73,7 @@ def _in_turns(path: Path, options: list[str]) -> dict[int, dict]:
         ranks: {
             "wall": round(median(wall for wall, _ in own), 3),
             "processor": round(median(cpu for _, cpu in own), 3),
+            "least_wall": round(min(wall for wall, _ in own), 3),
             "all_wall": [round(wall, 3) for wall, _ in own],
         }
         for ranks, own in times.items()

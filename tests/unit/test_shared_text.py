@@ -301,6 +301,25 @@ def test_all_ranks_say_the_same_of_the_first_bad_line(files, line, also):
     assert f"line {line + 1} (byte {byte + 2})" in said.pop()
 
 
+@pytest.mark.parametrize("row", [40, 333])
+@pytest.mark.parametrize("fraction", [0.0, 0.5])
+def test_a_value_too_large_is_named_by_its_row_of_the_store(files, row, fraction):
+    """Whoever encodes it."""
+    lines = (files / "a.csv").read_bytes().split(b"\n\n")
+    lines[row] = lines[row].rpartition(b",")[0] + b",70000"
+    (files / "large.csv").write_bytes(b"\n\n".join(lines))
+    recipe = Recipe(element="fp16", test_fraction=fraction)
+    drawn = Recipe(test_fraction=fraction).drawn(0, row + 1)
+    name = "o-test.h5" if drawn[row] else "o.h5"
+    place = int((drawn == drawn[row]).sum()) - 1
+    said = f"{files / name}: 70000 at row {place} is too large for fp16"
+    for ranks in RANKS:
+        with pytest.raises(DataError) as raised:
+            share(ranks, lambda: CsvSource(files / "large.csv"), files / "o.h5", recipe)
+        assert str(raised.value).startswith(said), (ranks, raised.value)
+        assert not list(files.glob(".*")) and not (files / "o.h5").exists()
+
+
 def test_a_fault_of_the_writer_reaches_all(files):
     recipe = Recipe(labels=((1.0, 0.0),))
     row = int(np.argmax(Y == 2))

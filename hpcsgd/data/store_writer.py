@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hpcsgd.data.encoding import StoredRows, encode_rows
 from hpcsgd.data.layout import COLUMNS, Layout, layout_of
-from hpcsgd.data.part_file import PartFile
+from hpcsgd.data.part_file import open_part
 from hpcsgd.data.store_blocks import CsrBlocks, DenseBlocks, Held, make_blocks
 from hpcsgd.errors import ConfigError, DataError, MissingPackage
 
@@ -74,7 +74,7 @@ class StoreWriter:
         if set(columns) - set(COLUMNS):
             raise ConfigError(f"columns are of {', '.join(COLUMNS)}, not {columns}")
         self._check_room(len(columns))
-        self.raw = _part(self.path, fresh=True)
+        self.raw = open_part(self.path, fresh=True)
         self.file: Any = None
         try:
             self.file = _h5py().File(self.raw, "w", libver=("v108", "v108"))
@@ -97,7 +97,7 @@ class StoreWriter:
         wanted = Path(path)
         if not wanted.with_name(f".{wanted.name}.part").exists():
             raise DataError(f"{path} has nothing to go on with; start it anew")
-        raw = _part(wanted, fresh=False)
+        raw = open_part(wanted, fresh=False)
         try:
             file = _h5py().File(raw, "r+", libver=("v108", "v108"))
             layout = layout_of(path, file.attrs)
@@ -293,13 +293,3 @@ class StoreWriter:
             f"{self.path} cannot be written ({reason}); make room or choose"
             f" another folder, {self._kept()}"
         )
-
-
-def _part(path: Path, fresh: bool) -> PartFile:
-    try:
-        return PartFile(path, fresh)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write {path}: its folder is missing or not writable;"
-            " make it, or name another"
-        ) from error

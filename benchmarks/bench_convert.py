@@ -3,8 +3,8 @@
 One rank (without mpiexec) and two take turns on the same text, which is in memory
 (/dev/shm where there is one), as is the store: disks have a speed of their own. Medians
 of wall seconds and of processor seconds of all processes. `start` is what a text of two
-rows takes, `apart` is the time without it. HPCSGD_BENCH_CONVERT_MB is the size of a
-text (400), HPCSGD_BENCH_RANKS the numbers of ranks ("1 2").
+rows takes, `apart` is the time without it. HPCSGD_BENCH_CONVERT_MB are the
+sizes of a text ("400 1600"), HPCSGD_BENCH_RANKS the numbers of ranks ("1 2").
 """
 
 import os
@@ -19,7 +19,7 @@ from time import perf_counter
 from benchmarks import text_files
 
 REPEATS = 5  # after one to warm up
-MEGABYTES = int(os.environ.get("HPCSGD_BENCH_CONVERT_MB", "400"))
+SIZES = [int(n) for n in os.environ.get("HPCSGD_BENCH_CONVERT_MB", "400 1600").split()]
 RANKS = [int(n) for n in os.environ.get("HPCSGD_BENCH_RANKS", "1 2").split()]
 MEMORY = Path("/dev/shm")
 # name -> rows, options
@@ -38,19 +38,24 @@ def measure() -> dict:
         tiny.write_text("1 1:2\n-1 1:3\n")
         start = _in_turns(tiny, [])
         tiny.unlink()
-        rows = [_of(Path(folder), name, start) for name in TEXTS]
-    return {"start": start, "cores": len(os.sched_getaffinity(0)), "texts": rows}
+        rows = [_of(Path(folder), n, size, start) for size in SIZES for n in TEXTS]
+    cores = len(os.sched_getaffinity(0))
+    return {"start": start, "cores": cores, "load": os.getloadavg(), "texts": rows}
 
 
-def _of(folder: Path, name: str, start: dict) -> dict:
+def _of(folder: Path, name: str, size: int, start: dict) -> dict:
     row, options = TEXTS[name]
-    path = text_files.write(folder / name, row, MEGABYTES * 10**6)
-    size = path.stat().st_size / 1e6
+    path = text_files.write(folder / name, row, size * 10**6)
+    megabytes = path.stat().st_size / 1e6
     times = _in_turns(path, options)
     path.unlink()
-    figures = {"file": name, "megabytes": round(size, 1), "options": " ".join(options)}
+    figures = {
+        "file": name,
+        "megabytes": round(megabytes, 1),
+        "options": " ".join(options),
+    }
     for ranks, found in times.items():
-        found["MB_s"] = round(size / found["wall"])
+        found["MB_s"] = round(megabytes / found["wall"])
         for kind in ("wall", "least_wall"):
             apart = found[kind] - start[ranks][kind]
             first = times[RANKS[0]][kind]

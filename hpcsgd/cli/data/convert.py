@@ -168,6 +168,7 @@ def _convert(
     world: Communicator, arguments: argparse.Namespace, recipe: Recipe
 ) -> dict[str, Any]:
     """The work of one rank, under the eyes of a watchdog."""
+    world.is_patient = True  # for work of tens of milliseconds a message
     world.watch(arguments.timeout)
     said = _watched(world, arguments, recipe)
     world.unwatch()

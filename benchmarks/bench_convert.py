@@ -4,7 +4,7 @@ One rank (without mpiexec) and two take turns on the same text, which is in memo
 (/dev/shm where there is one), as is the store: disks have a speed of their own. Medians
 of wall seconds, of the processor seconds of all ranks, and of those of the busiest one,
 which are what idle cores would take: a rank that waits sleeps. `start` is what a text
-of two rows takes, `apart` the time without it. HPCSGD_BENCH_CONVERT_MB are the sizes of
+of two rows takes, `apart` is by the busiest rank without it. HPCSGD_BENCH_CONVERT_MB are the sizes of
 a text ("400 1600"), HPCSGD_BENCH_RANKS the numbers of ranks ("1 2").
 """
 
@@ -53,11 +53,10 @@ def _of(folder: Path, name: str, size: int, start: dict) -> dict:
     for ranks, found in times.items():
         first = times[RANKS[0]]
         for kind in ("wall", "busiest"):
-            whole = first[kind] / found[kind]
-            apart = first[kind] - start[RANKS[0]][kind]
-            apart /= found[kind] - start[ranks][kind]
-            found[f"times_as_fast_by_{kind}"] = round(whole, 2)
-            found[f"times_as_fast_apart_by_{kind}"] = round(apart, 2)
+            found[f"times_as_fast_by_{kind}"] = round(first[kind] / found[kind], 2)
+        apart = first["busiest"] - start[RANKS[0]]["busiest"]
+        apart /= found["busiest"] - start[ranks]["busiest"]
+        found["times_as_fast_apart"] = round(apart, 2)
     print(figures | times, flush=True)
     return figures | {"ranks": times}
 

@@ -4,8 +4,8 @@ One rank (without mpiexec) and two take turns on the same text, which is in memo
 (/dev/shm where there is one), as is the store: disks have a speed of their own. Medians
 of wall seconds, of the processor seconds of all ranks, and of those of the busiest one,
 which are what idle cores would take: a rank that waits sleeps. `start` is what a text
-of two rows takes, `apart` is by the busiest rank without it. HPCSGD_BENCH_CONVERT_MB are the sizes of
-a text ("400 1600"), HPCSGD_BENCH_RANKS the numbers of ranks ("1 2").
+of two rows takes, `apart` is by the busiest rank without it. HPCSGD_BENCH_CONVERT_MB
+are the sizes of a text ("400 1600"), HPCSGD_BENCH_RANKS the numbers of ranks ("1 2").
 """
 
 import os

@@ -37,8 +37,7 @@ class Communicator(ABC):
     def __init__(
         self, rank: int, size: int, ledger: Ledger, reproducible: bool = False
     ) -> None:
-        self.rank = rank
-        self.size = size
+        self.rank, self.size = rank, size
         self.ledger = ledger
         self.reproducible = reproducible
         self.begun = 0  # collectives of this group so far

@@ -66,12 +66,12 @@ bench: environment  ## ratios and overheads, into benchmarks/results/
 	@$(RUN) -m benchmarks.run
 
 # The other readers stay out of .venv: what is tested there must not lean on them.
-bench-data: environment  ## text beside other readers (in .venv-bench), store, streaming
+bench-data: environment  ## text beside other readers (in .venv-bench), ranks, store, streaming
 	@p=.venv-bench/bin/python; [ -x $$p ] || .venv/bin/python -m venv .venv-bench; \
-	  has="import h5py, ml_dtypes, jinja2, rich, sklearn, pyarrow, pandas"; \
+	  has="import h5py, ml_dtypes, jinja2, rich, sklearn, pyarrow, pandas, mpi4py"; \
 	  $$p -c "$$has" 2>/dev/null || $$p -m pip install -q h5py ml_dtypes jinja2 rich \
-	  scikit-learn pyarrow pandas || p=.venv/bin/python; \
-	  $(ENV) $$p -m benchmarks.run bench_data bench_store bench_stream
+	  scikit-learn pyarrow pandas mpi4py mpich || p=.venv/bin/python; \
+	  $(ENV) $$p -m benchmarks.run bench_data bench_convert bench_store bench_stream
 
 # PyTorch is large and may not be had: its rows are then left out.
 peers: environment

@@ -17,7 +17,6 @@ from hpcsgd.cli.ranks import on_all_ranks
 from hpcsgd.cli.train import (
     FLAGS,
     SWITCHES,
-    add_progress,
     add_settings,
     check_data,
     overlaid,
@@ -68,7 +67,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--plot", metavar="FILE.png", help="draw the loss curves")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    add_progress(parser)
+    logs.add_progress(parser)
     parser.set_defaults(run=run)
 
 

@@ -147,14 +147,14 @@ def killing_signal(code: int) -> str | None:
     return None
 
 
-def say_how_it_ended(code: int, keeps_checkpoints: bool) -> None:
+def say_how_it_ended(code: int, keeps_checkpoints: bool, remedy: str = "") -> None:
     """One sentence on an end of which no rank could speak, and what to do."""
     if code in OWN_CODES:
         return
     name = killing_signal(code)
     how = f"was killed by {name}" if name else "ended without a message"
     memory = ", which may mean that memory ran out" if name == "SIGKILL" else ""
-    remedy = (
+    remedy = remedy or (
         "run again with --resume auto to go on from the last checkpoint"
         if keeps_checkpoints
         else "run again, with --out DIR to keep what is done"

@@ -6,12 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hpcsgd.callbacks.progress import TERMINAL
 from hpcsgd.cli import THREAD_SETTINGS
 from hpcsgd.cli.job import OWN_CODES, Job, say_how_it_ended
 from hpcsgd.comm import EXPECTED, is_launched, launched_size
 from hpcsgd.errors import ConfigError
-from hpcsgd.result import REQUEUE
 
 RANK_NAMES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
@@ -39,6 +37,7 @@ def relaunch(
     argv: list[str],
     keeps_checkpoints: bool = False,
     shrinks: bool = False,
+    remedy: str = "",
 ) -> int:
     """Run `python -m hpcsgd argv` on `ranks` ranks; its exit code.
 
@@ -51,9 +50,11 @@ def relaunch(
     command = [sys.executable, "-m", "hpcsgd", *argv]
     job = Job([*mpiexec(shrinks), "-n", str(ranks)], command, _environment(ranks))
     code = job.run()
-    say_how_it_ended(code, keeps_checkpoints)
+    say_how_it_ended(code, keeps_checkpoints, remedy)
     if code in OWN_CODES:
         return code
+    from hpcsgd.result import REQUEUE
+
     return REQUEUE if shrinks and keeps_checkpoints else 1
 
 
@@ -103,6 +104,8 @@ def _environment(ranks: int) -> dict[str, str]:
     environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
     environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
     if sys.stderr.isatty():
+        from hpcsgd.callbacks.progress import TERMINAL
+
         environment[TERMINAL] = str(shutil.get_terminal_size().columns)
     for name in THREAD_SETTINGS:
         environment.setdefault(name, "1")

@@ -26,6 +26,18 @@ def add_volume(parser: Any) -> None:
     )
 
 
+def add_progress(parser: Any) -> None:
+    """How much is said while it runs."""
+    parser.add_argument(
+        "--progress",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="between progress lines when the output is no terminal; 0 = none",
+    )
+    add_volume(parser)
+
+
 class RankHandler(logging.Handler):
     """Writes to what standard error is now, which a progress bar may have replaced."""
 

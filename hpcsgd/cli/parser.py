@@ -3,36 +3,25 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import NoReturn
 
 import hpcsgd
-from hpcsgd.cli import (
-    compare,
-    completion,
-    data,
-    evaluate,
-    info,
-    inspect,
-    launch,
-    logs,
-    new,
-    predict,
-    train,
-    verify,
-)
+from hpcsgd.cli import launch, logs
 from hpcsgd.errors import ConfigError, HpcsgdError
 
+# Modules of this package, loaded when they are asked for.
 COMMANDS = (
-    train,
-    compare,
-    evaluate,
-    predict,
-    inspect,
-    verify,
-    new,
-    data,
-    info,
-    completion,
+    "train",
+    "compare",
+    "evaluate",
+    "predict",
+    "inspect",
+    "verify",
+    "new",
+    "data",
+    "info",
+    "completion",
 )
 
 
@@ -44,8 +33,8 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; see {self.prog} --help")
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """`hpcsgd` with all its commands."""
+def make_parser(word: str = "") -> argparse.ArgumentParser:
+    """`hpcsgd` with all its commands, or with the one that the first word names."""
     parser = Parser(
         prog="hpcsgd",
         description="Communication-avoiding SGD for generalized linear models.",
@@ -55,15 +44,15 @@ def make_parser() -> argparse.ArgumentParser:
         "--version", action="version", version=f"hpcsgd {hpcsgd.__version__}"
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.add_parser(commands)
+    for name in [word] if word in COMMANDS else COMMANDS:
+        import_module(f"hpcsgd.cli.{name}").add_parser(commands)
     return parser
 
 
 def run(argv: Sequence[str]) -> int:
     """Parse, run, and turn what is wrong into one sentence and an exit code."""
     try:
-        arguments = make_parser().parse_args(argv)
+        arguments = make_parser(*argv[:1]).parse_args(argv)
         logs.set_up(arguments)
         code: int = arguments.run(arguments, list(argv))
         return code

@@ -159,7 +159,7 @@ def add_parser(commands: Any) -> None:
     )
     add_settings(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    add_progress(parser)
+    logs.add_progress(parser)
     parser.set_defaults(run=run)
 
 
@@ -187,18 +187,6 @@ def add_settings(parser: Any) -> None:
 def _metavar(setting: str, options: Mapping[str, Any]) -> dict[str, str]:
     """The key in capitals, unless the choices say more."""
     return {} if "choices" in options else {"metavar": setting.split(".")[1].upper()}
-
-
-def add_progress(parser: Any) -> None:
-    """How much is said while it runs."""
-    parser.add_argument(
-        "--progress",
-        type=float,
-        default=10.0,
-        metavar="SECONDS",
-        help="between progress lines when the output is no terminal; 0 = none",
-    )
-    logs.add_volume(parser)
 
 
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:

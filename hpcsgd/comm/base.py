@@ -30,14 +30,14 @@ class Communicator(ABC):
 
     transport = "one process"  # what carries the words
     waits_busily = False  # True: its ranks spin in collectives and own a core each
+    is_patient = False  # True: they sleep where they exchange objects, and are slower
     timeout = 0.0  # seconds that a rank waits for one that does nothing; 0 = for ever
     node_sharing = "auto"  # whether ranks of a node share memory: auto, on or off
 
     def __init__(
         self, rank: int, size: int, ledger: Ledger, reproducible: bool = False
     ) -> None:
-        self.rank = rank
-        self.size = size
+        self.rank, self.size = rank, size
         self.ledger = ledger
         self.reproducible = reproducible
         self.begun = 0  # collectives of this group so far

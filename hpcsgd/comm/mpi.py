@@ -20,6 +20,7 @@ from hpcsgd.comm.ways import Ways
 from hpcsgd.comm.workspace import Workspace
 from hpcsgd.errors import MissingPackage
 
+NAP = 1e-4  # seconds between looks of a patient rank
 FORWARDING = 0.2  # seconds for a launcher to pass a traceback on
 INSTALL = "install one with: pip install mpi4py mpich"
 
@@ -168,6 +169,11 @@ class MpiCommunicator(Communicator):
         return int(self._flag[0])
 
     def _objects(self, item: Any) -> list[Any]:
+        if self.is_patient:
+            # MPI spins while it waits, on a core that others could use.
+            all_here = self._comm.Ibarrier()
+            while not all_here.Test():
+                time.sleep(NAP)
         items: list[Any] = self._comm.allgather(item)
         return items
 

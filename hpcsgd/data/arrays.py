@@ -53,6 +53,6 @@ def real(block: Any) -> Array:
     return np.asarray(block, dtype=np.float32 if narrow else np.float64)
 
 
-def column(values: Any) -> Array:
-    """Targets, weights or offsets: one float64 a row."""
-    return np.asarray(values, dtype=np.float64).reshape(-1)
+def column(values: Any, dtype: Any = np.float64) -> Array:
+    """Targets, weights or offsets: one float64 a row; or another dtype."""
+    return np.asarray(values, dtype=dtype).reshape(-1)

@@ -1,7 +1,7 @@
 """A source of rows becomes a store, in two passes and in bounded memory."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,11 @@ from hpcsgd.data.destination import (
     wanted_rows,
 )
 from hpcsgd.data.filling import Pouring, fill_from_rows, fill_from_text
-from hpcsgd.data.packing import Parts
-from hpcsgd.data.progress import Progress
+from hpcsgd.data.layout import Layout
+from hpcsgd.data.progress import Beating, Progress
+from hpcsgd.data.ready import Encoder
 from hpcsgd.data.recipe import Recipe
-from hpcsgd.data.sink import Journal, Part, Plan, Sinks, kept_scales
+from hpcsgd.data.sink import Journal, Part, Plan, Sinks, held, kept_scales
 from hpcsgd.data.source import Outline, Source
 from hpcsgd.data.survey import Survey, survey_rows, survey_text
 from hpcsgd.data.text_source import TextSource
@@ -52,7 +53,8 @@ def convert(
             return _shared(one, source, crew)
     if crew.size > 1 and crew.is_root:
         log.info("%s cannot be split; rank 0 converts it alone", source.path)
-    return crew.on_root(lambda: _alone(one))
+    one.progress = Beating(progress, crew.beat)
+    return crew.on_root_for_long(lambda: _alone(one))
 
 
 class Conversion:
@@ -70,6 +72,7 @@ class Conversion:
         self.source, self.target, self.recipe = source, target, recipe
         self.progress, self.resume, self.force = progress, resume, force
         self.journal = Journal(target, {})
+        self._files: list[Part] = []
 
     def check(self) -> None:
         """Refuse what cannot end well."""
@@ -82,34 +85,46 @@ class Conversion:
         self.journal.identity = identity(self.source, outline, self.recipe)
         if not (self.resume and self.recipe.standardize and self.journal.read()):
             return None
-        files = parts(self.target, wanted_rows(outline, self.recipe), self.recipe)
-        means, spread = kept_scales(files)
+        means, spread = kept_scales(self.files(outline))
         return None if spread is None else Scales(means, spread)
 
     def begin_counting(self) -> None:
         """The first pass."""
         self.progress.begin("counting rows", self.source.path.stat().st_size)
 
+    def files(self, outline: Outline) -> list[Part]:
+        """What is written."""
+        if not self._files:
+            rows = wanted_rows(outline, self.recipe)
+            self._files = parts(self.target, rows, self.recipe)
+        return self._files
+
+    def encoder(self, survey: Survey, starts: list[tuple[int, int]]) -> Encoder:
+        """For rows of the stores, which go on at these places."""
+        layout = Layout(
+            survey.outline.cols, self.recipe.element, is_sparse=survey.is_sparse
+        )
+        return Encoder(self.files(survey.outline), starts, layout, self.recipe)
+
     def open(self, survey: Survey) -> Sinks:
         """The stores, new or where they broke off."""
         outline = survey.outline
-        self.files = parts(self.target, wanted_rows(outline, self.recipe), self.recipe)
+        files = self.files(outline)
         self.journal.identity = identity(self.source, outline, self.recipe)
         plan = self._plan(survey)
         if self.resume and self.journal.read():
-            return Sinks.reopen(self.files, plan, self.journal)
-        return Sinks(self.files, plan, self.journal)
+            return Sinks.reopen(files, plan, self.journal)
+        return Sinks(files, plan, self.journal)
 
     def _plan(self, survey: Survey) -> Plan:
         """What both files have in common."""
         scales = survey.scales
         first = next(iter(self.source.blocks(survey.outline, PEEK, 0)))
-        held = {"y": first.y, "sample_weight": first.weights, "offset": first.offsets}
         return Plan(
             cols=survey.outline.cols,
             element=self.recipe.element,
             is_sparse=survey.is_sparse,
-            sides=tuple(name for name, side in held.items() if side is not None),
+            sides=tuple(held(first)),
             attributes={
                 "source": self.source.path.name,
                 "unit_rows": self.recipe.unit_rows,
@@ -120,7 +135,7 @@ class Conversion:
 
     def said(self, survey: Survey) -> dict[str, Any]:
         """What was done."""
-        return _said(self.files, survey, self.recipe)
+        return _said(self.files(survey.outline), survey, self.recipe)
 
 
 def _alone(one: Conversion) -> dict[str, Any]:
@@ -130,8 +145,10 @@ def _alone(one: Conversion) -> dict[str, Any]:
         return _shared(one, one.source, Crew(Alone()), has_begun=True)
     survey = survey_rows(one.source, one.recipe, one.progress, one.kept)
     sinks = one.open(survey)
+    encoder = one.encoder(survey, sinks.starts)
     with _left_whole(sinks):
-        fill_from_rows(one.source, Pouring(survey, one.recipe, sinks, one.progress))
+        pouring = Pouring(survey, one.recipe, encoder, sinks, one.progress)
+        fill_from_rows(one.source, pouring)
         sinks.finish()
     return one.said(survey)
 
@@ -139,42 +156,30 @@ def _alone(one: Conversion) -> dict[str, Any]:
 def _shared(
     one: Conversion, source: TextSource, crew: Crew, has_begun: bool = False
 ) -> dict[str, Any]:
-    """All ranks parse, the first one writes."""
+    """All ranks parse and encode, the first one writes."""
     if crew.is_root and not has_begun:
         one.begin_counting()
     survey = survey_text(source, one.recipe, crew, one.progress)
     opened: list[Sinks] = []
 
-    def open_sinks() -> tuple[int, int]:
+    def open_sinks() -> list[tuple[int, int]]:
         opened.append(one.open(survey))
         one.progress.begin("writing", survey.outline.size)
-        return opened[0].start
+        return opened[0].starts
 
-    start = crew.on_root(open_sinks)
+    encoder = one.encoder(survey, crew.on_root(open_sinks))
     if not crew.is_root:
-        return _parse(one, source, survey, crew, start, lambda parts: None)
-    with _left_whole(opened[0]):
-        take = Pouring(survey, one.recipe, opened[0], one.progress).receive
-        return _parse(one, source, survey, crew, start, take, opened[0].finish)
-
-
-def _parse(
-    one: Conversion,
-    source: TextSource,
-    survey: Survey,
-    crew: Crew,
-    start: tuple[int, int],
-    take: Callable[[Parts | None], None],
-    finish: Callable[[], None] = lambda: None,
-) -> dict[str, Any]:
-    """The second pass on one rank, and what was done, on all."""
-    fill_from_text(source, survey, one.recipe, crew, start, take)
+        fill_from_text(source, survey, one.recipe, crew, encoder, lambda parts: None)
+        return crew.on_root(dict)
+    pouring = Pouring(survey, one.recipe, encoder, opened[0], one.progress)
 
     def close() -> dict[str, Any]:
-        finish()
+        opened[0].finish()
         return one.said(survey)
 
-    return crew.on_root(close)
+    with _left_whole(opened[0]):
+        fill_from_text(source, survey, one.recipe, crew, encoder, pouring.receive)
+        return crew.on_root(close)
 
 
 @contextmanager

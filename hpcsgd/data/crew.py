@@ -1,25 +1,29 @@
 """Ranks that share the work on a file in rounds; rank 0 takes what they make.
 
-A round gives one task to every worker, and rank 0 takes in the order of the tasks. What
+A round gives some tasks to every rank, and rank 0 takes in the order of the tasks. What
 goes wrong on any rank, and a wish to stop, is told to all: the first fault in that
 order is raised on every rank, the same one however many share the work.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
+from time import monotonic
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.data.packing import Parts, pack, unpack
+from hpcsgd.data.rounds import Pace, Watch, own_part
 from hpcsgd.errors import HpcsgdError
 
 Array = NDArray[Any]
 Task = TypeVar("Task")
 Made = TypeVar("Made")
 Fault = HpcsgdError | KeyboardInterrupt
+BEAT = 2.0  # seconds after which those that only wait hear from rank 0
 
 
 class Ranks(Protocol):
@@ -35,6 +39,9 @@ class Ranks(Protocol):
         self, part: Array, counts: Sequence[int], purpose: str = "control"
     ) -> Array | None:
         """The parts of all ranks one after the other, on rank 0."""
+
+    def working(self, what: str) -> AbstractContextManager[None]:
+        """`with` it around what others wait for although it looks idle: slow disks."""
 
 
 class Alone:
@@ -52,6 +59,10 @@ class Alone:
         """Its own part."""
         return part
 
+    def working(self, what: str) -> AbstractContextManager[None]:
+        """Nobody waits for it."""
+        return nullcontext()
+
 
 class Crew:
     """All ranks; only rank 0 has results."""
@@ -62,6 +73,7 @@ class Crew:
         self.size = ranks.size
         self.at_once = False  # rank 0 works and nobody is in a collective with it
         self.is_asked_to_stop = False
+        self._beats_at: float | None = None  # when it last told the others, if it does
 
     def interrupt(self) -> None:
         """Ctrl-C: at once where nobody waits for this rank in a round, else soon."""
@@ -87,13 +99,43 @@ class Crew:
         """What rank 0 makes, on all ranks; its fault is everybody's."""
         made, fault = None, None
         if self.is_root:
-            self.at_once = True
-            try:
+            with self._alone():
                 made, fault = _attempt(action)
-            finally:
-                self.at_once = False
         given: Made = self.agree(fault, made)[0]
         return given
+
+    def on_root_for_long(self, action: Callable[[], Made]) -> Made:
+        """As `on_root`, while the others hear every `beat`: none waits in vain."""
+        if not self.is_root:
+            while not (word := self.agree(None)[0])[0]:
+                continue
+            return word[1]  # type: ignore[no-any-return]
+        self._beats_at = monotonic()
+        with self._alone():
+            made, fault = _attempt(action)
+        is_told, self._beats_at = self._beats_at is None, None
+        if is_told and fault is not None:
+            raise fault
+        given: Made = self.agree(fault, (True, made))[0][1]
+        return given
+
+    def beat(self) -> None:
+        """Rank 0 is still at it; what goes wrong elsewhere is raised here too."""
+        if self._beats_at is None or monotonic() - self._beats_at < BEAT:
+            return
+        self._beats_at, self.at_once = None, False
+        self.agree(None, (False, None))
+        self._beats_at, self.at_once = monotonic(), True
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Rank 0 works and the others wait for it."""
+        self.at_once = True
+        try:
+            with self.ranks.working("work that only rank 0 does"):
+                yield
+        finally:
+            self.at_once = False
 
     def everywhere(self, action: Callable[[], Made]) -> Made:
         """What each rank makes for itself; the fault of one is everybody's."""
@@ -103,47 +145,63 @@ class Crew:
 
     def share(
         self,
-        workers: Sequence[int],
         tasks: Iterable[Task],
         work: Callable[[Task], Made],
-        finish: Callable[[Made, list[Any]], Parts | None],
-        take: Callable[[Parts | None], None],
+        take: Callable[[Parts], None],
+        pace: Pace,
+        finish: Callable[[list[Made], list[Any]], list[Parts]],
         say: Callable[[Made], Any] = lambda made: None,
     ) -> None:
-        """take(finish(work(task))) for all tasks: `take` on rank 0 and in their order.
+        """`take` on rank 0 what `finish` gives of all that was made, in their order.
 
-        `finish` is given what all workers of this round `say` of what they made.
+        `finish` is given all that this rank made in a round, and what the workers of
+        the round `say` of what they made.
         """
         fault: Fault | None = None
-        for dealt in _rounds(tasks, len(workers)):
-            place = _place(self.ranks.rank, workers, len(dealt))
-            made = None
-            if place is not None and fault is None:
-                made, fault = _attempt(partial(work, dealt[place]))
-            said = self.agree(fault, None if made is None else say(made))
-            said = [said[rank] for rank in workers[: len(dealt)]]
-            sent = None if made is None else finish(made, said)
-            for part in self._collected(workers[: len(dealt)], sent):
+        left = iter(tasks)
+        while dealt := list(islice(left, sum(pace.shares))):
+            own = own_part(dealt, pace.shares, self.ranks.rank)
+            made, fault = ([], fault) if fault else self._made(own, work, pace.making)
+            words = self.agree(fault, (pace.advise(), [say(one) for one in made]))
+            pace.of_root = words[0][0]
+            heard = [word for _, said in words for word in said]
+            for part in self._collected(finish(made, heard)):
                 if fault is None:
-                    _, fault = _attempt(partial(take, part))
+                    with pace.taking, self.ranks.working("writing"):
+                        _, fault = _attempt(partial(take, part))
         self.agree(fault)
 
-    def _collected(
-        self, workers: Sequence[int], sent: Parts | None
-    ) -> Iterator[Parts | None]:
-        """What these workers sent, on rank 0."""
+    def _made(
+        self, tasks: Sequence[Task], work: Callable[[Task], Made], watch: Watch
+    ) -> tuple[list[Made], Fault | None]:
+        """What comes of these tasks, up to the first that goes wrong."""
+        made: list[Made] = []
+        for task in tasks:
+            if self.is_asked_to_stop and self.size > 1:
+                break
+            with watch:
+                one, fault = _attempt(partial(work, task))
+            if fault is not None:
+                return made, fault
+            made.append(one)  # type: ignore[arg-type]
+        return made, None
+
+    def _collected(self, sent: list[Parts]) -> Iterator[Parts]:
+        """What all ranks sent, on rank 0."""
         if self.size == 1:
-            yield sent
+            yield from sent
             return
-        packed = pack(None if self.is_root else sent)
-        sizes = self.ranks.exchange_objects(len(packed))
-        whole = self.ranks.collect(packed, sizes, "control")
+        packed = [] if self.is_root else [pack(parts) for parts in sent]
+        sizes = self.ranks.exchange_objects([len(one) for one in packed])
+        content = np.concatenate(packed) if packed else np.empty(0, dtype=np.uint8)
+        whole = self.ranks.collect(content, [sum(of) for of in sizes], "control")
         if whole is None:
             return
-        ends = np.cumsum(sizes)
-        for rank in workers:
-            content = whole[ends[rank] - sizes[rank] : ends[rank]]
-            yield sent if rank == 0 else unpack(content)
+        yield from sent
+        at = 0
+        for size in chain.from_iterable(sizes):
+            yield unpack(whole[at : at + size])
+            at += size
 
 
 def _attempt(action: Callable[[], Made]) -> tuple[Made | None, Fault | None]:
@@ -152,17 +210,3 @@ def _attempt(action: Callable[[], Made]) -> tuple[Made | None, Fault | None]:
         return action(), None
     except (HpcsgdError, KeyboardInterrupt) as raised:
         return None, raised
-
-
-def _rounds(tasks: Iterable[Task], width: int) -> Iterator[list[Task]]:
-    """The tasks, as many at a time as there are workers."""
-    left = iter(tasks)
-    while dealt := list(islice(left, width)):
-        yield dealt
-
-
-def _place(rank: int, workers: Sequence[int], count: int) -> int | None:
-    """Which of the `count` tasks of a round is this rank's."""
-    if rank not in workers[:count]:
-        return None
-    return workers.index(rank)

@@ -22,6 +22,7 @@ class Kind(IntEnum):
     MISSING = 12
     ROOM = 13  # the caller's arrays are too small: never the fault of a text
     UNENDED = 14  # no newline at the end: never either
+    MIXED = 15
 
 
 SENTENCES = {
@@ -35,7 +36,9 @@ SENTENCES = {
     " base is 0, or mend that line",
     Kind.DUPLICATE: "the index of {token} comes twice in its row; leave one of them",
     Kind.UNSORTED: "the index of {token} is lower than the one before it; sort the row",
-    Kind.QID: "{token} is not qid: and a whole number; mend that line",
+    Kind.QID: "{token} is not qid: and a whole number below 2^63; mend that line",
+    Kind.MIXED: "some rows have qid:, as the first has or has not, and this one is not"
+    " like it ({token}); give every row one, or none",
     Kind.RAGGED: "this row has not as many fields as the first one; mend that line",
     Kind.MISSING: "a value is missing ({token}); fill it in, or ask for the mean of its"
     " column where it is a feature",

@@ -1,19 +1,21 @@
 """The second pass: every row into the store it belongs to."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, issparse
 
-from hpcsgd.data.changes import prepared, slices
+from hpcsgd.data.changes import is_too_wide, prepared, slices
 from hpcsgd.data.crew import Crew
-from hpcsgd.data.numbered import choose, first_rows, numbered
+from hpcsgd.data.numbered import first_rows, numbered
 from hpcsgd.data.packing import Parts
 from hpcsgd.data.progress import Progress
+from hpcsgd.data.ready import Encoder, Ready
 from hpcsgd.data.recipe import Recipe
+from hpcsgd.data.rounds import MOST, Pace
 from hpcsgd.data.sink import Sinks
 from hpcsgd.data.source import Rows, Source
 from hpcsgd.data.survey import Survey, workers
@@ -21,7 +23,8 @@ from hpcsgd.data.text import Piece, refuse_changed
 from hpcsgd.data.text_source import ENDLESS, TextSource
 from hpcsgd.errors import DataError
 
-SIDES = ("y", "weights", "offsets")
+SIDES = ("y", "weights", "offsets", "queries")
+WIDEST = 8  # bytes of a number in a store
 Places = NDArray[np.int64]
 
 
@@ -64,45 +67,43 @@ class Batch:
 
 
 class Pouring:
-    """Rank 0's side: batches in order, into one store or two."""
+    """Rank 0's side: rows in order, into one store or two."""
 
     def __init__(
-        self, survey: Survey, recipe: Recipe, sinks: Sinks, progress: Progress
+        self,
+        survey: Survey,
+        recipe: Recipe,
+        encoder: Encoder,
+        sinks: Sinks,
+        progress: Progress,
     ) -> None:
-        self.survey, self.recipe = survey, recipe
+        self.survey, self.recipe, self.encoder = survey, recipe, encoder
         self.sinks, self.progress = sinks, progress
 
-    def receive(self, parts: Parts | None) -> None:
-        """The next one, as it travels."""
-        if parts is not None:
+    def receive(self, parts: Parts) -> None:
+        """The next ones, as they travel."""
+        if "ready" in parts:
+            self._append(Ready.of(parts))
+            self.progress.at(parts["ready"][-1])
+        else:
             self.take(Batch.of(parts))
 
     def take(self, batch: Batch) -> None:
-        """The next one."""
+        """The next ones, which nobody has encoded yet."""
         done = 0
         for stop, part in slices(batch.rows, self.survey, self.recipe):
-            end = batch.position(stop)
-            self._append(batch.first + done, Rows(part.X, part.y, end, *_rest(part)))
+            ended = replace(part, end=batch.position(stop))
+            self._append(self.encoder.encode(batch.first + done, ended))
             done = stop
         self.progress.at(batch.rows.end)
 
-    def _append(self, first: int, block: Rows) -> None:
-        count = block.X.shape[0]
-        values = block.X.nnz if issparse(block.X) else block.X.size
-        self.sinks.will_reach(first + count, block.end, values)
-        test = self.recipe.drawn(first, count)
-        for number, part in enumerate(self.sinks.parts):
-            # After a break one store may be ahead of the other.
-            new = np.arange(first, first + count) >= self.sinks.starts[number][0]
-            ours = (test == part.test) & new
-            if ours.any():
-                chosen = block if ours.all() else choose(block, ours)
-                self.sinks.append(number, chosen)
-        self.sinks.reached(first + count, block.end)
-
-
-def _rest(rows: Rows) -> tuple[NDArray[np.float64] | None, ...]:
-    return rows.weights, rows.offsets
+    def _append(self, ready: Ready) -> None:
+        reached = ready.first + ready.count, ready.end
+        self.sinks.will_reach(*reached, ready.values)
+        for number, stored in enumerate(ready.stores):
+            if stored is not None:
+                self.sinks.append(number, stored, ready.end)
+        self.sinks.reached(*reached)
 
 
 def fill_from_rows(source: Source, pouring: Pouring) -> None:
@@ -122,37 +123,45 @@ def fill_from_text(
     survey: Survey,
     recipe: Recipe,
     crew: Crew,
-    start: tuple[int, int],
-    take: Callable[[Parts | None], None],
+    encoder: Encoder,
+    take: Callable[[Parts], None],
 ) -> None:
-    """From a text: all ranks but the first parse, which writes, or one does both."""
-    if survey.places is None or start[0] >= recipe.wanted(0, survey.outline.rows):
+    """From a text: all ranks parse and encode, and the first one writes."""
+    start, places = min(encoder.starts), survey.places
+    if places is None or start[0] >= recipe.wanted(0, survey.outline.rows):
         return
-    places = survey.places
 
-    def work(task: int | Piece) -> Parts | None:
+    def work(task: int | Piece) -> list[Parts]:
         piece = source.load(task)
         rows = source.rows(piece, survey.outline)
         if not rows.X.shape[0]:
-            return None
+            return []
         first = _first_row(source, places, piece)
         rows = first_rows(rows, recipe.wanted(first, rows.X.shape[0]))
         rows = prepared(rows, first, survey, recipe)
-        return Batch(first, piece.position, rows).parts()
+        if is_too_wide(rows, survey, recipe):
+            return [Batch(first, piece.position, rows).parts()]
+        return [encoder.encode(first, rows).parts()]
 
-    begin, stop = _range(places, recipe, start[1])
-    crew.share(parsers(crew, recipe), source.tasks(begin, stop), work, _as_made, take)
+    crew.share(
+        source.tasks(*_range(places, recipe, start[1])),
+        work,
+        take,
+        Pace(workers(crew, recipe), _at_once(survey, recipe, crew)),
+        lambda made, said: list(chain.from_iterable(made)),
+    )
     crew.everywhere(lambda: refuse_changed(source.path, source.stamp))
 
 
-def _as_made(made: Parts | None, said: list[Any]) -> Parts | None:
-    return made
-
-
-def parsers(crew: Crew, recipe: Recipe) -> list[int]:
-    """Those that parse while rank 0 writes; it does both where it is alone."""
-    able = workers(crew, recipe)
-    return able[1:] or able
+def _at_once(survey: Survey, recipe: Recipe, crew: Crew) -> int:
+    """Pieces of one rank that rank 0 may hold at once, by what they hold on average."""
+    outline = survey.outline
+    pieces = 1 if survey.places is None else max(len(survey.places), 1)
+    numbers = outline.rows * outline.cols
+    if survey.is_sparse and outline.nnz is not None:
+        numbers = 2 * outline.nnz
+    size = WIDEST * (numbers + outline.rows) // pieces
+    return max(min(MOST, recipe.block // (crew.size * max(size, 1))), 1)
 
 
 def _range(places: Places, recipe: Recipe, start: int) -> tuple[int, int]:

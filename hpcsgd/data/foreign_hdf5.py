@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.data.arrays import column, real
+from hpcsgd.data.layout import COLUMNS
 from hpcsgd.data.source import Outline, Rows, block_rows
 from hpcsgd.data.streams import check_labels, open_file
 from hpcsgd.errors import DataError, MissingPackage
@@ -23,7 +24,7 @@ class Hdf5Source:
     ) -> None:
         self.path = Path(path)
         self.x_name, self.y_name = x_name, y_name
-        self.sides = {"weights": weight_name, "offsets": offset_name}
+        self.sides = {"weights": weight_name, "offsets": offset_name, "queries": "qid"}
 
     def outline(self, progress: Callable[[int], None]) -> Outline:
         """What the file says of its data sets; no pass is needed."""
@@ -61,7 +62,7 @@ class Hdf5Source:
     def _rows(self, file: Any, X: Any, rows: slice) -> Rows:
         try:
             taken = {
-                side: column(file[name][rows])
+                side: column(file[name][rows], COLUMNS.get(name, "<f8"))
                 for side, name in (("y", self.y_name), *self.sides.items())
                 if name in file
             }

@@ -19,7 +19,7 @@ from hpcsgd.data.hdf5_open import (
     open_parallel,
     shape_of,
 )
-from hpcsgd.data.layout import Layout, layout_of, widen
+from hpcsgd.data.layout import COLUMNS, Layout, layout_of, widen
 from hpcsgd.data.tiles import Tiles, open_tiles
 from hpcsgd.errors import DataError
 
@@ -144,6 +144,10 @@ class Hdf5Reader:
         """Offsets as float64, or None."""
         return self._column("offset", rows)
 
+    def queries(self, rows: slice) -> Any:
+        """The groups that rows belong to as int64, or None; training knows none."""
+        return self._column("qid", rows)
+
     def describe(self) -> dict[str, Any]:
         """What a result remembers of its data."""
         attributes = {
@@ -162,7 +166,7 @@ class Hdf5Reader:
         if name not in self.file:
             return None
         if not self.checks:
-            return self._take(name, rows).astype(np.float64).reshape(-1)
+            return self._take(name, rows).astype(COLUMNS[name]).reshape(-1)
         wide = widen(rows, self.block_rows, self.rows)  # a few more words, no more
         values = self._take(name, wide)
         for number, own in self._whole_blocks(wide):

@@ -17,6 +17,7 @@ Array = NDArray[Any]
 BLOCK_BYTES = 64 * 2**20
 SHOWN_LABELS = 20
 SHOWN_ROWS, SHOWN_COLUMNS = 3, 6
+QUERIES_AT_ONCE = 2**20
 MOST_INTEGER_CLASSES = 10  # more whole numbers than this look like counts
 FAMILY_OF_TASK = {
     "binary": "logistic",
@@ -89,6 +90,7 @@ def inspect(reader: Any, budget: int = BLOCK_BYTES) -> dict[str, Any]:
             "max": float(np.sqrt(tally.largest)),
             "mean": tally.lengths / reader.rows,
         },
+        "queries": _queries(reader),
         "labels": _labels(tally) if labelled else None,
         "first_rows": _first_rows(reader, first, labelled),
         "suggested": suggest(tally, said.get("task")) if labelled else None,
@@ -136,6 +138,19 @@ def _labels(tally: Tally) -> dict[str, Any]:
     shown = dict(sorted(tally.labels.most_common(SHOWN_LABELS)))
     histogram = {f"{label:g}": count for label, count in shown.items()}
     return {**said, "distinct": len(tally.labels), "histogram": histogram}
+
+
+def _queries(reader: Any) -> dict[str, Any] | None:
+    """How many groups the rows belong to, where the file says so."""
+    read = getattr(reader, "queries", None)  # arrays have none
+    found: set[int] = set()
+    for start in range(0, reader.rows, QUERIES_AT_ONCE):
+        rows = slice(start, min(start + QUERIES_AT_ONCE, reader.rows))
+        queries = None if read is None else read(rows)
+        if queries is None:
+            return None
+        found.update(np.unique(queries).tolist())
+    return {"distinct": len(found), "min": min(found), "max": max(found)}
 
 
 def _first_rows(

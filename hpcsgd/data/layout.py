@@ -11,7 +11,7 @@ from hpcsgd.precision import decode_element, encode_element
 
 Array = NDArray[Any]
 FORMAT, FORMAT_VERSION = "hpcsgd", 2
-COLUMNS = ("y", "sample_weight", "offset")
+COLUMNS = {"y": "<f8", "sample_weight": "<f8", "offset": "<f8", "qid": "<i8"}
 TILE_BYTES = 2**20  # of a chunk: large enough to stream, small enough to cut columns
 TILE_COLUMNS = 256
 SPARSE_ROWS = 4096  # rows of one block of a CSR matrix

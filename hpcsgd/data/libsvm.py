@@ -1,5 +1,6 @@
 """LIBSVM text as a source of sparse rows."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,18 @@ from hpcsgd.data.faults import Fault
 from hpcsgd.data.moments import Moments
 from hpcsgd.data.parse_python import Pairs
 from hpcsgd.data.source import Outline, Rows
-from hpcsgd.data.text import Piece
+from hpcsgd.data.text import Piece, pieces
 from hpcsgd.data.text_source import Tally, TextSource
 from hpcsgd.errors import ConfigError, DataError
+
+# Up to the first token behind the label of the first row; whether that is a qid.
+FIRST = re.compile(rb"^[ \t\r\v\f]*[^ \t\r\v\f\n#]+[ \t\r\v\f]*(qid:)?", re.MULTILINE)
 
 
 class LibsvmSource(TextSource):
     """Rows of a LIBSVM file, plain or compressed; `X` is a csr_array of float64.
 
+    Where the first row has a qid all of them must, and else none may.
     `cols` columns are there even where the last of them are nowhere in the text.
     """
 
@@ -36,7 +41,10 @@ class LibsvmSource(TextSource):
         self.least = 1 if self.index_base == "1" else 0
 
     def _read_head(self) -> None:
-        """There is none."""
+        """Whether its first row has a qid."""
+        rows = (FIRST.search(p.text) for p in pieces(self.path, size=self.piece))
+        first = next((row for row in rows if row), None)
+        self.queried = first is not None and first.group(1) is not None
 
     def scan(self, piece: Piece, keep: bool) -> tuple[Tally, Any]:
         """Counts; columns of X are the indices as written, less a base that is told."""
@@ -73,11 +81,13 @@ class LibsvmSource(TextSource):
         found = self._parse(piece, outline.index_base, keep=True)
         if found.highest - outline.index_base >= outline.cols:
             raise DataError(f"{self.path} changed since it was counted; start anew")
-        return Rows(_matrix(found, outline.cols), found.labels, piece.end)
+        queries = found.queries if self.queried else None
+        X = _matrix(found, outline.cols)
+        return Rows(X, found.labels, piece.end, queries=queries)
 
     def _parse(self, piece: Piece, base: int, keep: bool) -> Pairs:
         try:
-            return parse_native.parse_libsvm(piece.text, base, keep)
+            return parse_native.parse_libsvm(piece.text, base, keep, self.queried)
         except Fault as fault:
             raise self.refused(piece, fault) from None
 

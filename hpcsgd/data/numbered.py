@@ -26,6 +26,6 @@ def first_rows(block: Rows, count: int) -> Rows:
 
 def choose(block: Rows, chosen: Any) -> Rows:
     """Some rows of a block."""
-    sides = (block.y, block.weights, block.offsets)
-    y, weights, offsets = (None if s is None else s[chosen] for s in sides)
-    return Rows(block.X[chosen], y, block.end, weights, offsets)
+    sides = (block.y, block.weights, block.offsets, block.queries)
+    y, *rest = (None if s is None else s[chosen] for s in sides)
+    return Rows(block.X[chosen], y, block.end, *rest)

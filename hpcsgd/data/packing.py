@@ -12,16 +12,14 @@ ALIGNED = 8  # bytes that arrays begin at multiples of
 HEAD = 8  # bytes that say how long the description is
 
 
-def pack(parts: Parts | None) -> Array:
-    """A description in JSON, then the arrays; nothing at all of None."""
-    if parts is None:
-        return np.empty(0, dtype=np.uint8)
+def pack(parts: Parts) -> Array:
+    """A description in JSON, then the arrays."""
     arrays = {k: np.ascontiguousarray(v) for k, v in parts.items() if _is_array(v)}
     others = {k: v for k, v in parts.items() if k not in arrays}
     shapes = {k: [a.dtype.str, list(a.shape)] for k, a in arrays.items()}
     text = json.dumps([others, shapes]).encode()
     size = HEAD + _aligned(len(text)) + sum(_aligned(a.nbytes) for a in arrays.values())
-    whole = np.zeros(size, dtype=np.uint8)
+    whole = np.empty(size, dtype=np.uint8)
     whole[:HEAD] = np.array([len(text)], dtype="<i8").view(np.uint8)
     whole[HEAD : HEAD + len(text)] = np.frombuffer(text, dtype=np.uint8)
     at = HEAD + _aligned(len(text))
@@ -31,10 +29,8 @@ def pack(parts: Parts | None) -> Array:
     return whole
 
 
-def unpack(whole: Array) -> Parts | None:
+def unpack(whole: Array) -> Parts:
     """What was packed; its arrays are views of `whole`."""
-    if not len(whole):
-        return None
     length = int(whole[:HEAD].view("<i8")[0])
     others, shapes = json.loads(whole[HEAD : HEAD + length].tobytes())
     parts: Parts = dict(others)

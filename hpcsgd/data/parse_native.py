@@ -20,7 +20,7 @@ _pointer, _size, _text = ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hpcsgd_parse_libsvm": (
         ctypes.c_int,
-        [_text, _size, _size, *[_pointer] * 5, _size, _size, _pointer],
+        [_text, _size, _size, *[_pointer] * 6, ctypes.c_int, _size, _size, _pointer],
     ),
     "hpcsgd_parse_csv": (
         ctypes.c_int,
@@ -70,13 +70,19 @@ def _upper_bits(q: int) -> int:
     return int(value >> max(value.bit_length() - 128, 0))
 
 
-def parse_libsvm(text: bytes, base: int, keep: bool = True) -> Pairs:
-    """Rows of a text that ends with a newline; `keep` off: goes through it alone."""
+def parse_libsvm(
+    text: bytes, base: int, keep: bool = True, queried: bool | None = None
+) -> Pairs:
+    """Rows of a text that ends with a newline; `keep` off: goes through it alone.
+
+    `queried`: whether every row must have a qid, or none; None: each as it likes.
+    """
     if not available():
-        return parse_python.parse_libsvm(text, base, keep)
+        return parse_python.parse_libsvm(text, base, keep, queried)
     room, pairs = (_count(text, b"\n"), _count(text, b":")) if keep else (0, 0)
     labels, values = np.empty(room), np.empty(pairs)
     starts = np.empty(room + 1, dtype=np.int32)
+    queries = np.empty(0 if queried is False else room, dtype=np.int64)
     indices, found = np.empty(pairs, dtype=np.int32), np.zeros(5, dtype=np.int64)
     arrays = (labels, starts, indices, values)
     kind = _load()[0].hpcsgd_parse_libsvm(
@@ -85,6 +91,8 @@ def parse_libsvm(text: bytes, base: int, keep: bool = True) -> Pairs:
         base,
         powers_of_five().ctypes.data,
         *(array.ctypes.data if keep else None for array in arrays),
+        queries.ctypes.data if keep and queried is not False else None,
+        -1 if queried is None else int(queried),
         room,
         pairs,
         found.ctypes.data,
@@ -103,6 +111,7 @@ def parse_libsvm(text: bytes, base: int, keep: bool = True) -> Pairs:
         starts=starts[: rows + 1],
         indices=indices[:count],
         values=values[:count],
+        queries=queries[:rows],
     )
 
 

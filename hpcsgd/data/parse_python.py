@@ -35,6 +35,7 @@ class Pairs:
     starts: Array  # (rows + 1,) int32, of the rows in the two below
     indices: Array  # (count,) int32, from 0
     values: Array  # (count,) float64
+    queries: Array  # (rows,) int64, -1 where there is no qid; empty if none may have
 
 
 @dataclass(frozen=True)
@@ -56,17 +57,25 @@ def parse_number(token: bytes) -> float | Kind:
     return value if math.isfinite(value) else Kind.NONFINITE
 
 
-def parse_libsvm(text: bytes, base: int, keep: bool = True) -> Pairs:
+def parse_libsvm(
+    text: bytes, base: int, keep: bool = True, queried: bool | None = None
+) -> Pairs:
     """Rows of a text that ends with a newline."""
-    labels: list[float] = []
+    labels, queries = list[float](), list[int]()
     starts, indices, values = [0], list[int](), list[float]()
     lowest, highest = LARGEST + 1, -1
     for position, line in _lines(text):
-        tokens = TOKEN.finditer(line.split(b"#", 1)[0])
-        first = next(tokens, None)
-        if first is None:
+        found = list(TOKEN.finditer(line.split(b"#", 1)[0]))
+        if not found:
             continue
-        labels.append(_label(first.group(), position + first.start()))
+        start = position + found[0].start()
+        labels.append(_label(found[0].group(), start))
+        query = _query(found[1:2], position)
+        if queried is not None and queried != (query >= 0):
+            at = start if queried else position + found[1].start()
+            raise Fault(Kind.MIXED, at)
+        queries.append(query)
+        tokens = found[1 + (query >= 0) :]
         for index, value in _pairs(tokens, position, base):
             indices.append(index - base)
             values.append(value)
@@ -81,6 +90,9 @@ def parse_libsvm(text: bytes, base: int, keep: bool = True) -> Pairs:
         starts=np.array(starts if keep else [0], dtype=np.int32),
         indices=np.array(indices if keep else [], dtype=np.int32),
         values=np.array(values if keep else [], dtype=np.float64),
+        queries=np.array(
+            queries if keep and queried is not False else [], dtype=np.int64
+        ),
     )
 
 
@@ -99,18 +111,24 @@ def _label(token: bytes, position: int) -> float:
     return value
 
 
+def _query(tokens: list[re.Match[bytes]], line: int) -> int:
+    """The number of the qid behind a label; -1 where there is none."""
+    if not tokens or not tokens[0].group().startswith(b"qid:"):
+        return -1
+    token = tokens[0].group()
+    digits = token[4:].lstrip(b"0")  # int() refuses very long ones, zeros or not
+    if not QUERY.fullmatch(token) or len(digits) > 19 or int(digits or b"0") >= 2**63:
+        raise Fault(Kind.QID, line + tokens[0].start())
+    return int(digits or b"0")
+
+
 def _pairs(
-    tokens: Iterator[re.Match[bytes]], line: int, base: int
+    tokens: list[re.Match[bytes]], line: int, base: int
 ) -> Iterator[tuple[int, float]]:
-    """(index as written, value) of the tokens behind a label."""
+    """(index as written, value) of the tokens behind a label and its qid."""
     before = -1
-    for number, match in enumerate(tokens):
-        token, position = match.group(), line + match.start()
-        if number == 0 and token.startswith(b"qid:"):
-            if not QUERY.fullmatch(token):
-                raise Fault(Kind.QID, position)
-            continue
-        before, value = _pair(token, position, base, before)
+    for match in tokens:
+        before, value = _pair(match.group(), line + match.start(), base, before)
         yield before, value
 
 

@@ -180,6 +180,17 @@ class PartFile:
         os.fsync(self.number)
 
 
+def open_part(path: Path, fresh: bool) -> PartFile:
+    """For a store that will be called `path`; what goes wrong is one sentence."""
+    try:
+        return PartFile(path, fresh)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path}: its folder is missing or not writable;"
+            " make it, or name another"
+        ) from error
+
+
 def _write_all(number: int, data: memoryview, place: int) -> None:
     """All of it, or an OSError."""
     while data:

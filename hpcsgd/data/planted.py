@@ -5,10 +5,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
-from scipy.special import expit
 
-from hpcsgd.data.transform import unit_rows
 from hpcsgd.errors import ConfigError
 
 Array = NDArray[Any]
@@ -109,6 +106,8 @@ class Planted:
         values = rng.standard_normal(len(places), dtype=np.float32)
         values *= self.scales[columns].astype(np.float32)
         starts = np.searchsorted(rows, np.arange(BLOCK + 1))
+        from scipy.sparse import csr_array
+
         return csr_array((values, columns, starts), shape=(BLOCK, self.cols))
 
     def _targets(self, rng: np.random.Generator, scores: Array) -> Array:
@@ -117,6 +116,8 @@ class Planted:
             if noise:
                 scores = scores + noise * rng.standard_normal(BLOCK)
             return rng.poisson(np.exp(scores)).astype(np.float64)
+        from scipy.special import expit
+
         probability = expit(scores.astype(np.float64) + self.intercept)
         y: Array = (rng.uniform(size=BLOCK) < probability).astype(np.float64)
         if noise:
@@ -149,13 +150,14 @@ def _draws(cols: int, density: float) -> float:
 
 def _shift(signal: float, balance: float) -> float:
     """b with E sigmoid(s + b) = balance for normal scores s of this spread."""
+    from scipy.optimize import brentq  # half a second, for those who need it
+    from scipy.special import expit
+
     nodes, weights = np.polynomial.hermite_e.hermegauss(64)
     weights = weights / weights.sum()
 
     def excess(b: float) -> float:
         return float(weights @ expit(signal * nodes + b)) - balance
-
-    from scipy.optimize import brentq  # half a second, for those who need it
 
     return float(brentq(excess, -1e4, 1e4))
 
@@ -171,4 +173,6 @@ def _unit(X: Any) -> Any:
     if isinstance(X, np.ndarray):
         X /= np.linalg.norm(X, axis=1, keepdims=True)
         return X
+    from hpcsgd.data.transform import unit_rows
+
     return unit_rows(X).astype(np.float32)

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.data.transform import is_test
 from hpcsgd.errors import ConfigError
 
 Array = NDArray[Any]
@@ -64,6 +63,8 @@ class Recipe:
         """Which rows of a block are test rows."""
         if not self.test_fraction:
             return np.zeros(count, dtype=bool)
+        from hpcsgd.data.transform import is_test  # loads SciPy
+
         numbers = np.arange(first, first + count)
         return is_test(numbers, self.test_fraction, self.seed)
 

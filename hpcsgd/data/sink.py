@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.data.encoding import StoredRows
+from hpcsgd.data.layout import COLUMNS
 from hpcsgd.data.source import Rows
 from hpcsgd.data.store_writer import FLUSH_BYTES, StoreWriter
 from hpcsgd.errors import ConfigError, DataError
@@ -40,7 +42,7 @@ class Plan:
     cols: int
     element: str
     is_sparse: bool
-    sides: tuple[str, ...]  # columns that come with X: y, sample_weight, offset
+    sides: tuple[str, ...]  # columns that come with X, of COLUMNS
     attributes: dict[str, Any]
     means: Array | None
     scales: Array | None
@@ -143,14 +145,12 @@ class Sinks:
         if self.is_due or pending + WIDEST * values >= FLUSH_BYTES:
             self.journal.write()
 
-    def append(self, number: int, rows: Rows) -> None:
-        """The next rows of one of them."""
+    def append(self, number: int, rows: StoredRows, position: int) -> None:
+        """The next rows of one of them; after them the source goes on there."""
         writer = self.writers[number]
         if writer is None:
             raise DataError(f"{self.parts[number].path} is complete already")
-        held = {"y": rows.y, "sample_weight": rows.weights, "offset": rows.offsets}
-        given = {name: held[name] for name in self.plan.sides}
-        writer.append(rows.X, **given, position=rows.end)
+        writer.append_stored(rows, position)
 
     def reached(self, row: int, position: int) -> None:
         """All rows before this place are in; flush them when it is time."""
@@ -183,6 +183,13 @@ class Sinks:
             if writer is not None:
                 writer.abandon()
         self.journal.remove()
+
+
+def held(rows: Rows) -> dict[str, Array]:
+    """What comes with X, as stores call it."""
+    sides = (rows.y, rows.weights, rows.offsets, rows.queries)
+    named = zip(COLUMNS, sides, strict=True)
+    return {name: side for name, side in named if side is not None}
 
 
 def kept_scales(parts: list[Part]) -> tuple[Array | None, Array | None]:

@@ -23,6 +23,7 @@ class Rows:
     end: int  # where the source goes on after them: bytes of text, or a row number
     weights: Array | None = None  # (k,) float64
     offsets: Array | None = None  # (k,) float64
+    queries: Array | None = None  # (k,) int64: groups of rows, as rankings have them
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,14 @@
 """Blocks of rows of a store: where they stand in the file, and their checksums."""
 
 from abc import ABC, abstractmethod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 
 from hpcsgd.data.checksums import block_sum
-from hpcsgd.data.layout import PIECE, Layout
-from hpcsgd.errors import DataError
+from hpcsgd.data.encoding import CsrStored
+from hpcsgd.data.layout import COLUMNS, PIECE, Layout
 
 Array = NDArray[Any]
 Piece = tuple[Any, dict[str, Array]]  # rows as they are stored, and their columns
@@ -60,9 +58,10 @@ class Blocks(ABC):
     def __init__(self, file: Any, layout: Layout, columns: tuple[str, ...]) -> None:
         self.file, self.layout, self.columns = file, layout, columns
         self.first = 0  # row of the block that is written next
+        self.nodes: dict[str, Any] = {}
         if "X" not in file:
             for name in columns:
-                grow(file, name, (0,), "<f8", (min(layout.block_rows, PIECE),))
+                grow(file, name, (0,), COLUMNS[name], (min(layout.block_rows, PIECE),))
                 self._sums(name, ())
             self._make()
 
@@ -93,7 +92,9 @@ class Blocks(ABC):
         grow(self.file, f"checksums/{name}", (0, *rest), "<u8", chunk)
 
     def _put(self, name: str, start: int, stop: int, values: Any) -> None:
-        node = self.file[name]
+        node = self.nodes.get(name)
+        if node is None:  # looking it up takes as long as a short write
+            node = self.nodes[name] = self.file[name]
         if len(node) != stop:
             node.resize(stop, axis=0)
         node[start:stop] = values
@@ -110,16 +111,6 @@ class Blocks(ABC):
 
 class DenseBlocks(Blocks):
     """/X in tiles, one checksum a tile."""
-
-    def encode(self, X: Any, first: int, path: Path) -> Array:
-        """Rows as they are stored."""
-        return _encode(self.layout, np.asarray(X), first, path)
-
-    def largest_norm(self, X: Any) -> float:
-        """max ‖a_i‖ of these rows, before they are rounded."""
-        values = np.asarray(X)
-        squares = np.einsum("ij,ij->i", values, values, dtype=np.float64)
-        return _largest(squares)
 
     def _make(self) -> None:
         tile = (self.layout.block_rows, self.layout.tile_cols)
@@ -140,23 +131,6 @@ class DenseBlocks(Blocks):
 
 class CsrBlocks(Blocks):
     """/X/indptr, /X/indices and /X/data, one checksum of each for a block of rows."""
-
-    def encode(self, X: Any, first: int, path: Path) -> Any:
-        """Rows as they are stored, columns in order."""
-        rows = csr_array(X)
-        if not rows.has_canonical_format:
-            rows = rows.copy()
-            rows.sum_duplicates()
-        data = _encode(self.layout, rows.data, first, path, rows.indptr)
-        indices = rows.indices.astype(self.layout.index, copy=False)
-        return _Stored(data, indices, rows.indptr.astype("<i8"))
-
-    def largest_norm(self, X: Any) -> float:
-        """max ‖a_i‖ of these rows, before they are rounded."""
-        rows = csr_array(X)
-        values = rows.data.astype(np.float64)
-        squares = csr_array((values * values, rows.indices, rows.indptr), rows.shape)
-        return _largest(np.asarray(squares.sum(axis=1)))
 
     def _make(self) -> None:
         for name, dtype in (
@@ -186,21 +160,7 @@ class CsrBlocks(Blocks):
         pointers = self.file["X/indptr"][rows.start : rows.stop + 1]
         part = slice(int(pointers[0]), int(pointers[-1]))
         data, indices = self.file["X/data"][part], self.file["X/indices"][part]
-        return _Stored(data, indices, pointers - pointers[0])
-
-
-class _Stored:
-    """CSR rows whose elements may be bits that SciPy does not know."""
-
-    def __init__(self, data: Array, indices: Array, indptr: Array) -> None:
-        self.data, self.indices, self.indptr = data, indices, indptr
-        self.shape = (len(indptr) - 1,)
-
-    def __getitem__(self, rows: slice) -> "_Stored":
-        start, stop, _ = rows.indices(self.shape[0])
-        pointers = self.indptr[start : stop + 1]
-        part = slice(pointers[0], pointers[-1])
-        return _Stored(self.data[part], self.indices[part], pointers - pointers[0])
+        return CsrStored(data, indices, pointers - pointers[0])
 
 
 def make_blocks(
@@ -217,44 +177,10 @@ def grow(file: Any, name: str, shape: Any, dtype: Any, chunks: Any) -> None:
     file.create_dataset(name, shape, dtype=dtype, chunks=chunks, maxshape=most)
 
 
-def _stack_sparse(parts: list[_Stored]) -> _Stored:
+def _stack_sparse(parts: list[CsrStored]) -> CsrStored:
     lengths = np.concatenate([np.diff(part.indptr) for part in parts])
-    return _Stored(
+    return CsrStored(
         np.concatenate([part.data for part in parts]),
         np.concatenate([part.indices for part in parts]),
         np.concatenate([[0], np.cumsum(lengths)]).astype("<i8"),
     )
-
-
-def _encode(
-    layout: Layout, values: Array, first: int, path: Path, indptr: Any = None
-) -> Array:
-    """As stored; a finite value that the element type cannot hold is refused."""
-    with np.errstate(over="ignore", invalid="ignore"):  # NaN stays NaN
-        stored = layout.encode(values)
-    if layout.element == "fp64" or not values.size:
-        return stored
-    kept = layout.decode(stored)
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = kept.sum(dtype=np.float64)
-    if np.isfinite(total):  # only if all terms are: no mask in the good case
-        return stored
-    lost = np.isfinite(values) & ~np.isfinite(kept)
-    if lost.any():
-        place = np.argwhere(lost)[0]
-        row = (
-            place[0]
-            if indptr is None
-            else np.searchsorted(indptr, place[0], "right") - 1
-        )
-        raise DataError(
-            f"{path}: {values[tuple(place)]:g} at row {first + row} is too large for"
-            f" {layout.element} with scale {layout.scale:g}; choose a wider element"
-            " type or a larger scale"
-        )
-    return stored
-
-
-def _largest(squares: Array) -> float:
-    """The root of the largest, passing over those that are no numbers."""
-    return float(np.sqrt(np.fmax.reduce(squares, initial=0.0)))

@@ -10,8 +10,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.data.encoding import StoredRows, encode_rows
 from hpcsgd.data.layout import COLUMNS, Layout, layout_of
-from hpcsgd.data.part_file import PartFile
+from hpcsgd.data.part_file import open_part
 from hpcsgd.data.store_blocks import CsrBlocks, DenseBlocks, Held, make_blocks
 from hpcsgd.errors import ConfigError, DataError, MissingPackage
 
@@ -40,7 +41,7 @@ class StoreWriter:
     element : fp64, fp32, fp16, bf16, fp8-e4m3 or fp8-e5m2
     scale : stored elements are values / scale
     is_sparse : True keeps X as CSR
-    columns : of y, sample_weight and offset, those that every `append` brings
+    columns : of y, sample_weight, offset and qid, those that every `append` brings
     attributes : kept with the file, such as task, classes and source
     means, scales : (cols,) of standardised columns, as they were before
     resumable : True keeps the `.part` after an exception, for `reopen`
@@ -73,7 +74,7 @@ class StoreWriter:
         if set(columns) - set(COLUMNS):
             raise ConfigError(f"columns are of {', '.join(COLUMNS)}, not {columns}")
         self._check_room(len(columns))
-        self.raw = _part(self.path, fresh=True)
+        self.raw = open_part(self.path, fresh=True)
         self.file: Any = None
         try:
             self.file = _h5py().File(self.raw, "w", libver=("v108", "v108"))
@@ -96,7 +97,7 @@ class StoreWriter:
         wanted = Path(path)
         if not wanted.with_name(f".{wanted.name}.part").exists():
             raise DataError(f"{path} has nothing to go on with; start it anew")
-        raw = _part(wanted, fresh=False)
+        raw = open_part(wanted, fresh=False)
         try:
             file = _h5py().File(raw, "r+", libver=("v108", "v108"))
             layout = layout_of(path, file.attrs)
@@ -124,16 +125,24 @@ class StoreWriter:
         sample_weight: Array | None = None,
         offset: Array | None = None,
         position: int | None = None,
+        qid: Array | None = None,
     ) -> None:
         """The next rows; `position` is where the source goes on after them."""
-        given = dict(zip(COLUMNS, (y, sample_weight, offset), strict=True))
-        self._check_fit(X, given)
-        with np.errstate(over="ignore", invalid="ignore"):
-            self.max_norm = max(self.max_norm, self.blocks.largest_norm(X))
-        matrix = self.blocks.encode(X, self.done, self.path)
-        columns = {n: np.asarray(given[n], "<f8").reshape(-1) for n in self.columns}
-        self.held.add(matrix, columns)
-        self.done += X.shape[0]
+        given = zip(COLUMNS, (y, sample_weight, offset, qid), strict=True)
+        columns = {name: column for name, column in given if column is not None}
+        self._check_fit(X.shape, columns)
+        self._take(encode_rows(self.layout, X, columns, self.done, self.path), position)
+
+    def append_stored(self, rows: StoredRows, position: int) -> None:
+        """The next rows, encoded for this store by whoever read them."""
+        width = rows.matrix.shape[1:] or (self.layout.cols,)
+        self._check_fit((len(rows), *width), rows.columns)
+        self._take(rows, position)
+
+    def _take(self, rows: StoredRows, position: int | None) -> None:
+        self.max_norm = max(self.max_norm, rows.largest)
+        self.held.add(rows.matrix, rows.columns)
+        self.done += len(rows)
         self.position = self.done if position is None else position
         self.pending += self.held.last_bytes
         try:
@@ -230,14 +239,14 @@ class StoreWriter:
             self.file, self.layout, self.columns
         )
 
-    def _check_fit(self, X: Any, given: dict[str, Any]) -> None:
-        stop = self.done + X.shape[0]
-        lengths = {n: None if v is None else len(v) for n, v in given.items()}
-        wanted = {n: X.shape[0] if n in self.columns else None for n in COLUMNS}
+    def _check_fit(self, shape: tuple[int, ...], columns: dict[str, Array]) -> None:
+        stop = self.done + shape[0]
+        lengths = {name: len(column) for name, column in columns.items()}
+        wanted = dict.fromkeys(self.columns, shape[0])
         too_many = self.rows is not None and stop > self.rows
-        if too_many or X.shape[1:] != (self.layout.cols,) or lengths != wanted:
+        if too_many or shape[1:] != (self.layout.cols,) or lengths != wanted:
             raise DataError(
-                f"{self.path}: rows {self.done} to {stop} of shape {X.shape} do not fit"
+                f"{self.path}: rows {self.done} to {stop} of shape {shape} do not fit"
                 f" a file of {self.rows or 'any'} x {self.layout.cols} with"
                 f" {', '.join(self.columns) or 'no y'}; give the sizes of the data"
             )
@@ -284,13 +293,3 @@ class StoreWriter:
             f"{self.path} cannot be written ({reason}); make room or choose"
             f" another folder, {self._kept()}"
         )
-
-
-def _part(path: Path, fresh: bool) -> PartFile:
-    try:
-        return PartFile(path, fresh)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write {path}: its folder is missing or not writable;"
-            " make it, or name another"
-        ) from error

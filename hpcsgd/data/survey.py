@@ -13,6 +13,7 @@ from hpcsgd.data.numbered import numbered
 from hpcsgd.data.packing import Parts
 from hpcsgd.data.progress import Progress
 from hpcsgd.data.recipe import DENSE_PAYS, LEAST_MEMORY, Recipe
+from hpcsgd.data.rounds import Pace
 from hpcsgd.data.source import Outline, Source
 from hpcsgd.data.text import Piece, refuse_changed
 from hpcsgd.data.text_source import Tally, TextSource
@@ -69,19 +70,16 @@ def survey_text(
         tally, X = source.scan(piece, keep)
         return _Scan(piece.position, tally, X)
 
-    def finish(scan: _Scan, said: list[tuple[int, int]]) -> Parts:
-        return scan.parts(recipe, found.heard(scan.position, said))
-
-    def take(parts: Parts | None) -> None:
-        if parts is not None:
-            progress.at(found.add(parts))
+    def finish(scans: list[_Scan], said: list[tuple[int, int]]) -> list[Parts]:
+        firsts = found.heard(said)
+        return [scan.parts(recipe, firsts[scan.position]) for scan in scans]
 
     crew.share(
-        workers(crew, recipe),
         source.tasks(),
         work,
+        lambda parts: progress.at(found.add(parts)),
+        Pace(workers(crew, recipe)),
         finish,
-        take,
         say=lambda scan: (scan.position, scan.tally.rows),
     )
     crew.everywhere(lambda: refuse_changed(source.path, source.stamp))
@@ -114,12 +112,13 @@ class _Findings:
         self.places: list[tuple[int, int]] = []
         self.rows = 0  # in the rounds before this one
 
-    def heard(self, position: int, said: list[tuple[int, int]]) -> int:
-        """The number of the first row of the piece at `position`, one of this round."""
-        before = sum(rows for place, rows in said if place < position)
-        first = self.rows + before
-        self.rows += sum(rows for _, rows in said)
-        return first
+    def heard(self, said: list[tuple[int, int]]) -> dict[int, int]:
+        """Position -> number of the first row, of the pieces of this round."""
+        firsts = {}
+        for position, rows in said:
+            firsts[position] = self.rows
+            self.rows += rows
+        return firsts
 
     def add(self, parts: Parts) -> int:
         """The next piece; where it ends."""
@@ -153,9 +152,9 @@ def wants_sparse(outline: Outline, recipe: Recipe, is_text: bool = False) -> boo
     return not (is_text and full)
 
 
-def workers(crew: Crew, recipe: Recipe) -> list[int]:
-    """The ranks that parse: as many as the memory is enough for."""
-    return list(range(min(crew.size, recipe.memory // LEAST_MEMORY)))
+def workers(crew: Crew, recipe: Recipe) -> int:
+    """How many ranks parse, rank 0 first: as many as the memory is enough for."""
+    return min(crew.size, recipe.memory // LEAST_MEMORY)
 
 
 def check_rows(outline: Outline, source: Source) -> None:

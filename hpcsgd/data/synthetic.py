@@ -7,7 +7,6 @@ from typing import Any
 from numpy.typing import NDArray
 
 from hpcsgd.data.planted import BLOCK, Knobs, Planted, Shape
-from hpcsgd.data.store_writer import StoreWriter
 from hpcsgd.errors import ConfigError
 
 Array = NDArray[Any]
@@ -89,6 +88,8 @@ def write_synthetic(
     `progress` hears (rows written, rows in all) after each block. The true weights are
     the attribute `true_weights` where they fit, and always `plant(...).weights`.
     """
+    from hpcsgd.data.store_writer import StoreWriter
+
     kind, rows, cols = _resolve(shape, rows, cols, seed)
     planted = Planted(kind, cols, seed, knobs or Knobs())
     with StoreWriter(

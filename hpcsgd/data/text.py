@@ -49,11 +49,28 @@ def read_piece(path: Path, number: int, size: int = PIECE) -> Piece:
     """One piece of a plain text; it may be empty, where a line is longer than it."""
     low, high = number * size, (number + 1) * size
     with TextStream(path) as stream:
+        piece = _at_one_go(stream, low, high)
+        if piece is not None:
+            return piece
         begin = _line_start(stream, low, high)
         if begin < high:
             stream.seek(begin)
             return next(_cut(stream, begin, size), Piece(begin, b"", begin))
     return Piece(high, b"", high)
+
+
+def _at_one_go(stream: TextStream, low: int, high: int) -> Piece | None:
+    """The piece, where one read finds both its ends: nearly always."""
+    start = max(low - 1, 0)
+    stream.seek(start)
+    read = stream.read(high - start + TAIL)
+    first = read.find(b"\n", 0, high - start - 1) + 1 if low else 0
+    stop = read.find(b"\n", high - start - 1) + 1
+    if (low and not first) or not stop:
+        return None
+    text = read[first:stop]
+    _check_line(stream, start + first, text, len(text))
+    return Piece(start + first, _ended(text, start + first), start + stop)
 
 
 def _line_start(stream: TextStream, low: int, high: int) -> int:
@@ -102,7 +119,9 @@ def _fill(stream: TextStream, position: int, held: bytearray, least: int) -> boo
     return False
 
 
-def _check_line(stream: TextStream, position: int, held: bytearray, stop: int) -> None:
+def _check_line(
+    stream: TextStream, position: int, held: bytes | bytearray, stop: int
+) -> None:
     """Refuse where the line that ends at `stop`, or goes on there, is no line."""
     if stop <= LINE_LIMIT:
         return

@@ -48,10 +48,10 @@ def is_test(rows: Array, fraction: float, seed: int) -> Array:
     return drawn
 
 
-def count_test(rows: int, fraction: float, seed: int) -> int:
-    """How many of rows 0 to `rows` are drawn."""
+def count_test(rows: int, fraction: float, seed: int, start: int = 0) -> int:
+    """How many of rows `start` to `rows` are drawn."""
     return sum(
-        int(is_test(part, fraction, seed).sum()) for part in _row_numbers(0, rows)
+        int(is_test(part, fraction, seed).sum()) for part in _row_numbers(start, rows)
     )
 
 

@@ -64,7 +64,7 @@ def _faults(reader: Hdf5Reader, rows: slice) -> list[str]:
     found: list[str] = []
     for cols in _tiles(reader):
         found += _fault(partial(_read, reader, rows, cols))
-    readers = (reader.targets, reader.sample_weight, reader.offset)
+    readers = (reader.targets, reader.sample_weight, reader.offset, reader.queries)
     for name, read in zip(COLUMNS, readers, strict=True):
         if name in reader.file:
             found += _fault(partial(read, rows))

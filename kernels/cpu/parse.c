@@ -27,7 +27,7 @@
 
 enum {
     NUMBER = 1, NONFINITE, LABEL, PAIR, INDEX, LARGE, BELOW, DUPLICATE, UNSORTED, QID,
-    RAGGED, MISSING, ROOM, UNENDED
+    RAGGED, MISSING, ROOM, UNENDED, MIXED
 };
 
 /* ---- decimal numbers ------------------------------------------------------------ */
@@ -297,6 +297,8 @@ struct pairs {
     const uint64_t *powers;
     double *labels, *values;
     int32_t *starts, *indices;
+    int64_t *queries;
+    int queried; /* 1: every row has a qid, 0: none has, -1: it does not matter */
     int64_t row_room, pair_room, rows, count, lowest, highest;
     const char *at; /* of what is refused */
 };
@@ -328,18 +330,30 @@ static int read_label(struct pairs *s, const char *p, const char **stop)
     return 0;
 }
 
-/* `qid:n` behind the label, if there is one. */
-static int skip_query(struct pairs *s, const char **p)
+/* `qid:n` behind the label at `row`, if there is one. */
+static int read_query(struct pairs *s, const char *row, const char **p)
 {
     const char *at = skip_blanks(*p), *stop;
-    if (at[0] != 'q' || at[1] != 'i' || at[2] != 'd' || at[3] != ':')
-        return 0;
-    stop = at + 4;
-    while (is_digit(*stop))
-        stop++;
+    int64_t query = 0;
+    int large = 0;
+    if (at[0] != 'q' || at[1] != 'i' || at[2] != 'd' || at[3] != ':') {
+        s->at = row;
+        if (s->queries)
+            s->queries[s->rows] = -1;
+        return s->queried == 1 ? MIXED : 0;
+    }
+    for (stop = at + 4; is_digit(*stop); stop++) {
+        int digit = *stop - '0';
+        large = large || query > (INT64_MAX - digit) / 10;
+        query = large ? query : query * 10 + digit;
+    }
     s->at = at;
-    if (stop == at + 4 || !ends_token(*stop))
+    if (stop == at + 4 || !ends_token(*stop) || large)
         return QID;
+    if (s->queried == 0)
+        return MIXED;
+    if (s->queries)
+        s->queries[s->rows] = query;
     *p = stop;
     return 0;
 }
@@ -410,9 +424,9 @@ static int read_rows(struct pairs *s)
     const char *p = s->text;
     int kind;
     while (p < s->end) {
-        p = skip_blanks(p);
+        const char *row = p = skip_blanks(p);
         if (*p != '\n' && *p != '#') {
-            if ((kind = read_label(s, p, &p)) || (kind = skip_query(s, &p)) ||
+            if ((kind = read_label(s, p, &p)) || (kind = read_query(s, row, &p)) ||
                 (kind = read_pairs(s, &p)))
                 return kind;
             s->rows++;
@@ -427,16 +441,22 @@ static int read_rows(struct pairs *s)
 }
 
 /* Rows of LIBSVM text. The arrays have room for `row_room` rows (`starts` for one more)
-   and `pair_room` pairs, or are all NULL: then the text is only gone through. `found`:
+   and `pair_room` pairs, or are all NULL: then the text is only gone through; `queries`,
+   -1 where there is no qid, may be NULL by itself. `queried`: see struct pairs. `found`:
    rows, pairs, lowest and highest index as written, position of what is refused. */
 EXPORT int hpcsgd_parse_libsvm(const char *text, int64_t size, int64_t base,
                                const uint64_t *powers, double *labels, int32_t *starts,
-                               int32_t *indices, double *values, int64_t row_room,
-                               int64_t pair_room, int64_t *found)
+                               int32_t *indices, double *values, int64_t *queries,
+                               int queried, int64_t row_room, int64_t pair_room,
+                               int64_t *found)
 {
-    struct pairs s = {text,     text + size, base,      powers, labels, values, starts,
-                      indices,  row_room,    pair_room, 0,      0,      INT64_MAX, -1,
-                      text};
+    struct pairs s = {
+        .text = text,       .end = text + size,     .base = base,
+        .powers = powers,   .labels = labels,       .values = values,
+        .starts = starts,   .indices = indices,     .queries = queries,
+        .queried = queried, .row_room = row_room,   .pair_room = pair_room,
+        .lowest = INT64_MAX, .highest = -1,         .at = text,
+    };
     int kind = size > 0 && text[size - 1] != '\n' ? UNENDED : 0;
     if (starts)
         starts[0] = 0;

@@ -37,6 +37,19 @@ def test_import_alone_loads_no_numpy():
     assert done.stdout.strip() == "False"
 
 
+def test_a_conversion_is_handed_to_its_ranks_without_scipy():
+    """The process that only starts them shall not keep them waiting."""
+    code = (
+        "import sys; from hpcsgd.cli.parser import make_parser; make_parser('data');"
+        "print(sorted(m for m in sys.modules if m in"
+        " ('scipy', 'h5py', 'rich', 'mpi4py', 'hpcsgd.cli.train')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
 def test_the_command_line_loads_no_heavy_parts_of_scipy():
     """They take longer to load than everything else together."""
     code = (

@@ -68,6 +68,9 @@ def outcomes(text: bytes) -> list[tuple]:
     text = text if text.endswith(b"\n") else text + b"\n"
     ways = [("libsvm", "parse_libsvm", (base,)) for base in (0, 1)]
     ways.append(("libsvm, gone through", "parse_libsvm", (0, False)))
+    ways += [
+        (f"libsvm, queried {q}", "parse_libsvm", (0, True, q)) for q in (True, False)
+    ]
     ways += [("csv", "parse_csv", (layout,)) for layout in _layouts()]
     ways += [("lines", "count_lines", (mark,)) for mark in MARKS]
     pairs = (parse_native, parse_python)
@@ -117,6 +120,8 @@ def _rows(source: Callable, size: int) -> object:
     dense = [x.toarray() if hasattr(x, "toarray") else x for x in X if x.shape[1] < 999]
     sparse = [(x.data, x.indices) for x in X if hasattr(x, "indices")]
     kept = [np.concatenate(column).tobytes() for column in zip(*sparse, strict=True)]
+    queries = [block.queries for block in blocks if block.queries is not None]
+    kept += [q.tobytes() for q in queries] and [np.concatenate(queries).tobytes()]
     return outline.rows, outline.cols, y, b"".join(x.tobytes() for x in dense), kept
 
 

@@ -155,16 +155,18 @@ static void *array(int64_t count, size_t each)
     return malloc((size_t)count * each);
 }
 
-static void try_libsvm(const char *text, size_t size, int base)
+static void try_libsvm(const char *text, size_t size, int base, int queried)
 {
     int64_t rows = count_of(text, size, '\n'), pairs = count_of(text, size, ':');
     int64_t found[5], again[5];
     double *labels = array(rows, 8), *values = array(pairs, 8);
     int32_t *starts = array(rows + 1, 4), *indices = array(pairs, 4);
+    int64_t *queries = array(rows, 8);
     int kept = hpcsgd_parse_libsvm(text, (int64_t)size, base, powers, labels, starts,
-                                   indices, values, rows, pairs, found);
+                                   indices, values, queries, queried, rows, pairs,
+                                   found);
     int passed = hpcsgd_parse_libsvm(text, (int64_t)size, base, powers, NULL, NULL, NULL,
-                                     NULL, 0, 0, again);
+                                     NULL, NULL, queried, 0, 0, again);
     if (kept != passed || memcmp(found, again, sizeof found))
         wrong("LIBSVM that is kept differs from what is gone through");
     if (kept == ROOM || kept == UNENDED || found[4] < 0 || found[4] > (int64_t)size)
@@ -172,6 +174,10 @@ static void try_libsvm(const char *text, size_t size, int base)
     for (int64_t i = 0; !kept && i < found[1]; i++)
         if (indices[i] < 0 || !isfinite(values[i]))
             wrong("LIBSVM: a bad pair was let through");
+    for (int64_t i = 0; !kept && i < found[0]; i++)
+        if (queries[i] < (queried == 1 ? 0 : -1) || (queried == 0 && queries[i] >= 0))
+            wrong("LIBSVM: a qid that should not be, or none where one should");
+    free(queries);
     free(labels);
     free(values);
     free(starts);
@@ -214,8 +220,10 @@ static void try_number(const char *text, size_t size)
 
 static void look_at(const char *text, size_t size)
 {
-    try_libsvm(text, size, 0);
-    try_libsvm(text, size, 1);
+    for (int queried = -1; queried <= 1; queried++) {
+        try_libsvm(text, size, 0, queried);
+        try_libsvm(text, size, 1, queried);
+    }
     for (int k = 0; k < 6; k++)
         try_csv(text, size, ",\t;"[k / 2], k % 2);
 }

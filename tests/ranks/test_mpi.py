@@ -19,7 +19,10 @@ from tests.ranks.counting import CountingComm
 def test_the_contract(comm):
     """All checks in one launch: they are cheap, a launch is not."""
     for check in CHECKS:
-        check(MpiCommunicator(comm.Dup()))
+        for is_patient in (False, True):
+            world = MpiCommunicator(comm.Dup())
+            world.is_patient = is_patient
+            check(world)
 
 
 @pytest.mark.ranks(2, 3)

@@ -99,3 +99,45 @@ def test_a_file_that_changes_is_refused(tmp_path):
         file.write(b"1 1:1\n")
     with pytest.raises(DataError, match="changed while it was read"):
         list(blocks)
+
+
+QUERIES = [7, 7, 2**63 - 1, 0]
+QUERIED = (
+    b"# all\n1 qid:7 1:2\n\n0 qid:007 2:1 # c\n1 qid:%d\n1\tqid:0 1:3" % QUERIES[2]
+)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_queries_are_kept(tmp_path, pack):
+    path = tmp_path / "x"
+    path.write_bytes(pack(QUERIED))
+    outline, X, y, blocks = read(path)
+    assert len(blocks) > 1 and y == [1, 0, 1, 1] and X[:, 0].tolist() == [2, 0, 0, 3]
+    queries = np.concatenate([block.queries for block in blocks])
+    assert queries.dtype == np.int64 and queries.tolist() == QUERIES
+    path.write_bytes(pack(TEXT))
+    assert all(block.queries is None for block in read(path)[3])
+
+
+MIXED = {
+    b"1 qid:1 1:2\n1 1:2\n1 qid:1 1:2": r"line 2 \(byte 12\).*\('1'\)",
+    b"1 1:2\n" * 20 + b"1 qid:3 1:2": r"line 21 \(byte 122\).*\('qid:3'\)",
+    b"1 qid:1\n1 qid:1 1:2\n" * 9 + b"  2": r"line 19 \(byte 182\).*\('2'\)",
+}
+
+
+@pytest.mark.parametrize("text", MIXED)
+def test_queries_of_some_rows_are_refused(tmp_path, text):
+    path = tmp_path / "x"
+    path.write_bytes(text)
+    with pytest.raises(DataError, match=MIXED[text]) as said:
+        read(path)
+    assert "give every row one, or none" in str(said.value)
+
+
+@pytest.mark.parametrize("query", [b"", b"-1", b"1.0", b"x", b"%d" % 2**63, b"9" * 400])
+def test_a_query_is_a_number(tmp_path, query):
+    path = tmp_path / "x"
+    path.write_bytes(b"1 qid:1 1:2\n1 qid:" + query + b" 1:2\n")
+    with pytest.raises(DataError, match=r"line 2 \(byte 14\).*below 2\^63"):
+        read(path)

@@ -17,7 +17,3 @@ def test_arrays_come_out_as_they_were(dtype, shape):
     assert found["a"].dtype == array.dtype and found["a"].shape == shape
     assert (found["a"] == array).all() and (found["b"] == [2, 1, 0]).all()
     assert found["none"] is None and found["n"] == 2**62
-
-
-def test_nothing_is_nothing():
-    assert unpack(pack(None)) is None

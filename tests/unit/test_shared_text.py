@@ -194,12 +194,12 @@ def test_wide_blocks_are_written_out_slice_by_slice(files, monkeypatch):
     share(2, make, files / "whole.h5", recipe)
     append, left = sink_module.Sinks.append, [10]
 
-    def breaking(self, number, rows):
+    def breaking(self, number, rows, position):
         left[0] -= 1
         if left[0] == 0:
             raise KeyboardInterrupt
-        append(self, number, rows)
-        assert rows.X.shape[0] <= 5
+        append(self, number, rows, position)
+        assert len(rows) <= 5
 
     monkeypatch.setattr(sink_module.Sinks, "append", breaking)
     with pytest.raises(KeyboardInterrupt):
@@ -223,11 +223,11 @@ def test_what_broke_off_is_gone_on_with_on_other_ranks(
     def run(world):
         crew = Crew(world)
 
-        def asked(self, number, rows):
+        def asked(self, number, rows, position):
             appended[0] += 1
             if appended[0] == break_at:
                 crew.interrupt()  # as the handler of SIGINT does, on this rank alone
-            append(self, number, rows)
+            append(self, number, rows, position)
 
         if world.rank == 0:
             monkeypatch.setattr(sink_module.Sinks, "append", asked)
@@ -242,6 +242,29 @@ def test_what_broke_off_is_gone_on_with_on_other_ranks(
     share(2, make, files / "o.h5", recipe, resume=True)
     for ending in (".h5", "-test.h5"):
         assert sums(files / f"whole{ending}") == sums(files / f"o{ending}")
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_queries_go_with_their_rows(files, recipe):
+    """Into both stores, whoever parsed them."""
+    lines = (files / "a.svm").read_bytes().split(b"\n")
+    for number in range(1, len(lines)):
+        label, _, rest = lines[number].partition(b" ")
+        lines[number] = label + b" qid:%d " % (number * 10**15) + rest
+    (files / "q.svm").write_bytes(b"\n".join(lines))
+    found = []
+    for ranks in (1, 3):
+        make = lambda: LibsvmSource(files / "q.svm")  # noqa: E731
+        said = share(ranks, make, files / "o.h5", recipe, force=True)
+        found.append([sums(part["path"]) for part in said[0]["files"]])
+    assert found[0] == found[1]
+    wanted = np.arange(1, 1 + (recipe.rows or ROWS)) * 10**15
+    drawn = recipe.drawn(0, len(wanted))
+    for path, own in (("o.h5", ~drawn), ("o-test.h5", drawn)):
+        if own.any():
+            with h5py.File(files / path) as file:
+                assert file["qid"].dtype == np.int64
+                assert (file["qid"][()] == wanted[own]).all()
 
 
 def damaged(text, line, old, new):
@@ -278,6 +301,25 @@ def test_all_ranks_say_the_same_of_the_first_bad_line(files, line, also):
     assert f"line {line + 1} (byte {byte + 2})" in said.pop()
 
 
+@pytest.mark.parametrize("row", [40, 333])
+@pytest.mark.parametrize("fraction", [0.0, 0.5])
+def test_a_value_too_large_is_named_by_its_row_of_the_store(files, row, fraction):
+    """Whoever encodes it."""
+    lines = (files / "a.csv").read_bytes().split(b"\n\n")
+    lines[row] = lines[row].rpartition(b",")[0] + b",70000"
+    (files / "large.csv").write_bytes(b"\n\n".join(lines))
+    recipe = Recipe(element="fp16", test_fraction=fraction)
+    drawn = Recipe(test_fraction=fraction).drawn(0, row + 1)
+    name = "o-test.h5" if drawn[row] else "o.h5"
+    place = int((drawn == drawn[row]).sum()) - 1
+    said = f"{files / name}: 70000 at row {place} is too large for fp16"
+    for ranks in RANKS:
+        with pytest.raises(DataError) as raised:
+            share(ranks, lambda: CsvSource(files / "large.csv"), files / "o.h5", recipe)
+        assert str(raised.value).startswith(said), (ranks, raised.value)
+        assert not list(files.glob(".*")) and not (files / "o.h5").exists()
+
+
 def test_a_fault_of_the_writer_reaches_all(files):
     recipe = Recipe(labels=((1.0, 0.0),))
     row = int(np.argmax(Y == 2))
@@ -293,17 +335,14 @@ def test_a_fault_of_the_writer_reaches_all(files):
 
 
 def test_little_memory_means_few_who_parse(files):
-    from hpcsgd.data.filling import parsers
     from hpcsgd.data.survey import workers
 
     class Four:
         rank, size = 0, 4
 
-    recipe = Recipe(memory=40 * 2**20)
-    assert workers(Crew(Four()), recipe) == [0, 1]
-    assert parsers(Crew(Four()), recipe) == [1]
-    assert parsers(Crew(Four()), Recipe(memory=16 * 2**20)) == [0]
-    assert parsers(Crew(Four()), Recipe()) == [1, 2, 3]
+    assert workers(Crew(Four()), Recipe(memory=40 * 2**20)) == 2
+    assert workers(Crew(Four()), Recipe(memory=16 * 2**20)) == 1
+    assert workers(Crew(Four()), Recipe()) == 4
     make = lambda: CsvSource(files / "a.csv")  # noqa: E731
     share(3, make, files / "o.h5", Recipe(memory=16 * 2**20))
     share(1, make, files / "p.h5", Recipe())
@@ -349,3 +388,36 @@ def test_a_text_that_changes_between_the_passes_is_refused(files, monkeypatch):
             run_ranks(ranks, run)
         assert not list(files.glob(".*"))
         path.write_bytes(path.read_bytes()[:-4])
+
+
+def test_those_that_wait_for_rank_0_hear_from_it(files, monkeypatch):
+    """Often, and a key pressed elsewhere reaches it in the middle of its work."""
+    from hpcsgd.data import crew as module
+
+    monkeypatch.setattr(module, "BEAT", 0.0)
+    (files / "a.csv.gz").write_bytes(gzip.compress((files / "a.csv").read_bytes()))
+    make = lambda: CsvSource(files / "a.csv.gz")  # noqa: E731
+    said = share(3, make, files / "whole.h5", Recipe())
+    assert said[0] == said[1] == said[2]
+    heard = [0, 0, 0]
+
+    def run(world):
+        crew = Crew(world)
+        agree = crew.agree
+
+        def hearing(fault, word=None):
+            heard[world.rank] += 1
+            if world.rank == 1 and heard[1] == 12:
+                crew.interrupt()
+            return agree(fault, word)
+
+        crew.agree = hearing
+        with pytest.raises(KeyboardInterrupt):
+            convert(make(), files / "o.h5", Recipe(), Quiet(), crew=crew)
+
+    run_ranks(3, run)
+    assert heard[0] == heard[1] == heard[2] == 12
+    assert not (files / "o.h5").exists()
+    (files / "bad.csv.gz").write_bytes(gzip.compress(b"1,2\n1,x\n"))
+    with pytest.raises(DataError, match="line 2"):
+        share(3, lambda: CsvSource(files / "bad.csv.gz"), files / "o.h5", Recipe())

@@ -15,6 +15,7 @@ from scipy.sparse import csr_array, random_array
 from hpcsgd.data import store_writer
 from hpcsgd.data.checksums import AT_ONCE, block_sum
 from hpcsgd.data.hdf5 import Hdf5Reader
+from hpcsgd.data.inspection import inspect
 from hpcsgd.data.layout import ELEMENTS, Layout
 from hpcsgd.data.store_writer import StoreWriter
 from hpcsgd.data.verify_store import verify_store
@@ -479,3 +480,22 @@ def test_tiles_of_any_width_are_about_a_megabyte():
         size = layout.block_rows * layout.tile_cols * 4
         assert 2**19 < size <= 2**20
         assert (layout.tiles - 1) * layout.tile_cols < cols
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_queries_are_whole_numbers_with_checksums(tmp_path, is_sparse):
+    path, qid = tmp_path / "a.h5", np.array([2**62 + 1, 0, 7] * 2000)
+    rows = np.ones((len(qid), 2))
+    with StoreWriter(path, 2, columns=("y", "qid"), is_sparse=is_sparse) as writer:
+        for at in range(0, len(qid), 1000):
+            part = slice(at, at + 1000)
+            writer.append(rows[part], y=qid[part] * 0.0, qid=qid[part])
+    reader = Hdf5Reader(path)
+    found = reader.queries(slice(0, len(qid)))
+    assert found.dtype == np.int64 and (found == qid).all()
+    assert inspect(reader)["queries"] == {"distinct": 3, "min": 0, "max": 2**62 + 1}
+    reader.close()
+    assert not verify_store(path).faults
+    with h5py.File(path, "r+") as file:
+        file["qid"][5] = 8
+    assert any("/qid differs from its checksum" in s for s in verify_store(path).faults)

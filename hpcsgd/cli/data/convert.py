@@ -4,17 +4,16 @@ import argparse
 import json
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.cli import launch
-from hpcsgd.cli.data.bar import Meter, make_meter
+from hpcsgd.cli import launch, logs
 from hpcsgd.cli.ranks import on_all_ranks
-from hpcsgd.cli.train import add_progress
 from hpcsgd.comm.base import Communicator
 from hpcsgd.data.crew import Crew
 from hpcsgd.data.formats import open_any
+from hpcsgd.data.heap import keep_freed
 from hpcsgd.data.layout import ELEMENTS
 from hpcsgd.data.recipe import LAYOUTS, Recipe
 from hpcsgd.data.source import SOURCES, Source
@@ -36,6 +35,15 @@ def _column(text: str) -> int | str:
     return int(text) if text.lstrip("-").isdigit() else text
 
 
+def _seconds(text: str) -> float:
+    """As `[run] timeout` has it."""
+    with suppress(ValueError):
+        if 0.0 <= float(text) < float("inf"):
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r}: seconds, or 0 to wait for ever")
+
+
+GO_ON = "run again with --resume to go on with what was begun"
 # flag, what a source calls it, and what argparse needs to know
 OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--labels", {"metavar": "FILE", "help": "labels of .npy and sparse .npz"}),
@@ -114,17 +122,24 @@ def _add_running(parser: Any) -> None:
     parser.add_argument(
         "--ranks", type=int, metavar="N", help="start N MPI ranks to share plain text"
     )
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=20.0,
+        metavar="SECONDS",
+        help="that a rank waits for one that does nothing; 0 = for ever",
+    )
     parser.add_argument("--resume", action="store_true", help="go on where it broke")
     parser.add_argument("--force", action="store_true", help="replace DST")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    add_progress(parser)
+    logs.add_progress(parser)
 
 
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Convert here, on the ranks there are or under mpiexec; say what was written."""
     recipe = _recipe(arguments)
     if launch.must_relaunch(arguments.ranks):
-        return launch.relaunch(arguments.ranks, argv)
+        return launch.relaunch(arguments.ranks, argv, remedy=GO_ON)
     return on_all_ranks(
         "auto",
         lambda world: _convert(world, arguments, recipe),
@@ -152,9 +167,22 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
 def _convert(
     world: Communicator, arguments: argparse.Namespace, recipe: Recipe
 ) -> dict[str, Any]:
-    """The work of one rank."""
+    """The work of one rank, under the eyes of a watchdog."""
+    world.is_patient = True  # for work of tens of milliseconds a message
+    world.watch(arguments.timeout)
+    said = _watched(world, arguments, recipe)
+    world.unwatch()
+    return said
+
+
+def _watched(
+    world: Communicator, arguments: argparse.Namespace, recipe: Recipe
+) -> dict[str, Any]:
+    """Convert, and let a key end all ranks."""
+    from hpcsgd.cli.data.bar import Meter, make_meter
     from hpcsgd.data.convert import convert
 
+    keep_freed(recipe.block)
     crew = Crew(world)
     source = crew.everywhere(lambda: _source(arguments))
     with _interruptible(crew), ExitStack() as stack:

@@ -42,6 +42,12 @@ def text(said: dict[str, Any]) -> str:
     ]
     if said["not_finite"]:
         lines.append(f"not finite: {said['not_finite']} values; training refuses them")
+    if said["queries"]:
+        groups = said["queries"]
+        lines.append(
+            f"queries: {groups['distinct']} distinct, {groups['min']} to"
+            f" {groups['max']}; training does not look at them"
+        )
     lines += [*_labels(said["labels"]), *_rows(said)]
     return "\n".join(lines + _advice(said["suggested"]))
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from hpcsgd.backends import isa
 from hpcsgd.backends.base import Batch
+from hpcsgd.backends.bf16_gram import bf16_gram
 from hpcsgd.updates.unroll import Unrolled
 
 Array = NDArray[Any]
@@ -48,14 +49,7 @@ def _functions() -> dict[str, Any]:
             function = getattr(library, name + kind)
             function.restype, function.argtypes = None, arguments
             found[name + kind] = function
-    library.hpcsgd_gram_room.restype = INT
-    library.hpcsgd_gram_room.argtypes = (INT,)
-    if library.hpcsgd_gram_room(1):
-        pairs = library.hpcsgd_strict_gram_pairs
-        pairs.restype = None
-        pairs.argtypes = (*SIGNATURES["hpcsgd_strict_gram"], POINTER, POINTER)
-        found["hpcsgd_strict_gram_pairs"] = pairs
-        found["hpcsgd_gram_room"] = library.hpcsgd_gram_room
+    found.update(bf16_gram(library))
     return found
 
 
@@ -136,7 +130,7 @@ class PairRoom:
 def strict_gram_pairs(
     matrix: Array, rows: Array, starts: Array, out: Array, room: PairRoom
 ) -> None:
-    """The same for bf16 rows, on processors that multiply bf16 in pairs."""
+    """The same for bf16 rows, on processors that multiply bf16 in pairs or tiles."""
     _functions()["hpcsgd_strict_gram_pairs"](
         *_sampled(matrix, rows),
         matrix.shape[1],

@@ -249,13 +249,25 @@ class Walk:
         intercept: Array | None,
     ) -> Array:
         """The residuals of all steps; weights and intercept advance in place."""
-        m, cols = len(rows), matrix.shape[1]
+        function = _functions()["hpcsgd_walk" + MATRICES[matrix.dtype.name]]
+        place = (*_sampled(matrix, rows), matrix.shape[1])
+        return self.run(function, place, weights, batch, intercept)
+
+    def run(
+        self,
+        function: Any,
+        place: tuple[int, ...],
+        weights: Array,
+        batch: Batch,
+        intercept: Array | None,
+    ) -> Array:
+        """By `function`; `place` is where the rows lie, and how many columns."""
+        m, cols = len(batch.targets), len(weights)
         residuals = np.empty((m, 1), dtype=np.float32)
         scratch = np.empty(2 * cols + m, dtype=np.float32)
-        _functions()["hpcsgd_walk" + MATRICES[matrix.dtype.name]](
+        function(
             self.pointer,
-            *_sampled(matrix, rows),
-            cols,
+            *place,
             address(weights),
             address(batch.targets),
             None if batch.weights is None else address(batch.weights),

@@ -95,6 +95,12 @@ class NativeBackend(HostBackend):
         """The same plan, with a place for what the kernels want."""
         return NativePlan(**vars(super().prepare(unrolled, blocks)))
 
+    def for_sparse(self) -> HostBackend:
+        """The same precision for rows held as CSR."""
+        from hpcsgd.backends.native_sparse import NativeSparseBackend
+
+        return NativeSparseBackend(self.precision)
+
     def gather(self, matrix: Array, rows: Array, out: Array) -> Any:
         """The rows where they lie; `out` is room for a copy."""
         if not self._has_rows or matrix.strides[1] != matrix.itemsize:
@@ -173,17 +179,20 @@ class NativeBackend(HostBackend):
         intercept: Array | None,
     ) -> Array | None:
         """All steps in one call, with their residuals; None where NumPy has to."""
-        narrow = {np.dtype(np.float32)}
-        fits = {self.inner, self.residual, self.weights, weights.dtype} == narrow
-        fits = fits and weights.flags.c_contiguous and weights.shape[1] == plan.states
-        if not fits or family.name not in FAMILIES:
+        if not self._walks(weights, plan, family):
             return None
         matrix = rows.matrix if isinstance(rows, Sampled) else rows
         numbers = rows.rows if isinstance(rows, Sampled) else np.arange(len(rows))
-        if matrix.dtype.name not in cpu.MATRICES or plan.states > MOST_STATES:
+        if matrix.dtype.name not in cpu.MATRICES:
             return None
         go: cpu.Walk = plan.walk(steps, family, self._rounds_margins)
         return go(matrix, numbers, weights, batch, intercept)
+
+    def _walks(self, weights: Array, plan: HostPlan, family: Family) -> bool:
+        narrow = {np.dtype(np.float32)}
+        fits = {self.inner, self.residual, self.weights, weights.dtype} == narrow
+        fits = fits and weights.flags.c_contiguous and plan.states <= MOST_STATES
+        return fits and weights.shape[1] == plan.states and family.name in FAMILIES
 
     def _copy(self, rows: Any) -> Any:
         """The rows as NumPy takes them, copied once."""

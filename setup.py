@@ -15,7 +15,7 @@ SETS = {
     "avx512bf16": (*AVX512, "-mavx512bf16"),
     "amx": (*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
 }
-NAMES = ("level", "rows", "gram", "gram_pairs", "gram_amx", "steps", "csr")
+NAMES = ("level", "rows", "gram", "gram_pairs", "gram_amx", "steps", "csr", "columns")
 SOURCES = [f"kernels/cpu/{name}.c" for name in NAMES]
 HEADERS = [
     f"kernels/cpu/{name}.h"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.backends import cpu
+from hpcsgd.backends import columns, cpu
 from hpcsgd.backends.base import Batch
 from hpcsgd.backends.host import HostBackend, HostPlan
 from hpcsgd.families.base import Family, exp_bound
@@ -25,6 +25,9 @@ FAMILIES = ("logistic", "gaussian", "poisson", "gamma", "squared-hinge", "huber"
 MOST_STATES = 8
 PAIRS_FROM = 48  # sampled rows from which turning them pays
 DOTS_FROM = 256  # columns from which a dot product is worth its last addition
+# Sampled rows and columns from which kernels multiply several columns of weights:
+# below, turning the weights costs more than a copy of the rows.
+MANY_ROWS, MANY_COLUMNS = 128, 1000
 DOTS_TO = {"float32": 512, "uint16": 64}  # rows from which BLAS on a copy is faster
 
 
@@ -117,6 +120,10 @@ class NativeBackend(HostBackend):
         Whether there is a copy changes nothing: a run that goes on where another
         broke off may need one where that one did not.
         """
+        if self._takes_columns(rows, weights, out):
+            weights = np.ascontiguousarray(weights)
+            columns.margins(rows.matrix, rows.rows, weights, out)
+            return out
         if not isinstance(rows, Sampled) or not _is_one(weights, out):
             return super().scores(self._copy(rows), weights, out)
         cpu.margins(rows.matrix, rows.rows, weights, out)
@@ -157,10 +164,10 @@ class NativeBackend(HostBackend):
     def descend(
         self, weights: Array, rows: Any, residuals: Array, plan: HostPlan
     ) -> None:
-        """One pass over the rows where they lie, for one column of weights."""
+        """One pass over the rows where they lie, where `_takes_columns` for several."""
         is_column = weights.shape[1] == 1 and weights.flags.c_contiguous
         if not isinstance(rows, Sampled) or not is_column:
-            super().descend(weights, self._copy(rows), residuals, plan)
+            super().descend(weights, rows, residuals, plan)
             return
         scaled = (residuals * plan.gain[0]).astype(np.float32, copy=False)
         carry = float(plan.carry[0, 0])
@@ -187,6 +194,22 @@ class NativeBackend(HostBackend):
             return None
         go: cpu.Walk = plan.walk(steps, family, self._rounds_margins)
         return go(matrix, numbers, weights, batch, intercept)
+
+    def _add_gradient(self, weights: Array, rows: Any, scaled: Array) -> None:
+        if self._takes_columns(rows, weights, scaled) and weights.flags.c_contiguous:
+            scaled = np.ascontiguousarray(scaled)
+            columns.update(rows.matrix, rows.rows, scaled, weights)
+        else:
+            super()._add_gradient(weights, self._copy(rows), scaled)
+
+    def _takes_columns(self, rows: Any, weights: Array, other: Array) -> bool:
+        """True for several columns, where no copy is made for the Gram and it pays."""
+        if not isinstance(rows, Sampled) or weights.shape[1] == 1:
+            return False
+        m, width = len(rows), rows.matrix.shape[1]
+        is_narrow = weights.dtype == other.dtype == np.float32
+        pays = m >= MANY_ROWS and width >= MANY_COLUMNS
+        return is_narrow and pays and self._way_to_gram(rows, other) != "numpy"
 
     def _walks(self, weights: Array, plan: HostPlan, family: Family) -> bool:
         narrow = {np.dtype(np.float32)}

@@ -15,11 +15,17 @@ SETS = {
     "avx512bf16": (*AVX512, "-mavx512bf16"),
     "amx": (*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
 }
-NAMES = ("level", "rows", "gram", "gram_pairs", "gram_amx", "steps", "csr", "columns")
+NAMES = (
+    *("level", "rows", "gram", "gram_pairs", "gram_amx"),
+    *("steps", "csr", "columns", "softmax"),
+)
 SOURCES = [f"kernels/cpu/{name}.c" for name in NAMES]
 HEADERS = [
     f"kernels/cpu/{name}.h"
-    for name in ("csr", "lanes", "steps_body", "tiles", "tiles_emulated", "turn")
+    for name in (
+        *("csr", "lanes", "softmax_body", "steps_body"),
+        *("tiles", "tiles_emulated", "turn"),
+    )
 ]
 INTEL = platform.machine().lower() in ("x86_64", "amd64")
 

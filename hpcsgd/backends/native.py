@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.backends import columns, cpu
+from hpcsgd.backends import columns, cpu, softmax_steps
 from hpcsgd.backends.base import Batch
 from hpcsgd.backends.host import HostBackend, HostPlan
 from hpcsgd.families.base import Family, exp_bound
@@ -22,6 +22,7 @@ from hpcsgd.updates.unroll import Unrolled
 Array = NDArray[Any]
 # Families in the order of the numbers that kernels/cpu/steps.c gives them.
 FAMILIES = ("logistic", "gaussian", "poisson", "gamma", "squared-hinge", "huber")
+SOFTMAX = "softmax"  # K scores a row have a kernel of their own
 MOST_STATES = 8
 PAIRS_FROM = 48  # sampled rows from which turning them pays
 DOTS_FROM = 256  # columns from which a dot product is worth its last addition
@@ -60,6 +61,11 @@ class NativePlan(HostPlan):
     def starts(self) -> Array:
         """Where each batch begins, for the kernels."""
         return np.array(self.blocks.starts, dtype=np.int64)
+
+    @cached_property
+    def coefficients(self) -> cpu.Recurrence:
+        """What no family changes."""
+        return cpu.Recurrence(self.unrolled, self.starts, 0, 0.0)
 
     def walk(self, steps: Any, family: Family, rounds: bool) -> cpu.Walk:
         """The same for steps that nothing lies between; `steps` are always the same."""
@@ -152,6 +158,9 @@ class NativeBackend(HostBackend):
         intercept: Array | None,
     ) -> Array:
         """All s steps in one call, for families with one score a row."""
+        if family.name == SOFTMAX and self._is_one_call(margins, gram, plan):
+            given = (margins, gram, batch, intercept, plan.states)
+            return softmax_steps.recur(plan.coefficients, *given)
         if not self._is_for_steps(margins, gram, plan, family):
             return super().corrected_residuals(
                 margins, gram, plan, family, batch, intercept
@@ -246,11 +255,17 @@ class NativeBackend(HostBackend):
         self, margins: Array, gram: Array, plan: HostPlan, family: Family
     ) -> bool:
         return (
+            self._is_one_call(margins, gram, plan)
+            and margins.shape[1] == plan.states
+            and family.name in FAMILIES
+        )
+
+    def _is_one_call(self, margins: Array, gram: Array, plan: HostPlan) -> bool:
+        return (
             self._has_steps
             and len(plan.blocks.sizes) > 1  # NumPy is as quick on one
             and margins.dtype == gram.dtype == self.inner
-            and margins.shape[1] == plan.states <= MOST_STATES
-            and family.name in FAMILIES
+            and plan.states <= MOST_STATES
         )
 
 

@@ -99,7 +99,7 @@ RAGGED = [*SIZES, (40, 3, 60), (1, 16, 16, 32), (100, 5, 200), (33,) * 3, (5, 30
 
 
 @pytest.mark.parametrize("sizes", RAGGED, ids=lambda s: f"{len(s)}x{s[0]}")
-@pytest.mark.parametrize("d", [1, 2, 31, 32, 33, 100, 511, 512, 513])
+@pytest.mark.parametrize("d", [1, 31, 33, 512, 513])
 def test_sums_of_integers_are_exact(kernels, d, sizes):
     """Every product lies where it belongs: what is exact is equal bit for bit."""
     m, spare = sum(sizes), d % 3
@@ -113,7 +113,7 @@ def test_sums_of_integers_are_exact(kernels, d, sizes):
 @pytest.mark.parametrize("d", WIDTHS)
 def test_sums_of_any_numbers(kernels, d):
     """The error of sums whose order is not that of the oracle; twice the same bits."""
-    sizes = (7, 30, 1, 22)
+    sizes = (7, 20, 1, 12)
     stored, exact, rows = sampled(30, d, sum(sizes), "bf16", spare=d % 2)
     found = gram(stored, rows, sizes)
     error = np.abs(found - gram_of(exact[rows], sizes))

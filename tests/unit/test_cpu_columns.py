@@ -18,7 +18,7 @@ compiled = pytest.mark.skipif(not cpu.available(), reason=cpu.why())
 
 
 @pytest.mark.parametrize("storage", ["fp32", "bf16"])
-@pytest.mark.parametrize("K", [1, 2, 3, 4, 7, 10])
+@pytest.mark.parametrize("K", [1, 3, 10])
 @pytest.mark.parametrize("d", WIDTHS)
 def test_margins_and_updates(kernels, d, K, storage):
     for m in (1, 5, 8, 20):

@@ -39,7 +39,7 @@ def sampled(n, d, m, density, storage="fp32", column=np.int32):
     return kept, csr.with_data(exact).to_dense(), rng.integers(0, n, size=m)
 
 
-@pytest.mark.parametrize("K", [1, 2, 3, 10, 17])
+@pytest.mark.parametrize("K", [1, 3, 17])
 @pytest.mark.parametrize(("storage", "column"), STORED)
 @pytest.mark.parametrize("d", [1, 2, 5, 40, 1003])
 def test_margins_and_updates(kernels, d, storage, column, K):

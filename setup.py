@@ -13,10 +13,20 @@ SETS = {
     "avx2": ("-mavx2", "-mfma"),
     "avx512": AVX512,
     "avx512bf16": (*AVX512, "-mavx512bf16"),
+    "amx": (*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
 }
-NAMES = ("level", "exact", "looks", "rows", "gram", "gram_pairs", "steps")
+NAMES = (
+    *("level", "exact", "looks", "rows", "gram", "gram_pairs", "gram_amx"),
+    *("steps", "csr", "columns", "softmax"),
+)
 SOURCES = [f"kernels/cpu/{name}.c" for name in NAMES]
-HEADERS = [f"kernels/cpu/{name}.h" for name in ("lanes", "steps_body")]
+HEADERS = [
+    f"kernels/cpu/{name}.h"
+    for name in (
+        *("csr", "lanes", "softmax_body", "steps_body"),
+        *("tiles", "tiles_emulated", "turn"),
+    )
+]
 INTEL = platform.machine().lower() in ("x86_64", "amd64")
 
 # optional: without a C compiler the build goes on, and NumPy does the kernels' work

@@ -16,6 +16,7 @@ import numpy as np
 
 from hpcsgd.backends import cpu
 from hpcsgd.backends.base import Batch
+from hpcsgd.backends.bf16_gram import tile_peak
 from hpcsgd.backends.host import HostBackend
 from hpcsgd.backends.native import NativeBackend
 from hpcsgd.families import get_family
@@ -36,6 +37,7 @@ def measure() -> dict:
         "instructions": cpu.instructions(),
         "read_GB_s": round(read_bandwidth(), 2),
         "sgemm_GF_s": round(sgemm(), 1),
+        "tiles_GF_s": round(tiles(), 1),
         "gram": [gram(*shape) for shape in GRAMS],
         "rows": [rows(d) for d in (1000, 4000)],
         "recurrence": [recurrence(*shape) for shape in RECURRENCES],
@@ -43,7 +45,17 @@ def measure() -> dict:
     }
     for name, value in figures.items():
         print(name, value, flush=True)
+    if figures["tiles_GF_s"]:
+        share_of_peak(figures)
     return figures
+
+
+def share_of_peak(figures: dict) -> None:
+    """Beside every bf16 Gram, its share of what the tiles of AMX can do."""
+    for row in figures["gram"]:
+        share = row["bf16"]["GF_s"] / figures["tiles_GF_s"]
+        row["bf16"]["share_of_tiles"] = round(share, 3)
+        print(f"bf16 Gram {row['columns']} columns: {share:.1%} of the tiles' peak")
 
 
 def turns(ways: dict[str, Callable[[], object]]) -> dict[str, tuple[float, float]]:
@@ -189,6 +201,16 @@ def read_bandwidth() -> float:
     """GB/s of one thread."""
     one, two = (np.ones(BYTES // 4, np.float32) for _ in range(2))
     return 2 * BYTES / turns({"read": lambda: one @ two})["read"][0] / 1e9
+
+
+def tiles(rounds: int = 10**5) -> float:
+    """GF/s of AMX tiles that are multiplied in their registers; 0 without them."""
+    peak = tile_peak()
+    if peak is None:
+        return 0.0
+    multiplied = peak(rounds)
+    seconds = turns({"tiles": lambda: peak(rounds)})["tiles"][0]
+    return 2.0 * multiplied / seconds / 1e9
 
 
 def sgemm(n: int = 1024) -> float:

@@ -1,9 +1,10 @@
 """Where CSR stops paying: one exchange of sparse rows against the same rows dense.
 
 Part "exchange": gather, Gram, scores and gradient of m sampled rows, each as CSR and as
-a dense array, over densities and widths, columns drawn evenly or as words are in texts
-(Zipf). Part "gram": the sparse Gram with several shares of rows from which a column
-counts as heavy, which is what `HEAVY` in hpcsgd/backends/sparse.py is chosen by.
+a dense array by what is used here, and as CSR by SciPy, in turns, over densities and
+widths, columns drawn evenly or as words are in texts (Zipf). Part "gram": SciPy's
+sparse Gram with several shares of rows from which a column counts as heavy, which is
+what `HEAVY` in hpcsgd/backends/sparse.py is chosen by.
 """
 
 import time
@@ -11,11 +12,13 @@ import time
 import numpy as np
 from scipy.sparse import csr_array
 
-from hpcsgd.backends import sparse
+from hpcsgd.backends import make_backend, sparse
 from hpcsgd.backends.host import HostBackend
 from hpcsgd.csr import Csr, from_scipy
 from hpcsgd.precision import RECIPES
 from hpcsgd.schedule import uniform_blocks
+from hpcsgd.updates import make_update
+from hpcsgd.updates.unroll import unroll
 
 BATCH, STEPS, ROWS = 32, 8, 1024
 DENSITIES = (0.001, 0.003, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5)
@@ -66,47 +69,62 @@ def _exchange_row(rng, columns, width, density):
     rows = min(ROWS, int(CELLS // width))
     matrix = make_rows(rng, columns, rows, width, density)
     chosen = rng.permutation(rows)[: BATCH * STEPS]
-    host = HostBackend(RECIPES["fp32"])
-    as_csr = _phases(host.for_sparse(), matrix, chosen, width)
-    dense = _phases(host, matrix.to_dense(), chosen, width)
-    total_csr, total_dense = sum(as_csr.values()), sum(dense.values())
+    host, used = HostBackend(RECIPES["fp32"]), make_backend(RECIPES["fp32"])
+    ways = {
+        "csr": (used.for_sparse(), matrix),
+        "scipy": (host.for_sparse(), matrix),
+        "dense": (used, matrix.to_dense()),
+    }
+    found = _phases(ways, chosen, width)
+    total = {name: sum(phases.values()) for name, phases in found.items()}
+    bare = {name: total[name] - found[name]["gram"] for name in found}
     return {
         "part": "exchange",
         "columns": columns,
         "width": width,
         "density": density,
         "rows": len(chosen),
-        "csr_us": as_csr,
-        "dense_us": dense,
-        "dense_over_csr": total_dense / total_csr,
-        "dense_over_csr_without_gram": (total_dense - dense["gram"])
-        / (total_csr - as_csr["gram"]),
+        **{f"{name}_us": phases for name, phases in found.items()},
+        "dense_over_csr": total["dense"] / total["csr"],
+        "scipy_over_csr": total["scipy"] / total["csr"],
+        "dense_over_csr_without_gram": bare["dense"] / bare["csr"],
     }
 
 
-def _phases(backend, matrix, chosen, width):
-    """Median µs of each phase of an exchange."""
-    blocks = uniform_blocks(len(chosen) // STEPS, STEPS)
-    gram = np.empty(blocks.gram_words, dtype=np.float32)
-    w = np.zeros((width, 1), dtype=np.float32)
-    z, r = np.empty((len(chosen), 1), np.float32), np.ones((len(chosen), 1), np.float32)
-    out = None
-    if not isinstance(matrix, Csr):
-        out = np.empty((len(chosen), width), dtype=np.float32)
-    seconds = []
+def _phases(ways, chosen, width):
+    """Way -> median µs of each phase of an exchange; all ways in every turn."""
+    seconds = {name: [] for name in ways}
     for _ in range(REPEATS + 1):
-        marks = [time.perf_counter()]
-        rows = backend.gather(matrix, chosen, out)
-        marks.append(time.perf_counter())
-        backend.strict_gram(rows, blocks, gram)
-        marks.append(time.perf_counter())
-        backend.scores(rows, w, z)
-        marks.append(time.perf_counter())
-        backend._add_gradient(w, rows, r)
-        marks.append(time.perf_counter())
-        seconds.append(np.diff(marks))
-    medians = 1e6 * np.median(seconds[1:], axis=0)
-    return dict(zip(PHASES, medians.round(1).tolist(), strict=True))
+        for name, (backend, matrix) in ways.items():
+            seconds[name].append(_exchange(backend, matrix, chosen, width))
+    medians = {name: 1e6 * np.median(s[1:], axis=0) for name, s in seconds.items()}
+    return {
+        name: dict(zip(PHASES, found.round(1).tolist(), strict=True))
+        for name, found in medians.items()
+    }
+
+
+def _exchange(backend, matrix, chosen, width):
+    """Seconds of each phase."""
+    blocks, m = uniform_blocks(len(chosen) // STEPS, STEPS), len(chosen)
+    gram = np.empty(blocks.gram_words, dtype=np.float32)
+    plan = backend.prepare(
+        unroll(make_update("sgd", 0.0), [1e-9] * STEPS, blocks.sizes, 0.0), blocks
+    )
+    w, z = np.zeros((width, 1), np.float32), np.empty((m, 1), np.float32)
+    r, out = np.ones((m, 1), np.float32), None
+    if not isinstance(matrix, Csr):
+        out = np.empty((m, width), dtype=np.float32)
+    marks = [time.perf_counter()]
+    rows = backend.gather(matrix, chosen, out)
+    marks.append(time.perf_counter())
+    backend.strict_gram(rows, blocks, gram)
+    marks.append(time.perf_counter())
+    backend.scores(rows, w, z)
+    marks.append(time.perf_counter())
+    backend.descend(w, rows, r, plan)
+    marks.append(time.perf_counter())
+    return np.diff(marks)
 
 
 def _gram_row(rng, columns, width, density):
@@ -117,7 +135,8 @@ def _gram_row(rng, columns, width, density):
     for share in SHARES:
         sparse.HEAVY = share
         chosen = np.arange(BATCH * STEPS)
-        found[f"{share:.3g}"] = _phases(backend, matrix, chosen, width)["gram"]
+        ways = {"scipy": (backend, matrix)}
+        found[f"{share:.3g}"] = _phases(ways, chosen, width)["scipy"]["gram"]
     sparse.HEAVY = kept
     return {
         "part": "gram",
@@ -133,6 +152,6 @@ def _shown(row):
         f"{row['columns']} d {row['width']:5d} density {100 * row['density']:5.1f} %:"
         f" CSR {sum(row['csr_us'].values()):8.0f} µs,"
         f" dense {sum(row['dense_us'].values()):8.0f},"
-        f" ratio {row['dense_over_csr']:.2f}"
+        f" ratio {row['dense_over_csr']:.2f}, SciPy's CSR {row['scipy_over_csr']:.2f}"
         f" (without Gram {row['dense_over_csr_without_gram']:.2f})"
     )

@@ -43,6 +43,15 @@ class Csr:
         """Stored values of each row."""
         return np.diff(self.indptr)
 
+    @property
+    def is_sound(self) -> bool:
+        """True where every row ends in the data and every column is there."""
+        edges, columns = self.indptr, self.indices
+        ends = len(edges) > 0 and (edges[0], edges[-1]) == (0, len(columns))
+        if not ends or len(columns) != len(self.data) or (np.diff(edges) < 0).any():
+            return False
+        return not len(columns) or 0 <= columns.min() <= columns.max() < self.width
+
     def __len__(self) -> int:
         return len(self.indptr) - 1
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.backends import cpu
 from hpcsgd.backends.base import Backend
 from hpcsgd.backends.looks import all_finite, weigh
 from hpcsgd.comm.grid import Grid
@@ -26,10 +27,10 @@ from hpcsgd.precision import Precision, get_format
 Array = NDArray[Any]
 log = logging.getLogger(__name__)
 ONCE = {"on_all_ranks": True}  # all ranks would say it alike
-# Where a dense matrix trains faster, measured by benchmarks/bench_sparse.py.
-DENSE_PAYS = 0.05  # density from which it does
 SCANNED = 8 * 2**20  # bytes looked at together of a file that is streamed
-NARROW = 500  # columns up to which it does whatever the density
+# Where a dense matrix trains faster, measured by benchmarks/bench_sparse.py: from which
+# density, and up to how many columns whatever the density.
+DENSE_PAYS = {"kernels": (0.2, 0), "SciPy": (0.05, 500)}
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def load(
         columns=len(targets.labels) if family.targets == "classes" else 1,
         read_exact=_exact(reader, shard, precision),
         source=reader.describe(),
-        stored=_count_stored(grid, shard),
+        stored=_count_stored(grid, shard, precision),
         fingerprint=seen.total(reader.rows, reader.cols, world.exchange_objects),
     )
 
@@ -182,7 +183,7 @@ def _stream(
     return Streamed(fill, (height, width), dtype, route(height))
 
 
-def _count_stored(grid: Grid, shard: Shard) -> int:
+def _count_stored(grid: Grid, shard: Shard, precision: Precision) -> int:
     """Stored values of all ranks, said where they are few enough to matter."""
     cells = shard.total_rows * shard.total_columns
     if not isinstance(shard.matrix, Csr):
@@ -192,20 +193,21 @@ def _count_stored(grid: Grid, shard: Shard) -> int:
     log.info(
         "X is sparse: %d values, density %.3g %%%s",
         *(stored, 100 * density),
-        _advice(density, shard.total_columns),
+        _advice(density, shard.total_columns, precision),
         extra=ONCE,
     )
     return stored
 
 
-def _advice(density: float, columns: int) -> str:
+def _advice(density: float, columns: int, precision: Precision) -> str:
     """What to do where sparse storage costs more than it saves."""
-    if density < DENSE_PAYS and columns > NARROW:
+    has_kernels = cpu.available() and precision.working == np.float32
+    least, narrow = DENSE_PAYS["kernels" if has_kernels else "SciPy"]
+    if density < least and columns > narrow:
         return ""
-    return (
-        f"; above about {100 * DENSE_PAYS:.3g} %, or with up to {NARROW} columns, dense"
-        " rows train faster: store X as a dense array if it fits"
-    )
+    where = f"; above about {100 * least:.3g} %"
+    where += f", or with up to {narrow} columns," if narrow else ""
+    return where + " dense rows train faster: store X as a dense array if it fits"
 
 
 def finite_column(values: Array | None, rows: slice, name: str) -> Any:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from hpcsgd.backends import isa
 from hpcsgd.backends.base import Batch
+from hpcsgd.backends.bf16_gram import bf16_gram
 from hpcsgd.backends.call import door_to
 from hpcsgd.schedule import Blocks
 from hpcsgd.updates.unroll import PlainSteps, Unrolled
@@ -51,12 +52,7 @@ def _functions() -> dict[str, Any]:
     if library is None:
         return {}
     found: dict[str, Any] = {name: door_to(library, name) for name in KERNELS}
-    library.hpcsgd_gram_room.restype = INT
-    library.hpcsgd_gram_room.argtypes = (INT,)
-    if library.hpcsgd_gram_room(1):
-        name = "hpcsgd_strict_gram_pairs"
-        found[name] = door_to(library, name)
-        found["hpcsgd_gram_room"] = library.hpcsgd_gram_room
+    found.update(bf16_gram(library))
     return found
 
 
@@ -152,7 +148,7 @@ class PairRoom:
 def strict_gram_pairs(
     matrix: Array, rows: Array, starts: Array, out: Array, room: PairRoom
 ) -> None:
-    """The same for bf16 rows, on processors that multiply bf16 in pairs."""
+    """The same for bf16 rows, on processors that multiply bf16 in pairs or tiles."""
     _functions()["hpcsgd_strict_gram_pairs"](
         *(matrix, _stride(matrix), rows, matrix.shape[1]),
         *(starts, len(starts) - 1, out, room.panels, room.starts),
@@ -249,11 +245,24 @@ class Walk:
         intercept: Array | None,
     ) -> Array:
         """The residuals of all steps; weights and intercept advance in place."""
-        m, cols = len(rows), matrix.shape[1]
+        function = _functions()["hpcsgd_walk" + MATRICES[matrix.dtype.char]]
+        place = (matrix, _stride(matrix), rows, matrix.shape[1])
+        return self.run(function, place, weights, batch, intercept)
+
+    def run(
+        self,
+        function: Any,
+        place: tuple[Any, ...],
+        weights: Array,
+        batch: Batch,
+        intercept: Array | None,
+    ) -> Array:
+        """By `function`; `place` is where the rows lie, and how many columns."""
+        m, cols = len(batch.targets), len(weights)
         residuals = np.empty((m, 1), dtype=np.float32)
         scratch = np.empty(2 * cols + m, dtype=np.float32)
-        _functions()["hpcsgd_walk" + MATRICES[matrix.dtype.char]](
-            *(self.pointer, matrix, _stride(matrix), rows, cols, weights),
+        function(
+            *(self.pointer, *place, weights),
             *(batch.targets, batch.weights, batch.offsets),
             *(intercept, residuals, scratch),
         )

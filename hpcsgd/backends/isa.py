@@ -11,7 +11,8 @@ from hpcsgd.compiled import load
 from hpcsgd.errors import ConfigError
 
 # In the order of the numbers that kernels/cpu/level.c gives.
-SETS = ("portable", "avx2", "avx512", "avx512bf16")
+SETS = ("portable", "avx2", "avx512", "avx512bf16", "amx")
+TILES = "amx"  # the set that the system has to be asked for
 _settled: list[str] = []  # what runs so far have agreed on, for as long as we live
 CAP = "HPCSGD_ISA"  # the best set that may be used, for comparisons and tests
 
@@ -25,11 +26,15 @@ def best() -> tuple[Any, str, str]:
     if library is None:
         return None, "", why
     library.hpcsgd_level.restype = ctypes.c_int
-    level = min(library.hpcsgd_level(), _cap())
+    level, refused = min(library.hpcsgd_level(), _cap()), ""
     for name in reversed(SETS[1 : level + 1]):
         better, said = _load(name)
-        if better is not None:
-            return better, name, said
+        if better is None:
+            continue
+        if name == TILES and not library.hpcsgd_ask_for_tiles():
+            refused = "; the system refuses the tiles of AMX to this process"
+            continue
+        return better, name, said + refused
     return library, SETS[0], why
 
 

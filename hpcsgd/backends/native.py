@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.backends import cpu
+from hpcsgd.backends import columns, cpu, softmax_steps
 from hpcsgd.backends.base import Batch
 from hpcsgd.backends.host import HostBackend, HostPlan
 from hpcsgd.families.base import Family, exp_bound
@@ -22,9 +22,13 @@ from hpcsgd.updates.unroll import PlainSteps, Unrolled
 Array = NDArray[Any]
 # Families in the order of the numbers that kernels/cpu/steps.c gives them.
 FAMILIES = ("logistic", "gaussian", "poisson", "gamma", "squared-hinge", "huber")
+SOFTMAX = "softmax"  # K scores a row have a kernel of their own
 MOST_STATES = 8
 PAIRS_FROM = 48  # sampled rows from which turning them pays
 DOTS_FROM = 256  # columns from which a dot product is worth its last addition
+# Sampled rows and columns from which kernels multiply several columns of weights:
+# below, turning the weights costs more than a copy of the rows.
+MANY_ROWS, MANY_COLUMNS = 128, 1000
 DOTS_TO = {"float32": 512, "uint16": 64}  # rows from which BLAS on a copy is faster
 
 
@@ -57,6 +61,11 @@ class NativePlan(HostPlan):
         """Where each batch begins, for the kernels."""
         return np.array(self.blocks.starts, dtype=np.int64)
 
+    @cached_property
+    def coefficients(self) -> cpu.Recurrence:
+        """What no family changes."""
+        return cpu.Recurrence(self.unrolled, self.starts, 0, 0.0)
+
     def recurrence(self, family: Family, dtype: Any) -> cpu.Recurrence:
         """Made for the first exchange of this plan, used by all."""
         found = self.kept.get(family.name)
@@ -84,6 +93,12 @@ class NativeBackend(HostBackend):
         """The same plan, with a place for what the kernels want."""
         return NativePlan(**vars(super().prepare(unrolled, blocks)))
 
+    def for_sparse(self) -> HostBackend:
+        """The same precision for rows held as CSR."""
+        from hpcsgd.backends.native_sparse import NativeSparseBackend
+
+        return NativeSparseBackend(self.precision)
+
     def gather(self, matrix: Array, rows: Array, out: Array) -> Any:
         """The rows where they lie; `out` is room for a copy."""
         if not self._has_rows or matrix.strides[1] != matrix.itemsize:
@@ -104,6 +119,10 @@ class NativeBackend(HostBackend):
         Whether there is a copy changes nothing: a run that goes on where another
         broke off may need one where that one did not.
         """
+        if self._takes_columns(rows, weights, out):
+            weights = np.ascontiguousarray(weights)
+            columns.margins(rows.matrix, rows.rows, weights, out)
+            return out
         if not isinstance(rows, Sampled) or not _is_one(weights, out):
             return super().scores(self._copy(rows), weights, out)
         cpu.margins(rows.matrix, rows.rows, weights, out)
@@ -132,6 +151,9 @@ class NativeBackend(HostBackend):
         intercept: Array | None,
     ) -> Array:
         """All s steps in one call, for families with one score a row."""
+        if family.name == SOFTMAX and self._is_one_call(margins, gram, plan):
+            given = (margins, gram, batch, intercept, plan.states)
+            return softmax_steps.recur(plan.coefficients, *given)
         if not self._is_for_steps(margins, gram, plan, family):
             return super().corrected_residuals(
                 margins, gram, plan, family, batch, intercept
@@ -144,10 +166,10 @@ class NativeBackend(HostBackend):
     def descend(
         self, weights: Array, rows: Any, residuals: Array, plan: HostPlan
     ) -> None:
-        """One pass over the rows where they lie, for one column of weights."""
+        """One pass over the rows where they lie, where `_takes_columns` for several."""
         is_column = weights.shape[1] == 1 and weights.flags.c_contiguous
         if not isinstance(rows, Sampled) or not is_column:
-            super().descend(weights, self._copy(rows), residuals, plan)
+            super().descend(weights, rows, residuals, plan)
             return
         scaled = (residuals * plan.gain[0]).astype(np.float32, copy=False)
         carry = float(plan.carry[0, 0])
@@ -166,14 +188,11 @@ class NativeBackend(HostBackend):
         intercept: Array | None,
     ) -> Array | None:
         """All steps in one call, with their residuals; None where NumPy has to."""
-        narrow = {np.dtype(np.float32)}
-        fits = {self.inner, self.residual, self.weights, weights.dtype} == narrow
-        fits = fits and weights.flags.c_contiguous and weights.shape[1] == steps.states
-        if not fits or family.name not in FAMILIES:
+        if not self._walks(weights, steps, family):
             return None
         matrix = rows.matrix if isinstance(rows, Sampled) else rows
         numbers = rows.rows if isinstance(rows, Sampled) else np.arange(len(rows))
-        if matrix.dtype.char not in cpu.MATRICES or steps.states > MOST_STATES:
+        if matrix.dtype.char not in cpu.MATRICES:
             return None
         go = self._walk(steps, blocks, family)
         return go(matrix, numbers, weights, batch, intercept)
@@ -187,6 +206,28 @@ class NativeBackend(HostBackend):
             go = cpu.Walk(steps, blocks, number, setting, self._rounds_margins)
             known = self._last_walk = (steps, family.name, go)
         return known[2]
+
+    def _add_gradient(self, weights: Array, rows: Any, scaled: Array) -> None:
+        if self._takes_columns(rows, weights, scaled) and weights.flags.c_contiguous:
+            scaled = np.ascontiguousarray(scaled)
+            columns.update(rows.matrix, rows.rows, scaled, weights)
+        else:
+            super()._add_gradient(weights, self._copy(rows), scaled)
+
+    def _takes_columns(self, rows: Any, weights: Array, other: Array) -> bool:
+        """True for several columns, where no copy is made for the Gram and it pays."""
+        if not isinstance(rows, Sampled) or weights.shape[1] == 1:
+            return False
+        m, width = len(rows), rows.matrix.shape[1]
+        is_narrow = weights.dtype == other.dtype == np.float32
+        pays = m >= MANY_ROWS and width >= MANY_COLUMNS
+        return is_narrow and pays and self._way_to_gram(rows, other) != "numpy"
+
+    def _walks(self, weights: Array, steps: PlainSteps, family: Family) -> bool:
+        narrow = {np.dtype(np.float32)}
+        fits = {self.inner, self.residual, self.weights, weights.dtype} == narrow
+        fits = fits and weights.flags.c_contiguous and steps.states <= MOST_STATES
+        return fits and weights.shape[1] == steps.states and family.name in FAMILIES
 
     def _copy(self, rows: Any) -> Any:
         """The rows as NumPy takes them, copied once."""
@@ -217,10 +258,17 @@ class NativeBackend(HostBackend):
         self, margins: Array, gram: Array, plan: HostPlan, family: Family
     ) -> bool:
         return (
+            self._is_one_call(margins, gram, plan)
+            and margins.shape[1] == plan.states
+            and family.name in FAMILIES
+        )
+
+    def _is_one_call(self, margins: Array, gram: Array, plan: HostPlan) -> bool:
+        return (
             self._has_steps
             and margins.dtype == gram.dtype == self.inner
-            and margins.shape[1] == plan.states <= MOST_STATES
-            and family.name in FAMILIES
+            # Scores of one step may come as they are read, not state by state.
+            and len(plan.lead) == plan.states <= MOST_STATES
         )
 
 

@@ -88,6 +88,14 @@ def _sparse(X: Any) -> Any:
     from scipy.sparse import csr_array
 
     given = _real(X.dtype, X.shape)
+    if hasattr(X, "check_format"):  # compressed: SciPy would follow any number in it
+        try:
+            X.check_format(full_check=True)
+        except ValueError as error:
+            raise DataError(
+                f"X is not a sound sparse matrix ({error}); make it again from its"
+                " rows, columns and values"
+            ) from error
     matrix = csr_array(X)
     if not matrix.has_canonical_format:
         matrix = matrix.copy()  # what the caller gave stays as it is

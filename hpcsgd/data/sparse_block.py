@@ -57,6 +57,11 @@ def pieces(
     while True:
         stop = min(start + step, rows.stop)
         block = from_scipy(reader.read_csr(slice(start, stop), cols))
+        if not block.is_sound:  # the products follow any number in it
+            raise DataError(
+                f"the sparse rows {start} to {stop} have columns or ends outside of the"
+                " matrix; repair the file, or the reader that read them"
+            )
         yield start, block
         values, done, start = values + block.nnz, done + len(block), stop
         if start >= rows.stop:

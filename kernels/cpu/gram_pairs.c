@@ -25,33 +25,7 @@ EXPORT int64_t hpcsgd_gram_room(int64_t rows)
 
 #if defined(__AVX512BF16__)
 
-/* 16 rows of 16 words become 16 columns of 16 words. */
-INLINE void turn(__m512i r[16])
-{
-    __m512i t[16];
-    for (int i = 0; i < 16; i += 2) {
-        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4) {
-        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-    }
-    for (int i = 0; i < 4; i++) {
-        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
-        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
-        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
-        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
-    }
-    for (int i = 0; i < 4; i++) {
-        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
-        r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
-        r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
-    }
-}
+#include "turn.h"
 
 /* Columns first .. first + depth of up to FLAT rows, pair by pair; zeros elsewhere. */
 static void make_panel(const uint16_t *matrix, int64_t stride, const int64_t *rows,
@@ -60,12 +34,10 @@ static void make_panel(const uint16_t *matrix, int64_t stride, const int64_t *ro
     for (int64_t part = 0; part < FLAT; part += 16)
         for (int64_t k = 0; k < depth; k += 32) {
             __m512i r[16];
-            int64_t left = depth - k;
-            __mmask32 mask = left < 32 ? ((__mmask32)1 << left) - 1 : ~(__mmask32)0;
             for (int64_t i = 0; i < 16; i++)
                 r[i] = part + i < count
-                           ? _mm512_maskz_loadu_epi16(
-                                 mask, matrix + rows[part + i] * stride + first + k)
+                           ? numbers_of(matrix + rows[part + i] * stride + first + k,
+                                        depth - k)
                            : _mm512_setzero_si512();
             turn(r);
             for (int64_t p = 0; p < 16 && k + 2 * p < depth; p++)

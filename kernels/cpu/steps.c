@@ -1,5 +1,6 @@
 /* The s steps of an exchange in one call: no interpreter between them. */
 
+#include "csr.h"
 #include "lanes.h"
 
 #include <math.h>
@@ -180,3 +181,7 @@ INLINE void scores_to_residuals(const walk *plan, int64_t step, const float *tar
 
 WALK(f32, float)
 WALK(bf16, uint16_t)
+WALK(csr_f32_i32, csr_rows)
+WALK(csr_f32_i64, csr_rows)
+WALK(csr_bf16_i32, csr_rows)
+WALK(csr_bf16_i64, csr_rows)

@@ -1,0 +1,130 @@
+"""The compiled backend for CSR rows: kernels that take them where they are stored.
+
+What the kernels do not cover (float64) is done as `SparseHostBackend` does it.
+"""
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.backends import csr_kernels
+from hpcsgd.backends.base import Batch
+from hpcsgd.backends.host import HostBackend, HostPlan
+from hpcsgd.backends.native import NativeBackend
+from hpcsgd.backends.sparse import SparseHostBackend, SparseRows
+from hpcsgd.csr import Csr
+from hpcsgd.families.base import Family
+from hpcsgd.precision import Precision
+from hpcsgd.schedule import Blocks
+from hpcsgd.updates.unroll import PlainSteps
+
+Array = NDArray[Any]
+
+
+class SampledCsr:
+    """Sampled rows by their numbers; `widened` is a copy, made when asked for."""
+
+    def __init__(self, backend: SparseHostBackend, stored: Csr, rows: Array) -> None:
+        self.backend = backend
+        self.stored = stored
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, part: slice) -> "SampledCsr":
+        return SampledCsr(self.backend, self.stored, self.rows[part])
+
+    @cached_property
+    def widened(self) -> SparseRows:
+        """As the backend of SciPy takes them."""
+        taken = self.stored.take(self.rows)
+        return SparseHostBackend.widen(self.backend, taken, None)
+
+    @property
+    def csr(self) -> Csr:
+        """The copy, as `SparseRows` has it."""
+        return self.widened.csr
+
+
+class NativeSparseBackend(SparseHostBackend, NativeBackend):
+    """Kernels for scores, gradients and the Gram, any number of columns of weights."""
+
+    def __init__(self, precision: Precision) -> None:
+        super().__init__(precision)
+        self._gram_room = csr_kernels.GramRoom()
+
+    def gather(  # type: ignore[override]
+        self, matrix: Csr, rows: Array, out: Array | None
+    ) -> Any:
+        """The rows where they are stored."""
+        if not self._is_for_kernels(matrix):
+            return super().widen(self.pick(matrix, rows), out)
+        return SampledCsr(self, matrix, np.ascontiguousarray(rows, dtype=np.int64))
+
+    def widen(self, stored: Csr, out: Array | None) -> Any:  # type: ignore[override]
+        """All of the rows, where they are stored."""
+        if not self._is_for_kernels(stored):
+            return super().widen(stored, out)
+        return SampledCsr(self, stored, np.arange(len(stored), dtype=np.int64))
+
+    def scores(self, rows: Any, weights: Array, out: Array) -> Array:
+        """out ← Y W over stored values."""
+        if not isinstance(rows, SampledCsr):
+            return super().scores(rows, weights, out)
+        if not _is_narrow(weights, out):
+            return super().scores(rows.widened, weights, out)
+        csr_kernels.margins(rows.stored, rows.rows, weights, out)
+        return out
+
+    def strict_gram(self, rows: Any, blocks: Blocks, out: Array) -> Array:
+        """Packed G, from the columns that sampled rows share."""
+        if not isinstance(rows, SampledCsr):
+            return super().strict_gram(rows, blocks, out)
+        if out.dtype != np.float32:
+            return super().strict_gram(rows.widened, blocks, out)
+        starts = np.array(blocks.starts, dtype=np.int64)
+        csr_kernels.strict_gram(rows.stored, rows.rows, starts, out, self._gram_room)
+        return out
+
+    def descend(
+        self, weights: Array, rows: Any, residuals: Array, plan: HostPlan
+    ) -> None:
+        """One pass over stored values for every state and all s steps."""
+        HostBackend.descend(self, weights, rows, residuals, plan)
+
+    def _add_gradient(self, weights: Array, rows: Any, scaled: Array) -> None:
+        if not isinstance(rows, SampledCsr):
+            super()._add_gradient(weights, rows, scaled)
+            return
+        scaled = np.ascontiguousarray(scaled, dtype=np.float32)
+        if _is_narrow(weights):
+            csr_kernels.update(rows.stored, rows.rows, scaled, weights)
+        else:
+            super()._add_gradient(weights, rows.widened, scaled)
+
+    def walk(
+        self,
+        weights: Array,
+        rows: Any,
+        blocks: Blocks,
+        steps: PlainSteps,
+        family: Family,
+        batch: Batch,
+        intercept: Array | None,
+    ) -> Array | None:
+        """All steps in one call, with their residuals; None where SciPy has to."""
+        if not isinstance(rows, SampledCsr) or not self._walks(weights, steps, family):
+            return None
+        go = self._walk(steps, blocks, family)
+        return csr_kernels.walk(go, rows.stored, rows.rows, weights, batch, intercept)
+
+    def _is_for_kernels(self, stored: Csr) -> bool:
+        return self._has_rows and stored.dtype.name in csr_kernels.VALUES
+
+
+def _is_narrow(*arrays: Array) -> bool:
+    """True for contiguous float32."""
+    return all(a.dtype == np.float32 and a.flags.c_contiguous for a in arrays)

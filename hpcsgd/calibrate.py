@@ -5,6 +5,7 @@ the slowest of them counts, since ranks wait for each other.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import reduce
 from statistics import median
 from time import perf_counter
@@ -37,6 +38,8 @@ from hpcsgd.updates import make_update
 Array = NDArray[Any]
 STEPS = 8  # of what is timed
 LONG = 2**16  # words of a long message
+PASS = 2**20  # bytes of rows that passes are timed on, where there are as many
+FEW = 8  # columns of what is as good as no data
 REPEATS = 5
 
 
@@ -72,13 +75,14 @@ def _rates(task: Task, batch: int) -> dict[str, float]:
     blocks = uniform_blocks(batch, max(min(STEPS, shard.height // batch), 1))
     plain = _plain(task)
     order = np.random.default_rng(0).permutation(shard.height)
-    size = blocks.rows * shard.width * _value_bytes(shard)
-    samples = [
-        _products(plain, order[i * blocks.rows :][: blocks.rows], blocks)
-        for i in range(min(REPEATS, shard.height // blocks.rows))
-    ]
-    read, again, gram = (median(values) for values in zip(*samples, strict=True))
-    words = blocks.gram_words
+    each = shard.width * _value_bytes(shard)  # bytes of a row
+    # Enough of narrow rows for a call of microseconds to be nothing beside them.
+    sizes = (max(blocks.rows, min(shard.height, int(PASS / each))), blocks.rows)
+    read, again = _median_of(
+        lambda i: _passes(plain, np.roll(order, -i * sizes[0])[: sizes[0]])
+    )
+    (gram,) = _median_of(lambda i: _gram(plain, np.roll(order, -i * sizes[1]), blocks))
+    words, size = blocks.gram_words, sizes[0] * each
     exchange, step = _overheads(plain, batch)
     inner, link = _recurrence(plain, blocks)
     return {
@@ -107,24 +111,43 @@ def _plain(task: Task) -> Task:
     )
 
 
-def _products(task: Task, rows: Array, blocks: Blocks) -> tuple[float, float, float]:
-    """Seconds of scores on rows from memory, of the update, and of the Gram."""
+def _passes(task: Task, rows: Array) -> tuple[float, float]:
+    """Seconds of scores on rows from memory, and of the update after them."""
     shard, backend = task.shard, task.backend
-    wide = (len(rows), shard.width)
-    room = None if shard.is_sparse else np.empty(wide, task.precision.working)
     weights = backend.zeros((shard.width, task.columns))
     margins = np.empty((len(rows), task.columns), dtype=task.margin_dtype)
     residuals = np.zeros((len(rows), task.columns), dtype=_inner(task))
-    packed = np.zeros(blocks.gram_words, dtype=_inner(task))
-    group = _group(task, rows, blocks.sizes)
+    plan, room = _group(task, rows, (len(rows),)).plan, _room(task, len(rows))
     began = perf_counter()
     sampled: Rows = backend.gather(*shard.at(rows), room)
     backend.scores(sampled, weights, margins)
     read = perf_counter()
-    backend.descend(weights, sampled, residuals, group.plan)
-    updated = perf_counter()
-    backend.strict_gram(sampled, blocks, packed)
-    return read - began, updated - read, perf_counter() - updated
+    backend.descend(weights, sampled, residuals, plan)
+    return read - began, perf_counter() - read
+
+
+def _gram(task: Task, order: Array, blocks: Blocks) -> tuple[float]:
+    """Seconds of the Gram of the first rows of `order`."""
+    rows = order[: blocks.rows]
+    packed = np.zeros(blocks.gram_words, dtype=_inner(task))
+    sampled: Rows = task.backend.gather(*task.shard.at(rows), _room(task, len(rows)))
+    began = perf_counter()
+    task.backend.strict_gram(sampled, blocks, packed)
+    return (perf_counter() - began,)
+
+
+def _room(task: Task, rows: int) -> Array | None:
+    """Where a copy of sampled rows may go."""
+    if task.shard.is_sparse:
+        return None
+    return np.empty((rows, task.shard.width), dtype=task.precision.working)
+
+
+def _median_of(sample: Callable[[int], tuple[float, ...]]) -> tuple[float, ...]:
+    """Of each of its times, after one that wakes everything."""
+    sample(0)
+    samples = [sample(i) for i in range(1, REPEATS + 1)]
+    return tuple(median(values) for values in zip(*samples, strict=True))
 
 
 def _recurrence(task: Task, blocks: Blocks) -> tuple[float, float]:
@@ -152,7 +175,8 @@ def _overheads(task: Task, batch: int) -> tuple[float, float]:
 
     Of so little data that arithmetic is nothing beside them.
     """
-    shard = task.shard
+    shard = _few_columns(task.shard)
+    task = replace(task, shard=shard)
     few = min(4, batch, shard.height)
     steps = max(min(STEPS, shard.height // few), 1)
     rows = np.arange(few * steps, dtype=np.int64)
@@ -167,6 +191,15 @@ def _overheads(task: Task, batch: int) -> tuple[float, float]:
 
     exchange = _seconds(lambda: product.advance(state, group, None), REPEATS)
     return exchange, _seconds(step_by_step, REPEATS) / steps
+
+
+def _few_columns(shard: Shard) -> Shard:
+    """The same rows with the first columns alone; sparse rows have few values."""
+    if shard.is_sparse:
+        return shard
+    few = slice(0, min(FEW, shard.width))
+    matrix: Any = shard.matrix
+    return replace(shard, matrix=matrix[:, few], columns=few, parts=(few,))
 
 
 def _group(task: Task, rows: Array, sizes: tuple[int, ...]) -> Group:

@@ -33,8 +33,11 @@ class Gather:
     def finish(self) -> None:
         """Nothing is begun early."""
 
-    def gather(self, group: Group) -> Rows:
-        """The sampled rows with the columns of all members, as they are stored."""
+    def gather(self, group: Group, into: Array | None = None) -> Rows:
+        """The sampled rows with the columns of all members, as they are stored.
+
+        Dense ones in `into`, else where the next group's will be.
+        """
         if self.sparse is not None:
             return self.sparse.gather(group)
         task, height = self.task, group.blocks.rows
@@ -44,7 +47,10 @@ class Gather:
         flat = self.scratch.array("flat", (sum(counts),), own.dtype)
         task.members.gather(own.reshape(-1), counts, flat, "products")
         task.clock.lap("communicate")
-        stored = self.scratch.array("stored", (height, sum(self.widths)), flat.dtype)
+        shape = (height, sum(self.widths))
+        stored = (
+            self.scratch.array("stored", shape, flat.dtype) if into is None else into
+        )
         self._assemble(flat, counts, stored)
         task.clock.lap("gather")
         return stored

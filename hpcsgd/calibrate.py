@@ -185,9 +185,18 @@ def _overheads(task: Task, batch: int) -> tuple[float, float]:
     state = State(weights=weights, intercept=None)
     product, scratch = Gram(task), Scratch()
 
+    margins = np.empty(few * task.columns, dtype=task.margin_dtype)
+
     def step_by_step() -> None:
-        sampled = gather_rows(task, scratch, "rows", group)
-        one_by_one(task, state, group, sampled, batch_of(task, rows), scratch)
+        sampled, batch = gather_rows(task, scratch, "rows", group), batch_of(task, rows)
+        known = (group.blocks, group.coefficients.plain, task.family, batch, None)
+        by_kernel = task.backend.stepwise(weights, sampled, *known)
+        if by_kernel is None:
+            one_by_one(task, state, group, sampled, batch, scratch)
+            return
+        by_kernel[0](-1, None, margins)
+        for j in range(steps):
+            by_kernel[0](j, margins, margins)
 
     exchange = _seconds(lambda: product.advance(state, group, None), REPEATS)
     return exchange, _seconds(step_by_step, REPEATS) / steps

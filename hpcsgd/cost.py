@@ -34,7 +34,7 @@ class Machine:
     inner: float = 1e10  # words of Gram a second in the recurrence
     link: float = 5e-9  # seconds a row for its residual
     exchange: float = 25e-6  # c_0, seconds around an exchange
-    step: float = 12e-6  # c_1, seconds around a step that messages part
+    step: float = 4e-6  # c_1, seconds around a step that messages part
 
     def slowest(self, other: "Machine") -> "Machine":
         """What both of them can do: ranks wait for each other."""

@@ -92,6 +92,22 @@ class Backend(Protocol):
         Their residuals; None, and nothing done, where the backend has no such call.
         """
 
+    def stepwise(
+        self,
+        weights: Array,
+        rows: Any,
+        blocks: Blocks,
+        steps: PlainSteps,
+        family: Family,
+        batch: Batch,
+        intercept: Array | None,
+    ) -> tuple[Any, Array] | None:
+        """The same where a sum of margins over members parts the steps.
+
+        What to call with (j, summed margins of step j, place for those of step j + 1),
+        from j = -1 on, and the residuals that it fills; None as above.
+        """
+
     def to_host(self, array: Array) -> Array:
         """A NumPy copy or view of `array`."""
 

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from hpcsgd.backends import isa
 from hpcsgd.backends.base import Batch
 from hpcsgd.backends.bf16_gram import bf16_gram
-from hpcsgd.backends.call import door_to
-from hpcsgd.schedule import Blocks
-from hpcsgd.updates.unroll import PlainSteps, Unrolled
+from hpcsgd.backends.call import Call, door_to
+from hpcsgd.updates.unroll import Unrolled
 
 Array = NDArray[Any]
 POINTER, INT = ctypes.c_void_p, ctypes.c_int64
@@ -37,8 +36,11 @@ KERNELS = (
     "hpcsgd_recur_f32",
     "hpcsgd_recur_f64",
     "hpcsgd_round_bf16",
+    "hpcsgd_stand",
     "hpcsgd_walk_f32",
     "hpcsgd_walk_bf16",
+    "hpcsgd_between_f32",
+    "hpcsgd_between_bf16",
 )
 # By the letter of the element type: asking for its name takes longer than a kernel.
 MATRICES = {"f": "_f32", "H": "_bf16"}
@@ -84,31 +86,33 @@ def widen_rows(matrix: Array, rows: Array, out: Array) -> None:
     """out[i] ← matrix[rows[i]], bf16 bits to float32."""
     rows = np.ascontiguousarray(rows, dtype=np.int64)
     call = _functions()["hpcsgd_widen_rows_bf16"]
-    call(matrix, _stride(matrix), rows, len(rows), matrix.shape[1], out)
+    call(matrix, stride_of(matrix), rows, len(rows), matrix.shape[1], out)
 
 
 def margins(matrix: Array, rows: Array, weights: Array, out: Array) -> None:
     """out[i] ← matrix[rows[i]] · weights."""
     call = _functions()["hpcsgd_margins" + MATRICES[matrix.dtype.char]]
-    call(matrix, _stride(matrix), rows, len(rows), matrix.shape[1], weights, out)
+    call(matrix, stride_of(matrix), rows, len(rows), matrix.shape[1], weights, out)
 
 
 def update(matrix: Array, rows: Array, residuals: Array, weights: Array) -> None:
     """weights += Σ_i residuals[i] matrix[rows[i]]."""
     call = _functions()["hpcsgd_update" + MATRICES[matrix.dtype.char]]
-    call(matrix, _stride(matrix), rows, len(rows), matrix.shape[1], residuals, weights)
+    call(
+        matrix, stride_of(matrix), rows, len(rows), matrix.shape[1], residuals, weights
+    )
 
 
 def exact_scores(block: Array, weights: Array, out: Array) -> None:
     """out ← block · weights for float32 rows, in float64."""
     call = _functions()["hpcsgd_exact_scores"]
-    call(block, _stride(block), *block.shape, weights, out)
+    call(block, stride_of(block), *block.shape, weights, out)
 
 
 def has_bad(block: Array) -> bool:
     """Whether a float32 of the block is infinite or no number."""
     found = np.zeros(1, dtype=np.int64)
-    _functions()["hpcsgd_find_bad"](block, _stride(block), *block.shape, found)
+    _functions()["hpcsgd_find_bad"](block, stride_of(block), *block.shape, found)
     return bool(found[0])
 
 
@@ -116,9 +120,20 @@ def fingerprint(bits: Array, rows: Array, columns: Array) -> np.uint64:
     """Σ rows_i columns_j bits_ij mod 2⁶⁴."""
     total = np.zeros(1, dtype=np.uint64)
     call = _functions()["hpcsgd_fingerprint"]
-    call(bits, _stride(bits), *bits.shape, rows, columns, total)
+    call(bits, stride_of(bits), *bits.shape, rows, columns, total)
     found: np.uint64 = total[0]
     return found
+
+
+def kernel(name: str, matrix: Array) -> Call:
+    """The kernel of this name for what `matrix` is stored as."""
+    found: Call = _functions()[name + MATRICES[matrix.dtype.char]]
+    return found
+
+
+def stand(place: Array, *fields: Any) -> None:
+    """Write what steps are taken on: `place` of kernels/cpu/steps.c."""
+    _functions()["hpcsgd_stand"](place, *fields)
 
 
 def round_bf16(values: Array) -> None:
@@ -126,7 +141,7 @@ def round_bf16(values: Array) -> None:
     _functions()["hpcsgd_round_bf16"](values, values.size)
 
 
-def _stride(matrix: Array) -> int:
+def stride_of(matrix: Array) -> int:
     """From row to row, in elements."""
     return matrix.strides[0] // matrix.itemsize
 
@@ -150,7 +165,7 @@ def strict_gram_pairs(
 ) -> None:
     """The same for bf16 rows, on processors that multiply bf16 in pairs or tiles."""
     _functions()["hpcsgd_strict_gram_pairs"](
-        *(matrix, _stride(matrix), rows, matrix.shape[1]),
+        *(matrix, stride_of(matrix), rows, matrix.shape[1]),
         *(starts, len(starts) - 1, out, room.panels, room.starts),
     )
 
@@ -158,7 +173,7 @@ def strict_gram_pairs(
 def strict_gram(matrix: Array, rows: Array, starts: Array, out: Array) -> None:
     """out ← the strictly-lower blocks of Y Yᵀ for the sampled rows Y, packed."""
     _functions()["hpcsgd_strict_gram" + MATRICES[matrix.dtype.char]](
-        *(matrix, _stride(matrix), rows, matrix.shape[1]),
+        *(matrix, stride_of(matrix), rows, matrix.shape[1]),
         *(starts, len(starts) - 1, out),
     )
 
@@ -214,69 +229,5 @@ class _Plan(ctypes.Structure):
         *(
             (name, POINTER)
             for name in ("starts", "lead", "couple", "free", "push", "probe")
-        ),
-    )
-
-
-class Walk:
-    """The coefficients of plain steps as `hpcsgd_walk` wants them."""
-
-    def __init__(
-        self,
-        steps: PlainSteps,
-        blocks: Blocks,
-        family: int,
-        setting: float,
-        rounds: bool,
-    ) -> None:
-        starts = np.array(blocks.starts, dtype=np.int64)
-        own = (steps.carry, steps.gain, steps.free, steps.gain, steps.probe)
-        self.kept = [starts, *(np.ascontiguousarray(a, dtype=np.float64) for a in own)]
-        sizes = (len(blocks.sizes), steps.states, family, int(rounds))
-        self.plan = _Walk(*sizes, setting, *(a.ctypes.data for a in self.kept))
-        self.pointer = ctypes.addressof(self.plan)
-
-    def __call__(
-        self,
-        matrix: Array,
-        rows: Array,
-        weights: Array,
-        batch: Batch,
-        intercept: Array | None,
-    ) -> Array:
-        """The residuals of all steps; weights and intercept advance in place."""
-        function = _functions()["hpcsgd_walk" + MATRICES[matrix.dtype.char]]
-        place = (matrix, _stride(matrix), rows, matrix.shape[1])
-        return self.run(function, place, weights, batch, intercept)
-
-    def run(
-        self,
-        function: Any,
-        place: tuple[Any, ...],
-        weights: Array,
-        batch: Batch,
-        intercept: Array | None,
-    ) -> Array:
-        """By `function`; `place` is where the rows lie, and how many columns."""
-        m, cols = len(batch.targets), len(weights)
-        residuals = np.empty((m, 1), dtype=np.float32)
-        scratch = np.empty(2 * cols + m, dtype=np.float32)
-        function(
-            *(self.pointer, *place, weights),
-            *(batch.targets, batch.weights, batch.offsets),
-            *(intercept, residuals, scratch),
-        )
-        return residuals
-
-
-class _Walk(ctypes.Structure):
-    """`walk` of kernels/cpu/steps.c."""
-
-    _fields_ = (
-        *((name, INT) for name in ("steps", "states", "family", "rounds")),
-        ("setting", ctypes.c_double),
-        *(
-            (name, POINTER)
-            for name in ("starts", "carry", "gain", "free", "push", "probe")
         ),
     )

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.backends import cpu, isa
+from hpcsgd.backends import isa
 from hpcsgd.backends.base import Batch
 from hpcsgd.backends.call import Call, door_to
+from hpcsgd.backends.plain import Walk
 from hpcsgd.csr import Csr
 
 Array = NDArray[Any]
@@ -63,7 +64,7 @@ def update(csr: Csr, rows: Array, residuals: Array, weights: Array) -> None:
 
 
 def walk(
-    steps: cpu.Walk,
+    steps: Walk,
     csr: Csr,
     rows: Array,
     weights: Array,
@@ -74,7 +75,8 @@ def walk(
     parts = (csr.indptr, csr.indices, csr.data)
     stored = _Rows(*(part.ctypes.data for part in parts))
     place = (ctypes.addressof(stored), 0, rows, csr.width)
-    return steps.run(_function("walk", csr), place, weights, batch, intercept)
+    by = _function("walk", csr)
+    return steps.all_at_once(by, place, weights, batch, intercept)
 
 
 class GramRoom:

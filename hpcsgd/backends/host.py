@@ -193,6 +193,19 @@ class HostBackend:
         """None: NumPy takes the steps one by one."""
         return None
 
+    def stepwise(
+        self,
+        weights: Array,
+        rows: Any,
+        blocks: Blocks,
+        steps: PlainSteps,
+        family: Family,
+        batch: Batch,
+        intercept: Array | None,
+    ) -> tuple[Any, Array] | None:
+        """None: NumPy takes the steps one by one."""
+        return None
+
     def to_host(self, array: Array) -> Array:
         """The array itself: it is here."""
         return array

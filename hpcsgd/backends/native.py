@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from hpcsgd.backends import columns, cpu, softmax_steps
 from hpcsgd.backends.base import Batch
 from hpcsgd.backends.host import HostBackend, HostPlan
+from hpcsgd.backends.plain import Between, Walk
 from hpcsgd.families.base import Family, exp_bound
 from hpcsgd.precision import Precision
 from hpcsgd.schedule import Blocks
@@ -87,7 +88,7 @@ class NativeBackend(HostBackend):
         self._has_steps = self.inner == self.residual
         self._rounds_margins = precision.margin == "bf16"
         self._rooms: dict[Blocks, cpu.PairRoom] = {}
-        self._last_walk: tuple[PlainSteps, str, cpu.Walk] | None = None
+        self._last_walk: tuple[PlainSteps, str, Walk] | None = None
 
     def prepare(self, unrolled: Unrolled, blocks: Blocks) -> NativePlan:
         """The same plan, with a place for what the kernels want."""
@@ -194,16 +195,37 @@ class NativeBackend(HostBackend):
         numbers = rows.rows if isinstance(rows, Sampled) else np.arange(len(rows))
         if matrix.dtype.char not in cpu.MATRICES:
             return None
-        go = self._walk(steps, blocks, family)
-        return go(matrix, numbers, weights, batch, intercept)
+        go, by = self._walk(steps, blocks, family), cpu.kernel("hpcsgd_walk", matrix)
+        place = (matrix, cpu.stride_of(matrix), numbers, matrix.shape[1])
+        return go.all_at_once(by, place, weights, batch, intercept)
 
-    def _walk(self, steps: PlainSteps, blocks: Blocks, family: Family) -> cpu.Walk:
+    def stepwise(
+        self,
+        weights: Array,
+        rows: Any,
+        blocks: Blocks,
+        steps: PlainSteps,
+        family: Family,
+        batch: Batch,
+        intercept: Array | None,
+    ) -> tuple[Between, Array] | None:
+        """The same for steps that sums over members part; None where NumPy has to."""
+        if not isinstance(rows, Sampled) or not self._walks(weights, steps, family):
+            return None
+        matrix = rows.matrix
+        if matrix.dtype.char not in cpu.MATRICES:
+            return None
+        go, by = self._walk(steps, blocks, family), cpu.kernel("hpcsgd_between", matrix)
+        place = (matrix, cpu.stride_of(matrix), rows.rows, matrix.shape[1])
+        return go.one_at_a_time(by, place, weights, batch, intercept)
+
+    def _walk(self, steps: PlainSteps, blocks: Blocks, family: Family) -> Walk:
         """The coefficients as the kernel wants them; the last ones are remembered."""
         known = self._last_walk
         if known is None or known[0] is not steps or known[1] != family.name:
             number = FAMILIES.index(family.name)
             setting = getattr(family, "delta", exp_bound(np.float32))
-            go = cpu.Walk(steps, blocks, number, setting, self._rounds_margins)
+            go = Walk(steps, blocks, number, setting, self._rounds_margins)
             known = self._last_walk = (steps, family.name, go)
         return known[2]
 

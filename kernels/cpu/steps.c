@@ -136,7 +136,42 @@ INLINE void scores_to_residuals(const walk *plan, int64_t step, const float *tar
     }
 }
 
-/* `scratch` holds 2 cols + m floats; weights, offsets and intercept may be NULL. */
+/* What steps are taken on. `scratch` holds 2 cols + m floats, `residuals` m; sample
+   weights, offsets and intercept may be NULL. */
+typedef struct {
+    const void *matrix;
+    int64_t stride;
+    const int64_t *rows;
+    int64_t cols;
+    float *weights;
+    const float *targets, *sample_weights, *offsets;
+    double *intercept;
+    float *residuals, *scratch;
+} place;
+
+EXPORT void hpcsgd_stand(place *at, const void *matrix, int64_t stride,
+                         const int64_t *rows, int64_t cols, float *weights,
+                         const float *targets, const float *sample_weights,
+                         const float *offsets, double *intercept, float *residuals,
+                         float *scratch)
+{
+    *at = (place){matrix, stride, rows, cols, weights, targets, sample_weights, offsets,
+                  intercept, residuals, scratch};
+}
+
+/* The batch after number j, if it is as large: it comes from memory while j is worked
+   on. */
+INLINE const int64_t *after(const walk *plan, const place *at, int64_t j)
+{
+    int64_t count = plan->starts[j + 1] - plan->starts[j];
+    if (plan->starts[j + 1] + count > plan->starts[plan->steps])
+        return 0;
+    return at->rows + plan->starts[j + 1];
+}
+
+/* read: margins of batch j. take: its residuals from the margins that stand in their
+   place, and the update. walk: all steps. between: a step's end, and the next one's
+   beginning, with a sum of margins over members before and after it. */
 #define WALK(KIND, TYPE)                                                               \
     void hpcsgd_margins_##KIND##_before(const TYPE *, int64_t, const int64_t *,        \
                                         const int64_t *, int64_t, int64_t,             \
@@ -144,39 +179,55 @@ INLINE void scores_to_residuals(const walk *plan, int64_t step, const float *tar
     void hpcsgd_update_##KIND##_before(const TYPE *, int64_t, const int64_t *,         \
                                        const int64_t *, int64_t, int64_t,              \
                                        const float *, float *);                        \
-    EXPORT void hpcsgd_walk_##KIND(                                                    \
-        const walk *plan, const TYPE *matrix, int64_t stride, const int64_t *rows,     \
-        int64_t cols, float *weights, const float *targets,                            \
-        const float *sample_weights, const float *offsets, double *intercept,          \
-        float *residuals, float *scratch)                                              \
+    INLINE void read_##KIND(const walk *plan, const place *at, int64_t j, float *out)  \
     {                                                                                  \
-        float *point = scratch, *gradient = scratch + cols;                            \
-        for (int64_t j = 0; j < plan->steps; j++) {                                    \
-            int64_t first = plan->starts[j], count = plan->starts[j + 1] - first;      \
-            /* The next batch comes from memory while this one is worked on. */       \
-            const int64_t *now = rows + first, *soon = now + count;                    \
-            if (soon + count > rows + plan->starts[plan->steps])                       \
-                soon = 0;                                                              \
-            hpcsgd_margins_##KIND##_before(matrix, stride, now, soon, count, cols,     \
-                                           point_of(plan, weights, cols, point),       \
-                                           residuals + first);                         \
-            scores_to_residuals(plan, j, targets, sample_weights, offsets, intercept,  \
-                                residuals);                                            \
-            if (plan->states == 1) {                                                   \
-                float *scaled = scratch + 2 * cols, carry = (float)plan->carry[j];     \
-                for (int64_t i = 0; i < count; i++)                                    \
-                    scaled[i] = (float)plan->gain[j] * residuals[first + i];           \
-                for (int64_t k = 0; carry != 1.0f && k < cols; k++)                    \
-                    weights[k] *= carry;                                               \
-                hpcsgd_update_##KIND##_before(matrix, stride, now, soon, count, cols,  \
-                                              scaled, weights);                        \
-            } else {                                                                   \
-                memset(gradient, 0, (size_t)cols * sizeof *gradient);                  \
-                hpcsgd_update_##KIND##_before(matrix, stride, now, soon, count, cols,  \
-                                              residuals + first, gradient);            \
-                mix(plan, j, gradient, cols, weights);                                 \
-            }                                                                          \
+        int64_t first = plan->starts[j], count = plan->starts[j + 1] - first;          \
+        const float *point = point_of(plan, at->weights, at->cols, at->scratch);       \
+        hpcsgd_margins_##KIND##_before((const TYPE *)at->matrix, at->stride,           \
+                                       at->rows + first, after(plan, at, j), count,    \
+                                       at->cols, point, out);                          \
+    }                                                                                  \
+    INLINE void take_##KIND(const walk *plan, const place *at, int64_t j)              \
+    {                                                                                  \
+        int64_t first = plan->starts[j], count = plan->starts[j + 1] - first;          \
+        int64_t cols = at->cols;                                                       \
+        float *factors = at->residuals + first, *target = at->weights;                 \
+        scores_to_residuals(plan, j, at->targets, at->sample_weights, at->offsets,     \
+                            at->intercept, at->residuals);                             \
+        if (plan->states == 1) {                                                       \
+            float *scaled = at->scratch + 2 * cols, carry = (float)plan->carry[j];     \
+            for (int64_t i = 0; i < count; i++)                                        \
+                scaled[i] = (float)plan->gain[j] * factors[i];                         \
+            for (int64_t k = 0; carry != 1.0f && k < cols; k++)                        \
+                at->weights[k] *= carry;                                               \
+            factors = scaled;                                                          \
+        } else {                                                                       \
+            target = at->scratch + cols;                                               \
+            memset(target, 0, (size_t)cols * sizeof *target);                          \
         }                                                                              \
+        hpcsgd_update_##KIND##_before((const TYPE *)at->matrix, at->stride,            \
+                                      at->rows + first, after(plan, at, j), count,     \
+                                      cols, factors, target);                          \
+        if (plan->states > 1)                                                          \
+            mix(plan, j, target, cols, at->weights);                                   \
+    }                                                                                  \
+    EXPORT void hpcsgd_walk_##KIND(const walk *plan, const place *at)                  \
+    {                                                                                  \
+        for (int64_t j = 0; j < plan->steps; j++) {                                    \
+            read_##KIND(plan, at, j, at->residuals + plan->starts[j]);                 \
+            take_##KIND(plan, at, j);                                                  \
+        }                                                                              \
+    }                                                                                  \
+    EXPORT void hpcsgd_between_##KIND(const walk *plan, const place *at, int64_t j,    \
+                                      const float *summed, float *out)                 \
+    {                                                                                  \
+        if (j >= 0) {                                                                  \
+            int64_t first = plan->starts[j], count = plan->starts[j + 1] - first;      \
+            memcpy(at->residuals + first, summed, (size_t)count * sizeof *summed);     \
+            take_##KIND(plan, at, j);                                                  \
+        }                                                                              \
+        if (j + 1 < plan->steps)                                                       \
+            read_##KIND(plan, at, j + 1, out);                                         \
     }
 
 WALK(f32, float)

@@ -19,7 +19,7 @@ from hpcsgd.precision import RECIPES, encode, round_through, widen_bf16
 from hpcsgd.schedule import blocks_of
 from hpcsgd.updates import UPDATES, make_update
 from hpcsgd.updates.unroll import unroll
-from tests.harness import config_for, make_problem
+from tests.harness import config_for, make_problem, train_on
 
 RAGGED, RATES = blocks_of((9, 4, 4, 13, 2)), (0.3, 0.2, 0.2, 0.1, 0.4)
 EMPTY = np.empty(0, dtype=np.float32)
@@ -217,6 +217,34 @@ def test_steps_in_one_call_are_those_of_numpy(
     # Margins that are rounded to bf16 may fall to the other side of a tie.
     tolerance = 1e-5 if recipe == "fp32" else 1e-4
     assert np.abs(one - two).max() <= tolerance * np.abs(one).max()
+
+
+@pytest.mark.parametrize("update", list(UPDATES))
+@pytest.mark.parametrize("family", native.FAMILIES)
+@pytest.mark.parametrize("recipe", ["fp32", "c"])
+def test_steps_between_messages_are_those_of_numpy(
+    kernels, recipe, family, update, monkeypatch
+):
+    """A whole run on two members: a sum of margins parts every two steps."""
+    problem = make_problem(family, n=53, d=19)
+    config = config_for(
+        problem,
+        problem={"family": family, "l2": 0.01, "intercept": True},
+        schedule={"batch": 6, "steps": 4, "epochs": 2},
+        update={"kind": update, "momentum": 0.5},
+        precision={"recipe": recipe},
+        products={"kind": "direct"},
+    )
+    found, calls = [], Spied()
+    spy = calls.around(NativeBackend.stepwise)
+    monkeypatch.setattr(native.NativeBackend, "stepwise", spy)
+    for backend in (HostBackend, NativeBackend):
+        monkeypatch.setattr("hpcsgd.assembly.vocabulary.make_backend", backend)
+        done = train_on(2, config, problem, weights=True, offset=True)
+        found.append(np.append(done.weights, done.intercept))
+    assert calls.done and not any(made is None for made in calls.done)
+    tolerance = 1e-5 if recipe == "fp32" else 1e-4
+    assert np.abs(found[0] - found[1]).max() <= tolerance * np.abs(found[0]).max()
 
 
 class Spied:

@@ -1,6 +1,5 @@
 """What the user asked for: frozen sections in, TOML out, nothing unknown accepted."""
 
-import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -16,6 +15,7 @@ from hpcsgd.precision import Precision, make_precision
 from hpcsgd.products.choose import ProductsConfig
 from hpcsgd.rates import RateConfig
 from hpcsgd.schedule import Schedule
+from hpcsgd.toml_text import toml_literal, toml_value
 
 DRIVERS = ("independent", "mpio")
 MOST_EXCHANGES = 1_000_000  # between two looks
@@ -199,10 +199,13 @@ class RunConfig:
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """Section -> key -> value, without what was left open."""
-        return {
+        tables = {
             name: {k: v for k, v in table.items() if v is not None}
             for name, table in asdict(self).items()
         }
+        if not self.schedule.steps:
+            tables["schedule"]["steps"] = "auto"
+        return tables
 
     def toml(self) -> str:
         """The resolved configuration as a file that `parse` reads back."""
@@ -246,14 +249,6 @@ def apply_settings(
     return merged
 
 
-def toml_value(text: str) -> Any:
-    """A TOML value, or the plain word it is."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
 def _section(name: str, kind: type[Any], table: Mapping[str, Any]) -> Any:
     hints = get_type_hints(kind)
     known = {f.name: hints[f.name] for f in fields(kind)}
@@ -269,8 +264,8 @@ def _reject_unknown(place: str, given: Iterable[str], known: Iterable[str]) -> N
 
 def _typed(section: str, key: str, kind: Any, value: Any) -> Any:
     """`value` as `kind`; a whole number may stand for a real one, nothing else."""
-    if (section, key, value) == ("schedule", "steps", "auto"):
-        return 0
+    if (section, key) == ("schedule", "steps") and value in ("auto", 0):
+        return _steps(value)
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     if value is None and type(None) in kinds:
         return None
@@ -285,11 +280,11 @@ def _typed(section: str, key: str, kind: Any, value: Any) -> Any:
     return value
 
 
-def toml_literal(value: Any) -> str:
-    """`value` as TOML writes it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        # JSON's escapes are TOML's, which takes DEL for a control character too.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(value)
+def _steps(value: Any) -> int:
+    """`auto`, which is 0 inside; a 0 that somebody wrote is a mistake."""
+    if value != "auto":
+        raise ConfigError(
+            f"[schedule] steps = {value!r} must be a whole number of at least 1, or"
+            ' "auto"'
+        )
+    return 0

@@ -14,7 +14,7 @@ class Schedule:
 
     batch: int = 32  # larger = fewer steps in an epoch, less noise in each
     steps: int = (
-        8  # larger = fewer messages, more flops (512..1024 rows are usual); 0 = auto
+        8  # larger = fewer messages, more flops (512..1024 rows are usual), or auto
     )
     period: int = 1  # larger = replicas drift further apart between agreements
     epochs: int = 1  # passes over the rows of every replica

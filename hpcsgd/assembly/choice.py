@@ -193,7 +193,8 @@ def note_measured(
     """
     if rank or not chosen.seconds or not measured:
         return
-    log.info(
+    log.log(
+        logging.INFO if chosen.key else logging.DEBUG,
         "a step of %s with s = %d was expected to take %.1f µs and took %.1f",
         *(chosen.product, chosen.steps),
         *(1e6 * chosen.seconds, 1e6 * measured),

@@ -9,8 +9,9 @@ from typing import Any, get_type_hints
 
 from hpcsgd.cli.train import FLAGS, SWITCHES
 from hpcsgd.comm import COMMUNICATORS
-from hpcsgd.config import RunConfig, toml_literal
+from hpcsgd.config import RunConfig
 from hpcsgd.precision import FORMATS, WIDE, Precision
+from hpcsgd.toml_text import toml_literal
 
 WIDTH = 88
 # settings that no flag has; those of flags know their choices themselves

@@ -1,5 +1,7 @@
 """What a flag's text means where it is more than a number or a name."""
 
+import argparse
+
 from hpcsgd.errors import ConfigError
 
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -17,14 +19,10 @@ def gib(text: str) -> float:
         raise ConfigError(f"--memory {text}: write it as 64MiB or 1.5GiB") from error
 
 
-def steps(text: str) -> int:
-    """A number of steps; 0 for auto."""
-    if text == "auto":
-        return 0
+def steps(text: str) -> int | str:
+    """A number of steps, or auto."""
     try:
-        number = int(text)
+        return text if text == "auto" else int(text)
     except ValueError as error:
-        raise ConfigError(f"--steps {text}: write a whole number, or auto") from error
-    if number < 1:
-        raise ConfigError(f"--steps {text}: at least 1, or auto")
-    return number
+        said = f"{text!r}: write a whole number, or auto"
+        raise argparse.ArgumentTypeError(said) from error

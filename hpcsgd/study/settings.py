@@ -6,8 +6,9 @@ from math import lcm
 from typing import Any
 
 from hpcsgd.comm.grid import parse_grid
-from hpcsgd.config import RunConfig, toml_value
+from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
+from hpcsgd.toml_text import toml_value
 
 # What all settings of a comparison share, or it would compare something else.
 SHARED = (("data", "path"), ("run", "out"), ("run", "comm"))

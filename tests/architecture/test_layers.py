@@ -19,6 +19,7 @@ LAYERS = (
         "files",
         "sealed",
         "compiled",
+        "toml_text",
     ),
     ("families", "penalties", "rates", "updates", "codecs"),
     ("backends", "comm", "data"),

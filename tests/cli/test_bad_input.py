@@ -41,7 +41,7 @@ def changed(array, place, value):
 
 WRONG_FLAGS = [
     (["--stepz", "3"], ["unrecognized arguments: --stepz", "--help"]),
-    (["--steps", "many"], ["invalid int value: 'many'"]),
+    (["--steps", "many"], ["'many'", "or auto"]),
     (["--batch", "0"], ["batch = 0", "at least 1"]),
     (["--steps", "0"], ["steps = 0", "at least 1"]),
     (["--family", "cauchy"], ["invalid choice: 'cauchy'", "logistic"]),

@@ -6,6 +6,8 @@ conversions and report included, and only the losses that it evaluates taken off
 """
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -117,12 +119,24 @@ class Ours(WithRate):
             "precision": {"recipe": self.recipe},
             "run": {"comm": "serial", "evaluate_every": every},
         }
-        logging.getLogger("hpcsgd").setLevel(logging.CRITICAL)  # trials may diverge
         world = SerialCommunicator()
-        follow.began = perf_counter()
-        return hpcsgd.train(
-            config, X=problem.X, y=problem.y, world=world, callbacks=[follow]
-        )
+        with _in_silence():
+            follow.began = perf_counter()
+            return hpcsgd.train(
+                config, X=problem.X, y=problem.y, world=world, callbacks=[follow]
+            )
+
+
+@contextmanager
+def _in_silence() -> Iterator[None]:
+    """Trials may diverge; the log is as it was when they are over."""
+    log = logging.getLogger("hpcsgd")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _update(momentum: float) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 import argparse
 
-from hpcsgd.errors import ConfigError
-
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
@@ -16,7 +14,8 @@ def gib(text: str) -> float:
     try:
         return float(number) * unit / 2**30
     except ValueError as error:
-        raise ConfigError(f"--memory {text}: write it as 64MiB or 1.5GiB") from error
+        said = f"{text!r}: write it as 64MiB or 1.5GiB"
+        raise argparse.ArgumentTypeError(said) from error
 
 
 def steps(text: str) -> int | str:

@@ -67,15 +67,18 @@ def test_margins_are_stored_low_after_they_are_summed():
     """Sum in fp32, store in bf16: the bits of z, and none where z stays fp32."""
     from types import SimpleNamespace
 
+    from hpcsgd.backends.host import HostBackend
     from hpcsgd.precision import RECIPES, make_precision
     from hpcsgd.products.base import store_margins
 
     z = np.array([[1 + 2**-10], [3 + 2**-12], [-0.1]], dtype=np.float32)
-    low = store_margins(SimpleNamespace(precision=RECIPES["c"]), z.copy())
+    backend = HostBackend(RECIPES["c"])
+    task = SimpleNamespace(precision=RECIPES["c"], backend=backend)
+    low = store_margins(task, z.copy())
     assert low.dtype == np.float32 and (low[:2, 0] == [1, 3]).all()
     assert abs(low[2, 0] + 0.1) <= 0.1 * 2**-8 and low[2, 0] != z[2, 0]
     full = make_precision("c", {"margin": "fp32"})
-    kept = store_margins(SimpleNamespace(precision=full), z.copy())
+    kept = store_margins(SimpleNamespace(precision=full, backend=backend), z.copy())
     np.testing.assert_array_equal(kept, z)
 
 

@@ -42,7 +42,7 @@ def test_a_free_network_leaves_nothing_to_save():
 
 def test_narrow_rows_are_gathered():
     assert pick(columns=18, held=9).product == "gather"
-    assert pick(steps=4).product == "gram"
+    assert pick(Machine(latency=200e-6, per_byte=1e-9), steps=4).product == "gram"
 
 
 def test_what_comes_again_is_kept_while_memory_lasts(monkeypatch):

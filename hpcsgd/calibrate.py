@@ -43,11 +43,14 @@ FEW = 8  # columns of what is as good as no data
 REPEATS = 5
 
 
-def calibrate(task: Task, batch: int) -> Machine:
-    """The rates of the slowest member; called by all of them together."""
+def calibrate(task: Task, batch: int, world: Communicator) -> Machine:
+    """The rates of the slowest rank of the world; called by all of them together.
+
+    Of the world, not of the members alone: all replicas have to choose alike.
+    """
     latency, per_byte = _network(task.members, task.margin_dtype, batch)
     own = Machine(latency=latency, per_byte=per_byte, **_rates(task, batch))
-    everyone: list[Machine] = task.members.exchange_objects(own)
+    everyone: list[Machine] = world.exchange_objects(own)
     return reduce(Machine.slowest, everyone)
 
 
@@ -147,7 +150,8 @@ def _median_of(sample: Callable[[int], tuple[float, ...]]) -> tuple[float, ...]:
     """Of each of its times, after one that wakes everything."""
     sample(0)
     samples = [sample(i) for i in range(1, REPEATS + 1)]
-    return tuple(median(values) for values in zip(*samples, strict=True))
+    middles = (median(values) for values in zip(*samples, strict=True))
+    return tuple(max(middle, 1e-9) for middle in middles)
 
 
 def _recurrence(task: Task, blocks: Blocks) -> tuple[float, float]:

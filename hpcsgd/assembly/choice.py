@@ -67,7 +67,7 @@ def choose_run(
         ahead = uses_look_ahead(config.products, kind, words.latency)
         return Chosen(kind, steps, ahead)
     job = _job(config, words, task, loaded)
-    known, key = _machine(config, task, job)
+    known, key = _machine(config, words.world, task, job)
     best = min(
         _corrected(candidates(kind, steps, job, known.machine), known),
         key=lambda choice: choice.seconds,
@@ -118,7 +118,9 @@ def felt(members: Communicator) -> int:
     return members.felt if isinstance(members, Delayed) else members.size
 
 
-def _machine(config: RunConfig, task: Task, job: Job) -> tuple[Known, str]:
+def _machine(
+    config: RunConfig, world: Communicator, task: Task, job: Job
+) -> tuple[Known, str]:
     """From a file, by measuring where that is worth it, or as assumed."""
     path = config.products.machine
     key = _key(config, task, job)
@@ -126,24 +128,25 @@ def _machine(config: RunConfig, task: Task, job: Job) -> tuple[Known, str]:
     if isinstance(task.shard.matrix, Streamed):
         return assumed, ""  # nothing of it is here yet
     if path:
-        return _from_file(MachineFile(Path(path)), key, config, task), key
+        return _from_file(MachineFile(Path(path)), key, config, world, task), key
     if config.run.reproducible:
         return assumed, ""  # figures that were measured are others every time
     kind, steps = config.products.kind, config.schedule.steps
     best = min(c.seconds for c in candidates(kind, steps, job, assumed.machine))
     if best * job.rows / job.batch * job.epochs < WORTH_MEASURING:
         return assumed, ""
-    return Known(calibrate(task, config.schedule.batch)), ""
+    return Known(calibrate(task, config.schedule.batch, world)), ""
 
 
-def _from_file(file: MachineFile, key: str, config: RunConfig, task: Task) -> Known:
+def _from_file(
+    file: MachineFile, key: str, config: RunConfig, world: Communicator, task: Task
+) -> Known:
     """What rank 0 reads; where it knows nothing of the kind, all measure."""
-    members = task.members
-    own = members.together(lambda: file.read(key) if members.rank == 0 else None)
-    known: Known | None = members.exchange_objects(own)[0]
+    own = world.together(lambda: file.read(key) if world.rank == 0 else None)
+    known: Known | None = world.exchange_objects(own)[0]
     if known is None:
-        known = Known(calibrate(task, config.schedule.batch))
-        if members.rank == 0:
+        known = Known(calibrate(task, config.schedule.batch, world))
+        if world.rank == 0:
             file.write(key, known)
     return known
 

@@ -2,10 +2,12 @@
 
 import json
 import math
+import threading
 
 import numpy as np
 import pytest
 
+from hpcsgd import calibrate as calibration
 from hpcsgd.api import train
 from hpcsgd.assembly import choice
 from hpcsgd.build import build
@@ -62,7 +64,7 @@ def test_figures_are_the_same_on_all_members(kind, recipe, family):
     def measure(world):
         live = build(config, world, lambda _: reader, [], Clock())
         before = world.ledger.as_dict()["products"]
-        found = calibrate(live.task, 4)
+        found = calibrate(live.task, 4, world)
         after = world.ledger.as_dict()
         return found, before, after
 
@@ -95,7 +97,7 @@ def test_long_runs_are_measured_and_reproducible_ones_never(monkeypatch):
     problem, asked = make_problem("logistic"), []
     monkeypatch.setattr(choice, "WORTH_MEASURING", 0.0)
     monkeypatch.setattr(
-        choice, "calibrate", lambda task, batch: asked.append(batch) or Machine()
+        choice, "calibrate", lambda task, batch, world: asked.append(batch) or Machine()
     )
     config = config_for(problem, schedule=OPEN, products={"kind": "auto"})
     train_on(2, config, problem)
@@ -108,6 +110,35 @@ def test_long_runs_are_measured_and_reproducible_ones_never(monkeypatch):
     )
     train_on(2, strict, problem)
     assert asked == [4, 4]
+
+
+def test_all_replicas_choose_alike(monkeypatch):
+    """Also where their machines are not: a slow rank anywhere counts for all."""
+    problem = make_problem("logistic")
+    monkeypatch.setattr(choice, "WORTH_MEASURING", 0.0)
+    monkeypatch.setattr(calibration, "_network", lambda *_: (1e-9, 0.0))
+    slow = threading.local()
+
+    def rates(task, batch):
+        quick = Machine(latency=0.0, per_byte=0.0, step=0.0, exchange=1.0).as_dict()
+        del quick["latency"], quick["per_byte"]
+        return quick | ({"step": 10.0} if slow.here else {})
+
+    monkeypatch.setattr(calibration, "_rates", rates)
+    config = config_for(
+        problem,
+        schedule={"batch": 4, "steps": 4, "epochs": 2},
+        products={"kind": "auto"},
+        grid={"replicas": 2, "members": 2},
+    )
+
+    def on_rank(world):
+        slow.here = world.rank == 3
+        done = train(config, X=problem.X, y=problem.y, world=world)
+        return done.report["products"]
+
+    (found,) = set(run_ranks(4, on_rank))
+    assert found != "direct"
 
 
 class StopAt(Callback):

@@ -82,7 +82,7 @@ class Hdf5Source:
             ) from missing
         open_file(self.path, "an HDF5 file").close()
         try:
-            return h5py.File(self.path, "r")
+            return h5py.File(self.path, "r", locking=False)
         except OSError as error:
             raise DataError(
                 f"{self.path} cannot be read as HDF5 (truncated, or another format);"

@@ -39,7 +39,11 @@ def open_parallel(path: Path, mpi: Any) -> Any:
 
 
 def open_hdf5(path: Path, **driver: Any) -> Any:
-    """The file, open for reading."""
+    """The file, open for reading.
+
+    Without a lock: nobody writes to a store under its own name, some parallel file
+    systems refuse locks, and thousands of ranks would ask for one at the same moment.
+    """
     if not path.exists():
         raise DataError(f"{path} does not exist; check the name")
     if path.is_dir():
@@ -47,7 +51,7 @@ def open_hdf5(path: Path, **driver: Any) -> Any:
     if not os.access(path, os.R_OK):
         raise DataError(f"{path} may not be read by this user; change its permissions")
     try:
-        return need_h5py().File(path, "r", **driver)
+        return need_h5py().File(path, "r", locking=False, **driver)
     except OSError as error:
         raise DataError(
             f"{path} cannot be read as HDF5 (truncated, or another format);"

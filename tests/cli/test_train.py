@@ -95,6 +95,21 @@ def test_a_resolved_file_repeats_the_run(hpcsgd, susy):
     assert again["weights_sha256"] == first["weights_sha256"]
 
 
+@pytest.mark.skipif(os.name != "posix", reason="locks are those of POSIX")
+def test_ranks_read_a_file_without_a_lock_and_leave_it_alone(hpcsgd, susy):
+    """Somebody holds the only lock there is; every byte and date stays."""
+    import fcntl
+
+    before, looked = susy.read_bytes(), susy.stat()
+    with open(susy, "rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        only_json(hpcsgd("train", "--data", susy, "--ranks", 3, "--json"))
+        only_json(hpcsgd("data", "inspect", susy, "--json"))
+    after = susy.stat()
+    assert susy.read_bytes() == before
+    assert (after.st_mtime_ns, after.st_ino) == (looked.st_mtime_ns, looked.st_ino)
+
+
 def test_a_person_reads_a_summary(hpcsgd, susy):
     done = hpcsgd(*flags(susy))
     assert done.returncode == 0

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.backends.base import Plain
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.comm.workspace import Workspace
@@ -194,7 +195,7 @@ def _overheads(task: Task, batch: int) -> tuple[float, float]:
     def step_by_step() -> None:
         sampled, batch = gather_rows(task, scratch, "rows", group), batch_of(task, rows)
         known = (group.blocks, group.coefficients.plain, task.family, batch, None)
-        by_kernel = task.backend.stepwise(weights, sampled, *known)
+        by_kernel = task.backend.stepwise(weights, Plain(sampled, *known))
         if by_kernel is None:
             one_by_one(task, state, group, sampled, batch, scratch)
             return

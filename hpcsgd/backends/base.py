@@ -21,6 +21,18 @@ class Batch:
     offsets: Array | None  # (m, 1)
 
 
+@dataclass(frozen=True)
+class Plain:
+    """Steps to be taken one after the other, and what on."""
+
+    rows: Any
+    blocks: Blocks
+    steps: PlainSteps
+    family: Family
+    batch: Batch
+    intercept: Array | None
+
+
 class Plan(Protocol):
     """The coefficients of an exchange, prepared once for one device."""
 
@@ -77,31 +89,13 @@ class Backend(Protocol):
     def descend(self, weights: Array, rows: Any, residuals: Array, plan: Any) -> None:
         """weights ← Φ weights + Σ_i gain_i Y_iᵀ r_i, in place."""
 
-    def walk(
-        self,
-        weights: Array,
-        rows: Any,
-        blocks: Blocks,
-        steps: PlainSteps,
-        family: Family,
-        batch: Batch,
-        intercept: Array | None,
-    ) -> Array | None:
+    def walk(self, weights: Array, plain: Plain) -> Array | None:
         """All steps on rows of all columns, no message between them, in one call.
 
         Their residuals; None, and nothing done, where the backend has no such call.
         """
 
-    def stepwise(
-        self,
-        weights: Array,
-        rows: Any,
-        blocks: Blocks,
-        steps: PlainSteps,
-        family: Family,
-        batch: Batch,
-        intercept: Array | None,
-    ) -> tuple[Any, Array] | None:
+    def stepwise(self, weights: Array, plain: Plain) -> tuple[Any, Array] | None:
         """The same where a sum of margins over members parts the steps.
 
         What to call with (j, summed margins of step j, place for those of step j + 1),

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.backends import isa
-from hpcsgd.backends.base import Batch
+from hpcsgd.backends.base import Plain
 from hpcsgd.backends.call import Call, door_to
 from hpcsgd.backends.plain import Walk
 from hpcsgd.csr import Csr
@@ -68,15 +68,14 @@ def walk(
     csr: Csr,
     rows: Array,
     weights: Array,
-    batch: Batch,
-    intercept: Array | None,
+    plain: Plain,
 ) -> Array:
     """The residuals of all steps; weights and intercept advance in place."""
     parts = (csr.indptr, csr.indices, csr.data)
     stored = _Rows(*(part.ctypes.data for part in parts))
     place = (ctypes.addressof(stored), 0, rows, csr.width)
     by = _function("walk", csr)
-    return steps.all_at_once(by, place, weights, batch, intercept)
+    return steps.all_at_once(by, place, weights, plain)
 
 
 class GramRoom:

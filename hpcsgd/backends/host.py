@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.backends import cpu
-from hpcsgd.backends.base import Batch
+from hpcsgd.backends.base import Batch, Plain
 from hpcsgd.families.base import Family
 from hpcsgd.precision import (
     Precision,
@@ -18,7 +18,7 @@ from hpcsgd.precision import (
     widen_bf16,
 )
 from hpcsgd.schedule import Blocks
-from hpcsgd.updates.unroll import PlainSteps, Unrolled
+from hpcsgd.updates.unroll import Unrolled
 
 Array = NDArray[Any]
 HALVING_WORK = 2e6  # multiply-adds of a Gram from which squarer products pay
@@ -180,29 +180,11 @@ class HostBackend:
     def _add_gradient(self, weights: Array, rows: Array, scaled: Array) -> None:
         weights += np.dot(rows.T, scaled.astype(rows.dtype, copy=False))
 
-    def walk(
-        self,
-        weights: Array,
-        rows: Any,
-        blocks: Blocks,
-        steps: PlainSteps,
-        family: Family,
-        batch: Batch,
-        intercept: Array | None,
-    ) -> Array | None:
+    def walk(self, weights: Array, plain: Plain) -> Array | None:
         """None: NumPy takes the steps one by one."""
         return None
 
-    def stepwise(
-        self,
-        weights: Array,
-        rows: Any,
-        blocks: Blocks,
-        steps: PlainSteps,
-        family: Family,
-        batch: Batch,
-        intercept: Array | None,
-    ) -> tuple[Any, Array] | None:
+    def stepwise(self, weights: Array, plain: Plain) -> tuple[Any, Array] | None:
         """None: NumPy takes the steps one by one."""
         return None
 

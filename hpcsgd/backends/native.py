@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.backends import columns, cpu, softmax_steps
-from hpcsgd.backends.base import Batch
+from hpcsgd.backends.base import Batch, Plain
 from hpcsgd.backends.host import HostBackend, HostPlan
 from hpcsgd.backends.plain import Between, Walk
 from hpcsgd.families.base import Family, exp_bound
@@ -178,54 +178,36 @@ class NativeBackend(HostBackend):
             weights *= carry
         cpu.update(rows.matrix, rows.rows, scaled, weights)
 
-    def walk(
-        self,
-        weights: Array,
-        rows: Any,
-        blocks: Blocks,
-        steps: PlainSteps,
-        family: Family,
-        batch: Batch,
-        intercept: Array | None,
-    ) -> Array | None:
+    def walk(self, weights: Array, plain: Plain) -> Array | None:
         """All steps in one call, with their residuals; None where NumPy has to."""
-        if not self._walks(weights, steps, family):
-            return None
+        rows = plain.rows
         matrix = rows.matrix if isinstance(rows, Sampled) else rows
         numbers = rows.rows if isinstance(rows, Sampled) else np.arange(len(rows))
-        if matrix.dtype.char not in cpu.MATRICES:
+        if not self._walks(weights, plain) or matrix.dtype.char not in cpu.MATRICES:
             return None
-        go, by = self._walk(steps, blocks, family), cpu.kernel("hpcsgd_walk", matrix)
+        by = cpu.kernel("hpcsgd_walk", matrix)
         place = (matrix, cpu.stride_of(matrix), numbers, matrix.shape[1])
-        return go.all_at_once(by, place, weights, batch, intercept)
+        return self._walk(plain).all_at_once(by, place, weights, plain)
 
-    def stepwise(
-        self,
-        weights: Array,
-        rows: Any,
-        blocks: Blocks,
-        steps: PlainSteps,
-        family: Family,
-        batch: Batch,
-        intercept: Array | None,
-    ) -> tuple[Between, Array] | None:
+    def stepwise(self, weights: Array, plain: Plain) -> tuple[Between, Array] | None:
         """The same for steps that sums over members part; None where NumPy has to."""
-        if not isinstance(rows, Sampled) or not self._walks(weights, steps, family):
+        rows = plain.rows
+        if not isinstance(rows, Sampled) or not self._walks(weights, plain):
             return None
         matrix = rows.matrix
         if matrix.dtype.char not in cpu.MATRICES:
             return None
-        go, by = self._walk(steps, blocks, family), cpu.kernel("hpcsgd_between", matrix)
+        by = cpu.kernel("hpcsgd_between", matrix)
         place = (matrix, cpu.stride_of(matrix), rows.rows, matrix.shape[1])
-        return go.one_at_a_time(by, place, weights, batch, intercept)
+        return self._walk(plain).one_at_a_time(by, place, weights, plain)
 
-    def _walk(self, steps: PlainSteps, blocks: Blocks, family: Family) -> Walk:
+    def _walk(self, plain: Plain) -> Walk:
         """The coefficients as the kernel wants them; the last ones are remembered."""
-        known = self._last_walk
+        steps, family, known = plain.steps, plain.family, self._last_walk
         if known is None or known[0] is not steps or known[1] != family.name:
             number = FAMILIES.index(family.name)
             setting = getattr(family, "delta", exp_bound(np.float32))
-            go = Walk(steps, blocks, number, setting, self._rounds_margins)
+            go = Walk(steps, plain.blocks, number, setting, self._rounds_margins)
             known = self._last_walk = (steps, family.name, go)
         return known[2]
 
@@ -245,11 +227,12 @@ class NativeBackend(HostBackend):
         pays = m >= MANY_ROWS and width >= MANY_COLUMNS
         return is_narrow and pays and self._way_to_gram(rows, other) != "numpy"
 
-    def _walks(self, weights: Array, steps: PlainSteps, family: Family) -> bool:
+    def _walks(self, weights: Array, plain: Plain) -> bool:
+        states = plain.steps.states
         narrow = {np.dtype(np.float32)}
         fits = {self.inner, self.residual, self.weights, weights.dtype} == narrow
-        fits = fits and weights.flags.c_contiguous and steps.states <= MOST_STATES
-        return fits and weights.shape[1] == steps.states and family.name in FAMILIES
+        fits = fits and weights.flags.c_contiguous and states <= MOST_STATES
+        return fits and weights.shape[1] == states and plain.family.name in FAMILIES
 
     def _copy(self, rows: Any) -> Any:
         """The rows as NumPy takes them, copied once."""

@@ -10,15 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.backends import csr_kernels
-from hpcsgd.backends.base import Batch
+from hpcsgd.backends.base import Plain
 from hpcsgd.backends.host import HostBackend, HostPlan
 from hpcsgd.backends.native import NativeBackend
 from hpcsgd.backends.sparse import SparseHostBackend, SparseRows
 from hpcsgd.csr import Csr
-from hpcsgd.families.base import Family
 from hpcsgd.precision import Precision
 from hpcsgd.schedule import Blocks
-from hpcsgd.updates.unroll import PlainSteps
 
 Array = NDArray[Any]
 
@@ -105,21 +103,13 @@ class NativeSparseBackend(SparseHostBackend, NativeBackend):
         else:
             super()._add_gradient(weights, rows.widened, scaled)
 
-    def walk(
-        self,
-        weights: Array,
-        rows: Any,
-        blocks: Blocks,
-        steps: PlainSteps,
-        family: Family,
-        batch: Batch,
-        intercept: Array | None,
-    ) -> Array | None:
+    def walk(self, weights: Array, plain: Plain) -> Array | None:
         """All steps in one call, with their residuals; None where SciPy has to."""
-        if not isinstance(rows, SampledCsr) or not self._walks(weights, steps, family):
+        rows = plain.rows
+        if not isinstance(rows, SampledCsr) or not self._walks(weights, plain):
             return None
-        go = self._walk(steps, blocks, family)
-        return csr_kernels.walk(go, rows.stored, rows.rows, weights, batch, intercept)
+        go = self._walk(plain)
+        return csr_kernels.walk(go, rows.stored, rows.rows, weights, plain)
 
     def _is_for_kernels(self, stored: Csr) -> bool:
         return self._has_rows and stored.dtype.name in csr_kernels.VALUES

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.backends import cpu
-from hpcsgd.backends.base import Batch
+from hpcsgd.backends.base import Plain
 from hpcsgd.backends.call import Call
 from hpcsgd.schedule import Blocks
 from hpcsgd.updates.unroll import PlainSteps
@@ -44,14 +44,13 @@ class Walk:
         walk: Call,
         rows: tuple[Any, ...],
         weights: Array,
-        batch: Batch,
-        intercept: Array | None,
+        plain: Plain,
     ) -> Array:
         """The residuals of all steps; weights and intercept advance in place.
 
         `rows` are what they lie in, its stride, their numbers, and how many columns.
         """
-        stood = _Place(rows, weights, batch, intercept)
+        stood = _Place(rows, weights, plain)
         walk(self.pointer, stood.place)
         return stood.residuals
 
@@ -60,11 +59,10 @@ class Walk:
         between: Call,
         rows: tuple[Any, ...],
         weights: Array,
-        batch: Batch,
-        intercept: Array | None,
+        plain: Plain,
     ) -> tuple[Between, Array]:
         """What to call between two messages, and the residuals that it fills."""
-        stood = _Place(rows, weights, batch, intercept)
+        stood = _Place(rows, weights, plain)
         call = _Held(partial(between, self.pointer, stood.place), (self, stood))
         return call, stood.residuals
 
@@ -87,15 +85,14 @@ class _Place:
         self,
         rows: tuple[Any, ...],
         weights: Array,
-        batch: Batch,
-        intercept: Array | None,
+        plain: Plain,
     ) -> None:
-        m, cols = len(batch.targets), len(weights)
+        batch, m, cols = plain.batch, len(plain.batch.targets), len(weights)
         self.residuals = np.empty((m, 1), dtype=np.float32)
         scratch = np.empty(2 * cols + m, dtype=np.float32)
         fields = (
             *(*rows, weights, batch.targets, batch.weights, batch.offsets),
-            *(intercept, self.residuals, scratch),
+            *(plain.intercept, self.residuals, scratch),
         )
         self.kept = fields
         self.place = np.empty(PLACE, dtype=np.int64)

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.backends.base import Batch
+from hpcsgd.backends.base import Batch, Plain
 from hpcsgd.comm.workspace import Workspace
 from hpcsgd.products.base import (
     Array,
@@ -34,10 +34,8 @@ class Direct:
         rows = gather_rows(task, self.scratch, "rows", group)
         batch = batch_of(task, group.rows)
         if task.members.size > 1:
-            known = (group.blocks, group.coefficients.plain)
-            by_kernel = task.backend.stepwise(
-                state.weights, rows, *known, task.family, batch, state.intercept
-            )
+            plain = _plain(task, state, group, rows, batch)
+            by_kernel = task.backend.stepwise(state.weights, plain)
             if by_kernel is not None:
                 self._between_messages(group.blocks.sizes, by_kernel[0])
                 state.residuals = by_kernel[1]
@@ -81,15 +79,18 @@ def walk(
     """
     batch = batch or batch_of(task, group.rows)
     if scratch is None or task.members.size == 1:
-        known = (group.blocks, group.coefficients.plain)
-        at_once = task.backend.walk(
-            state.weights, rows, *known, task.family, batch, state.intercept
-        )
+        plain = _plain(task, state, group, rows, batch)
+        at_once = task.backend.walk(state.weights, plain)
         if at_once is not None:
             task.clock.lap("steps")
             state.residuals = at_once
             return state
     return one_by_one(task, state, group, rows, batch, scratch)
+
+
+def _plain(task: Task, state: State, group: Group, rows: Rows, batch: Batch) -> Plain:
+    steps = group.coefficients.plain
+    return Plain(rows, group.blocks, steps, task.family, batch, state.intercept)
 
 
 def one_by_one(

@@ -23,7 +23,7 @@ SOURCES = [f"kernels/cpu/{name}.c" for name in NAMES]
 HEADERS = [
     f"kernels/cpu/{name}.h"
     for name in (
-        *("csr", "lanes", "softmax_body", "steps_body"),
+        *("csr", "lanes", "reals", "softmax_body", "steps_body"),
         *("tiles", "tiles_emulated", "turn"),
     )
 ]

@@ -20,8 +20,9 @@ from hpcsgd.backends.bf16_gram import tile_peak
 from hpcsgd.backends.host import HostBackend
 from hpcsgd.backends.native import NativeBackend
 from hpcsgd.families import get_family
-from hpcsgd.precision import RECIPES, encode
+from hpcsgd.precision import RECIPES
 from hpcsgd.schedule import uniform_blocks
+from hpcsgd.storage import encode
 from hpcsgd.updates import make_update
 from hpcsgd.updates.unroll import unroll
 

@@ -21,8 +21,9 @@ from hpcsgd.data.stream import Route, Streamed
 from hpcsgd.data.targets import Targets, encode_targets
 from hpcsgd.errors import DataError
 from hpcsgd.families.base import Family
+from hpcsgd.formats import get_format
 from hpcsgd.parts import column_parts, own_rows
-from hpcsgd.precision import Precision, get_format
+from hpcsgd.precision import Precision
 
 Array = NDArray[Any]
 log = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ def load(
     matrix = world.together(
         lambda: _read_matrix(reader, rows, columns, store, element, seen, route)
     )
-    inner, keep = get_format(precision.inner).dtype, grid.members.keep
+    inner, keep = get_format(precision.inner).carrier, grid.members.keep
     shard = Shard(
         matrix=matrix,
         targets=keep(encoded.astype(inner)),
@@ -256,7 +257,7 @@ def _exact(
     stored, matrix = get_format(precision.matrix), shard.matrix
     read = reader.read_csr if shard.is_sparse else reader.read
     source = read(slice(0, 0), slice(0, 0)).dtype
-    held = stored.is_native and np.can_cast(source, stored.dtype, casting="safe")
+    held = stored.is_wide and np.can_cast(source, stored.dtype, casting="safe")
     if held and not isinstance(matrix, Streamed):
         if isinstance(matrix, Csr):
             return lambda rows: matrix[rows].to_scipy()

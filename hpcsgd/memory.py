@@ -11,10 +11,11 @@ from hpcsgd.data.partition import split_range
 from hpcsgd.data.readers import CHUNK_BYTES, RowReader, is_sparse, stored_in
 from hpcsgd.data.stream import WINDOWS
 from hpcsgd.errors import ConfigError
+from hpcsgd.formats import get_format
 from hpcsgd.limits import Budget, Claim, Limit, system_limits, tightest
 from hpcsgd.load import SCANNED
 from hpcsgd.objective import block_rows
-from hpcsgd.precision import Precision, get_format
+from hpcsgd.precision import Precision
 from hpcsgd.products import GATHERS
 from hpcsgd.products.choose import CACHE_BUDGET
 

@@ -1,50 +1,13 @@
-"""Number formats, and the nine places of one exchange where one is chosen."""
+"""The nine places of one exchange where a number format is chosen, and the recipes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hpcsgd.errors import ConfigError, MissingPackage
-
-Array = NDArray[Any]
-
-
-@dataclass(frozen=True)
-class Format:
-    """A floating-point format: its unit roundoff and how the host stores it."""
-
-    name: str
-    unit_roundoff: float
-    storage: str  # NumPy dtype; bf16 is held as 16-bit integers, as the kernels hold it
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of an array stored in this format."""
-        return np.dtype(self.storage)
-
-    @property
-    def is_native(self) -> bool:
-        """True where NumPy can compute in this format."""
-        return self.dtype.kind == "f"
-
-
-FORMATS = {
-    "fp64": Format("fp64", 2.0**-53, "float64"),
-    "fp32": Format("fp32", 2.0**-24, "float32"),
-    "bf16": Format("bf16", 2.0**-8, "uint16"),
-}
-
-WIDE = ("fp64", "fp32")
-
-
-def get_format(name: str) -> Format:
-    """The format called `name`."""
-    if name not in FORMATS:
-        raise ConfigError(f"unknown format {name!r}; known: {sorted(FORMATS)}")
-    return FORMATS[name]
+from hpcsgd.errors import ConfigError
+from hpcsgd.formats import FORMATS, get_format
 
 
 @dataclass(frozen=True)
@@ -63,12 +26,11 @@ class Precision:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            allowed = tuple(FORMATS) if field.name in ("matrix", "margin") else WIDE
             value = getattr(self, field.name)
-            if value not in allowed:
+            if value not in FORMATS:
                 raise ConfigError(
                     f"[precision] {field.name} = {value!r} is not offered;"
-                    f" known there: {', '.join(allowed)}"
+                    f" known there: {', '.join(FORMATS)}"
                 )
 
     @property
@@ -77,20 +39,46 @@ class Precision:
         return self.gram_wire == self.margin_sum
 
     @property
+    def arithmetic(self) -> frozenset[str]:
+        """The formats that something is computed in, by one rank alone."""
+        stored = {"matrix", "margin", "gram_wire"}
+        return frozenset(getattr(self, name) for name in FIELDS if name not in stored)
+
+    @property
+    def is_uniform(self) -> bool:
+        """True where one wide format serves all arithmetic and holds the matrix.
+
+        The libraries then compute as asked; else every field is rounded for itself.
+        """
+        if len(self.arithmetic) > 1:
+            return False
+        (name,) = self.arithmetic
+        form, matrix = get_format(name), get_format(self.matrix)
+        return form.is_wide and matrix.unit_roundoff >= form.unit_roundoff
+
+    @property
     def working(self) -> np.dtype[Any]:
-        """The dtype products are computed in: the widest of their accumulators."""
-        sums = (self.margin_sum, self.gram_sum, self.gradient_sum)
-        return np.dtype("float64" if "fp64" in sums else "float32")
+        """The dtype that holds all values rows are multiplied with, and the rows."""
+        needed = self.arithmetic | {self.matrix}
+        return np.dtype("float64" if "fp64" in needed else "float32")
+
+
+FIELDS = tuple(field.name for field in fields(Precision))
 
 
 def _uniform(name: str) -> Precision:
-    return Precision(**{field.name: name for field in fields(Precision)})
+    return Precision(**dict.fromkeys(FIELDS, name))
 
 
+_FP32 = _uniform("fp32")
 RECIPES = {
     "fp64": _uniform("fp64"),
-    "fp32": _uniform("fp32"),
-    "c": replace(_uniform("fp32"), matrix="bf16", margin="bf16"),
+    "fp32": _FP32,
+    "c": replace(_FP32, matrix="bf16", margin="bf16"),
+    "d": replace(_FP32, matrix="bf16", margin="bf16", gram_wire="bf16"),
+    "bf16": _uniform("bf16"),
+    "fp16": replace(_FP32, matrix="fp16", margin="fp16", residual="fp16"),
+    "fp8": replace(_FP32, matrix="fp8-e4m3", margin="bf16"),
 }
 
 
@@ -103,84 +91,3 @@ def make_precision(
             f"[precision] unknown recipe: {recipe!r}; known: {sorted(RECIPES)}"
         )
     return replace(RECIPES[recipe], **(overrides or {}))
-
-
-def _bfloat16() -> Any:
-    return _narrow("bf16")
-
-
-# element types of files that NumPy itself does not have, as ml_dtypes calls them
-NARROW = {
-    "bf16": "bfloat16",
-    "fp8-e4m3": "float8_e4m3fn",
-    "fp8-e5m2": "float8_e5m2",
-}
-
-
-def _narrow(name: str) -> Any:
-    try:
-        import ml_dtypes
-    except ImportError as missing:
-        raise MissingPackage(
-            f"{name} needs the package ml_dtypes; install it with:"
-            " pip install ml_dtypes"
-        ) from missing
-    return getattr(ml_dtypes, NARROW[name])
-
-
-def encode(values: Array, name: str) -> Array:
-    """`values` rounded to nearest even into the storage of format `name`."""
-    form = get_format(name)
-    if form.is_native:
-        return np.ascontiguousarray(values, dtype=form.dtype)
-    rounded = values.astype(_bfloat16())
-    return np.ascontiguousarray(rounded).view(np.uint16)
-
-
-def decode(stored: Array, name: str, dtype: Any, out: Array | None = None) -> Array:
-    """The values of an array in storage `name`, exactly, as `dtype`."""
-    if get_format(name).is_native:
-        return stored.astype(dtype, copy=False)
-    return widen_bf16(stored, dtype, out)
-
-
-def widen_bf16(stored: Array, dtype: Any, out: Array | None = None) -> Array:
-    """bf16 bits to float32 or float64: a 16-bit shift, exact."""
-    direct = out if out is not None and out.dtype == np.float32 else None
-    if direct is None:
-        direct = np.empty(stored.shape, dtype=np.float32)
-    np.left_shift(stored, np.uint32(16), out=direct.view(np.uint32), dtype=np.uint32)
-    if out is None:
-        return direct.astype(dtype, copy=False)
-    if out is not direct:
-        np.copyto(out, direct)
-    return out
-
-
-def encode_element(values: Array, name: str, stored: Any, scale: float) -> Array:
-    """`values` / `scale` rounded to nearest even, as the bits that a file holds."""
-    if scale != 1.0:
-        values = values / scale
-    rounded = values.astype(_narrow(name) if name in NARROW else stored, copy=False)
-    return np.ascontiguousarray(rounded).view(stored)
-
-
-def decode_element(stored: Array, name: str, scale: float) -> Array:
-    """The values of a file's elements: float64 of fp64, else float32."""
-    if name == "bf16":
-        values = widen_bf16(stored, np.float32)
-    else:
-        held = stored.view(_narrow(name)) if name in NARROW else stored
-        wide = np.float64 if name == "fp64" else np.float32
-        values = held.astype(wide, copy=False)
-    return values if scale == 1.0 else values * values.dtype.type(scale)
-
-
-def round_through(values: Array, name: str) -> None:
-    """Round `values` in place to format `name`, keeping their dtype."""
-    form = get_format(name)
-    if form.is_native:
-        if form.dtype.itemsize < values.dtype.itemsize:
-            values[...] = values.astype(form.dtype)
-    else:
-        values[...] = values.astype(_bfloat16())

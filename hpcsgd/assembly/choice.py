@@ -16,9 +16,9 @@ from hpcsgd.cost import Job, Machine
 from hpcsgd.data.partition import split_range
 from hpcsgd.data.stream import Streamed
 from hpcsgd.errors import ConfigError
+from hpcsgd.formats import get_format
 from hpcsgd.load import Loaded
 from hpcsgd.machine_file import Known, MachineFile
-from hpcsgd.precision import get_format
 from hpcsgd.products import GATHERS, KEEPS
 from hpcsgd.products.base import Task
 from hpcsgd.products.choose import Choice, candidates, uses_look_ahead

@@ -10,14 +10,11 @@ from numpy.typing import NDArray
 from hpcsgd.backends import cpu
 from hpcsgd.backends.base import Batch, Plain
 from hpcsgd.families.base import Family
-from hpcsgd.precision import (
-    Precision,
-    encode,
-    get_format,
-    round_through,
-    widen_bf16,
-)
+from hpcsgd.formats import get_format
+from hpcsgd.precision import Precision
+from hpcsgd.rounding import round_through
 from hpcsgd.schedule import Blocks
+from hpcsgd.storage import encode, widen_bf16
 from hpcsgd.updates.unroll import Unrolled
 
 Array = NDArray[Any]
@@ -46,10 +43,10 @@ class HostBackend:
     def __init__(self, precision: Precision) -> None:
         self.precision = precision
         self.working = precision.working
-        self.inner = get_format(precision.inner).dtype
-        self.residual = get_format(precision.residual).dtype
-        self.weights = get_format(precision.weights).dtype
-        self._narrow = not get_format(precision.matrix).is_native
+        self.inner = get_format(precision.inner).carrier
+        self.residual = get_format(precision.residual).carrier
+        self.weights = get_format(precision.weights).carrier
+        self._narrow = not get_format(precision.matrix).is_wide
 
     def store(self, block: Array) -> Array:
         """The block rounded into the storage of `precision.matrix`."""

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from hpcsgd.backends.host import HostBackend, block_rows
 from hpcsgd.csr import Csr
-from hpcsgd.precision import widen_bf16
 from hpcsgd.schedule import Blocks
+from hpcsgd.storage import widen_bf16
 
 Array = NDArray[Any]
 # Share of the sampled rows from which BLAS multiplies a column faster; measured by

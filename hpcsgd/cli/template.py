@@ -10,19 +10,15 @@ from typing import Any, get_type_hints
 from hpcsgd.cli.train import FLAGS, SWITCHES
 from hpcsgd.comm import COMMUNICATORS
 from hpcsgd.config import RunConfig
-from hpcsgd.precision import FORMATS, WIDE, Precision
+from hpcsgd.formats import FORMATS
+from hpcsgd.precision import FIELDS, Precision
 from hpcsgd.toml_text import toml_literal
 
 WIDTH = 88
 # settings that no flag has; those of flags know their choices themselves
 CHOICES: dict[str, list[str]] = {
     "run.comm": ["auto", *COMMUNICATORS],
-    **{
-        f"precision.{field.name}": list(
-            FORMATS if field.name in ("matrix", "margin") else WIDE
-        )
-        for field in fields(Precision)
-    },
+    **{f"precision.{name}": list(FORMATS) for name in FIELDS},
 }
 
 

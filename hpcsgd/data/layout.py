@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.precision import decode_element, encode_element
+from hpcsgd.storage import decode_element, encode_element
 
 Array = NDArray[Any]
 FORMAT, FORMAT_VERSION = "hpcsgd", 2

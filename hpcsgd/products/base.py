@@ -12,7 +12,8 @@ from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.workspace import Workspace
 from hpcsgd.data.shard import Shard, take
 from hpcsgd.families.base import Family
-from hpcsgd.precision import Precision, get_format
+from hpcsgd.formats import get_format
+from hpcsgd.precision import Precision
 from hpcsgd.schedule import Blocks
 from hpcsgd.timing import Clock
 
@@ -36,12 +37,12 @@ class Task:
     @cached_property
     def margin_dtype(self) -> Any:
         """z as it is accumulated and summed over members."""
-        return get_format(self.precision.margin_sum).dtype
+        return get_format(self.precision.margin_sum).carrier
 
     @cached_property
     def no_gram(self) -> Array:
         """The packed Gram of one step: nothing lies strictly below one block."""
-        return np.empty(0, dtype=get_format(self.precision.inner).dtype)
+        return np.empty(0, dtype=get_format(self.precision.inner).carrier)
 
 
 @dataclass

@@ -7,7 +7,7 @@ packed one behind the other in one buffer where their formats are equal.
 import numpy as np
 
 from hpcsgd.comm.workspace import Workspace
-from hpcsgd.precision import get_format
+from hpcsgd.formats import get_format
 from hpcsgd.products.base import (
     Array,
     Group,
@@ -68,7 +68,7 @@ class Gram:
             sizes = {"products": (blocks.gram_words + words, task.margin_dtype)}
         else:
             sizes = {
-                "gram": (blocks.gram_words, wire.dtype),
+                "gram": (blocks.gram_words, wire.carrier),
                 "margins": (words, task.margin_dtype),
             }
         return [
@@ -97,7 +97,7 @@ def margin_words(task: Task, group: Group) -> int:
 
 def gram_buffer(task: Task, scratch: Scratch, name: str, group: Group) -> Array:
     """A buffer for packed G in the format it travels in."""
-    dtype: np.dtype[np.generic] = get_format(task.precision.gram_wire).dtype
+    dtype: np.dtype[np.generic] = get_format(task.precision.gram_wire).carrier
     return scratch.array(name, (group.blocks.gram_words,), dtype)
 
 

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.families.base import Array, Family, exp_bound
-from hpcsgd.precision import Precision, get_format
+from hpcsgd.formats import get_format
+from hpcsgd.precision import Precision
 
 L = np.longdouble
 DRAWS = 8  # replays with errors, of which the largest deviation counts

@@ -12,7 +12,8 @@ from hpcsgd.data.sampling import plan_groups
 from hpcsgd.errors import DataError
 from hpcsgd.families import get_family
 from hpcsgd.families.base import Array, Family
-from hpcsgd.precision import Precision, get_format
+from hpcsgd.formats import get_format
+from hpcsgd.precision import Precision
 from hpcsgd.rates import make_rate
 from hpcsgd.recording import NAME, Recording, read_recording
 from hpcsgd.result import Result, load_result
@@ -73,7 +74,7 @@ class Scene:
             update=update.kind,
             momentum=0.0 if update.kind == "sgd" else update.momentum,
             intercept=config.problem.intercept,
-            clip=clip_of(get_format(self.precision.residual).dtype),
+            clip=clip_of(get_format(self.precision.residual).carrier),
         )
 
     def counting(self, source: Source) -> Shape:

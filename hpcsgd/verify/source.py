@@ -13,7 +13,9 @@ from hpcsgd.data.readers import CHUNK_BYTES, RowReader, is_sparse
 from hpcsgd.data.sparse_block import pieces
 from hpcsgd.data.targets import encode_targets
 from hpcsgd.families.base import Array, Family
-from hpcsgd.precision import Precision, decode, encode, get_format
+from hpcsgd.formats import get_format
+from hpcsgd.precision import Precision
+from hpcsgd.storage import decode, encode
 
 L = np.longdouble
 
@@ -75,7 +77,7 @@ class Source:
 
 def open_source(reader: RowReader, family: Family, precision: Precision) -> Source:
     """The columns of the whole data, encoded and rounded as a run does."""
-    every, inner = slice(0, reader.rows), get_format(precision.inner).dtype
+    every, inner = slice(0, reader.rows), get_format(precision.inner).carrier
     encoded, _ = encode_targets(
         reader.targets(every), family.targets, 0, lambda own: [own]
     )

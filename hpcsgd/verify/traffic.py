@@ -22,7 +22,8 @@ from typing import Any
 from hpcsgd.csr import index_dtype
 from hpcsgd.data.partition import split_range
 from hpcsgd.data.sampling import plan_groups
-from hpcsgd.precision import Precision, get_format
+from hpcsgd.formats import get_format
+from hpcsgd.precision import Precision
 from hpcsgd.products import GATHERS
 from hpcsgd.schedule import Schedule
 

@@ -12,6 +12,9 @@ LAYERS = (
     (
         "errors",
         "precision",
+        "formats",
+        "rounding",
+        "storage",
         "schedule",
         "csr",
         "assets",
@@ -75,7 +78,7 @@ HOMES = {
     "matplotlib": ("plots.py",),
     "rich": ("callbacks/progress.py", "cli/"),
     "jinja2": ("jobs/render.py",),
-    "ml_dtypes": ("precision.py",),
+    "ml_dtypes": ("storage.py",),
     "pyarrow": ("data/csv.py",),
     "kvikio": ("data/direct.py",),
 }

@@ -38,7 +38,7 @@ def test_recipe_c_is_not_full_precision(kind):
 
 def test_c_equals_sgd_on_the_rounded_matrix():
     """One rounded matrix serves G and the scores; only fp32 sums are left."""
-    from hpcsgd.precision import decode, encode
+    from hpcsgd.storage import decode, encode
 
     result, config, problem = trained("c", precision={"recipe": "c", "margin": "fp32"})
     rounded = decode(encode(problem.X.astype(np.float32), "bf16"), "bf16", np.float64)

@@ -15,8 +15,10 @@ from hpcsgd.backends.exact import exact_scores
 from hpcsgd.backends.host import HostBackend
 from hpcsgd.backends.native import NativeBackend
 from hpcsgd.families import get_family
-from hpcsgd.precision import RECIPES, encode, round_through, widen_bf16
+from hpcsgd.precision import RECIPES
+from hpcsgd.rounding import round_through
 from hpcsgd.schedule import blocks_of
+from hpcsgd.storage import encode, widen_bf16
 from hpcsgd.updates import UPDATES, make_update
 from hpcsgd.updates.unroll import unroll
 from tests.harness import config_for, make_problem, train_on

@@ -12,8 +12,8 @@ import pytest
 
 from hpcsgd.assets import path as asset
 from hpcsgd.backends import bf16_gram, cpu, isa
-from hpcsgd.precision import encode, widen_bf16
 from hpcsgd.schedule import blocks_of
+from hpcsgd.storage import encode, widen_bf16
 from tests.unit.test_cpu import SIZES, WIDTHS, sampled
 
 KERNELS = asset("kernels/cpu/gram_amx.c").parent

@@ -16,8 +16,9 @@ from hpcsgd.csr import Csr, from_scipy
 from hpcsgd.data import sparse_block
 from hpcsgd.data.memory import MemoryReader
 from hpcsgd.errors import DataError
-from hpcsgd.precision import RECIPES, encode, widen_bf16
+from hpcsgd.precision import RECIPES
 from hpcsgd.schedule import blocks_of
+from hpcsgd.storage import encode, widen_bf16
 from tests.harness import config_for
 from tests.sparse import as_csr, make_sparse
 from tests.unit.test_cpu import SIZES, Spied, kernels, sets_here

@@ -4,15 +4,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from hpcsgd.precision import (
-    FORMATS,
-    RECIPES,
-    decode,
-    encode,
-    make_precision,
-    round_through,
-    widen_bf16,
-)
+from hpcsgd.formats import FORMATS
+from hpcsgd.precision import RECIPES, make_precision
+from hpcsgd.rounding import round_through
+from hpcsgd.storage import decode, encode, widen_bf16
 
 EVERY_BF16 = np.arange(2**16, dtype=np.uint16)
 

@@ -26,10 +26,11 @@ from hpcsgd.data.fingerprint import Fingerprint
 from hpcsgd.data.memory import MemoryReader
 from hpcsgd.data.readers import row_words, stored_in
 from hpcsgd.errors import DataError
-from hpcsgd.precision import RECIPES, encode
+from hpcsgd.precision import RECIPES
 from hpcsgd.products.choose import choose
 from hpcsgd.products.sparse_rows import pack, unpack
 from hpcsgd.schedule import blocks_of
+from hpcsgd.storage import encode
 from hpcsgd.timing import Clock
 from tests.harness import config_for, train_on
 from tests.sparse import as_csr, make_sparse

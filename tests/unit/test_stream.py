@@ -18,7 +18,7 @@ from hpcsgd.data.store_writer import StoreWriter
 from hpcsgd.data.stream import WINDOWS, Route, Streamed
 from hpcsgd.data.synthetic import write_synthetic
 from hpcsgd.errors import ConfigError
-from hpcsgd.precision import encode
+from hpcsgd.storage import encode
 from tests.equivalence.pairwise import pairwise
 
 X = np.random.default_rng(0).normal(size=(137, 3)).astype(np.float32)

@@ -11,7 +11,7 @@ from hpcsgd.checkpoint import CheckpointConfig
 from hpcsgd.data.partition import PARTITIONS
 from hpcsgd.data.sampling import SamplingConfig
 from hpcsgd.errors import ConfigError
-from hpcsgd.precision import Precision, make_precision
+from hpcsgd.precision import FIELDS, ROUNDINGS, SCALES, Precision, make_precision
 from hpcsgd.products.choose import ProductsConfig
 from hpcsgd.rates import RateConfig
 from hpcsgd.schedule import Schedule
@@ -87,10 +87,19 @@ class PrecisionConfig:
     residual: str | None = None
     gradient_sum: str | None = None
     weights: str | None = None
+    scale: str = "column"  # powers of two that an fp16 or fp8 matrix is stored times
+    rounding: str = "nearest"  # of weights
+    loss_scale: float = 0.0  # of residuals in fp16 or fp8; 0: found, and adapted
 
     def resolve(self) -> Precision:
         """The nine choices."""
-        asked = {k: v for k, v in asdict(self).items() if v and k != "recipe"}
+        for key, known in (("scale", SCALES), ("rounding", ROUNDINGS)):
+            if getattr(self, key) not in known:
+                raise ConfigError(
+                    f"[precision] unknown {key}: {getattr(self, key)!r};"
+                    f" known: {list(known)}"
+                )
+        asked = {name: getattr(self, name) for name in FIELDS if getattr(self, name)}
         return make_precision(self.recipe, asked)
 
 

@@ -63,6 +63,8 @@ class Precision:
         return np.dtype("float64" if "fp64" in needed else "float32")
 
 
+SCALES = ("column", "global", "none")
+ROUNDINGS = ("nearest", "stochastic")
 FIELDS = tuple(field.name for field in fields(Precision))
 
 

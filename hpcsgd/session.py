@@ -10,6 +10,7 @@ import numpy as np
 
 from hpcsgd.assembly.choice import note_measured
 from hpcsgd.assembly.live import Live
+from hpcsgd.backends.ways import emulated
 from hpcsgd.build import build
 from hpcsgd.callbacks import Callback, History
 from hpcsgd.checkpoint import Checkpoint
@@ -121,6 +122,13 @@ class Session:
             goes_on = resume(config, live, self.last)
             world.together(lambda: folder.begin(config, goes_on))
         log.info(*_chosen(live), extra=ONCE)
+        made_up = emulated(live.task.precision)
+        if made_up:
+            log.info(
+                "emulated, so that times mean nothing: %s",
+                ", ".join(f"{name} in {form}" for name, form in made_up.items()),
+                extra=ONCE,
+            )
         live.warm_up()
         world.max_flag(0)
         setup.lap("warm_up")

@@ -31,6 +31,7 @@ LAYERS = (
         "build",
         "assembly",
         "load",
+        "exponents",
         "calibrate",
         "machine_file",
         "parts",

@@ -57,6 +57,7 @@ LAYERS = (
         "damage",
         "session",
         "survive",
+        "trial",
         "prediction",
         "assessment",
         "config",

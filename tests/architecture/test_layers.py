@@ -58,6 +58,7 @@ LAYERS = (
         "session",
         "pilot",
         "survive",
+        "trial",
         "prediction",
         "assessment",
         "config",

@@ -38,6 +38,7 @@ def held_dtype(name: str) -> np.dtype[Any]:
 
 def narrow(values: Array, name: str, factor: float, out: Array) -> None:
     """out ← the bits of values · factor, float32 rounded to nearest even."""
+    assert values.size == out.size
     compiled = library()
     if compiled is not None:
         ends = values.ctypes.data, out.ctypes.data
@@ -50,6 +51,7 @@ def narrow(values: Array, name: str, factor: float, out: Array) -> None:
 
 def widen(held: Array, name: str, factor: float, out: Array) -> None:
     """out ← the float32 values of bits, times `factor`."""
+    assert held.size == out.size
     compiled = library()
     if compiled is not None:
         ends = held.ctypes.data, out.ctypes.data

@@ -148,9 +148,9 @@ class Pieces:
         ]
         ends = [0, *accumulate(lengths)]
         self._places = [slice(*two) for two in zip(ends, ends[1:], strict=False)]
-        words = sum(lengths) if self.header else 0
-        self._flat: Array = np.empty(words, self.held.dtype)
-        self._wide: Array = np.empty(self.held.size if words else 0, np.float32)
+        if self.header:
+            self._flat: Array = np.empty(sum(lengths), self.held.dtype)
+            self._wide: Array = np.empty(self.held.size, np.float32)
 
     def write(self, values: Array) -> None:
         """held ← the values, rounded; all pieces have one exponent."""

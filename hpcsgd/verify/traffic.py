@@ -10,10 +10,10 @@ For exchange k of m rows in s batches, K classes, S states, packed Gram g words:
     cached     gram where the leg first meets the group, else one sum of m·K·S
     look-ahead a sum of m·K·S, and the sum of g, which is begun one exchange early
 
-A reproducible sum is a Reduce and a Broadcast, two calls. A sum of w words in a format of
-16 or 8 bits is two calls too, reproducible or not: an exchange of w + C·h words and a
-gather, to which rank 0 gives ⌊w/C⌋ + h; h = 1 for the exponent that formats with few of
-them carry before each piece, else 0. Every leg of the run (from a
+A reproducible sum is a Reduce and a Broadcast, two calls. A sum of w words in 16 or 8
+bits is two calls too, reproducible or not: an exchange of w + C·h words and a gather, to
+which rank 0 gives ⌊w/C⌋ + h; h = 1 for the exponent before each piece of a format that
+has few of them, else 0. Every leg of the run (from a
 start or a resume to its end) is counted on its own: on a resume, look-ahead, cached and
 gather-once send again what the leg before had sent.
 """

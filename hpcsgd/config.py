@@ -11,7 +11,7 @@ from hpcsgd.checkpoint import CheckpointConfig
 from hpcsgd.data.partition import PARTITIONS
 from hpcsgd.data.sampling import SamplingConfig
 from hpcsgd.errors import ConfigError
-from hpcsgd.precision import FIELDS, ROUNDINGS, SCALES, Precision, make_precision
+from hpcsgd.precision import PrecisionConfig
 from hpcsgd.products.choose import ProductsConfig
 from hpcsgd.rates import RateConfig
 from hpcsgd.schedule import Schedule
@@ -71,36 +71,6 @@ class AgreementConfig:
     """How replicas agree."""
 
     kind: str = "auto"  # average where there is more than one replica
-
-
-@dataclass(frozen=True)
-class PrecisionConfig:
-    """A recipe, and any of its nine fields set by hand."""
-
-    recipe: str = "fp32"
-    matrix: str | None = None
-    margin: str | None = None
-    margin_sum: str | None = None
-    gram_sum: str | None = None
-    gram_wire: str | None = None
-    inner: str | None = None
-    residual: str | None = None
-    gradient_sum: str | None = None
-    weights: str | None = None
-    scale: str = "column"  # powers of two that an fp16 or fp8 matrix is stored times
-    rounding: str = "nearest"  # of weights
-    loss_scale: float = 0.0  # of residuals in fp16 or fp8; 0: found, and adapted
-
-    def resolve(self) -> Precision:
-        """The nine choices."""
-        for key, known in (("scale", SCALES), ("rounding", ROUNDINGS)):
-            if getattr(self, key) not in known:
-                raise ConfigError(
-                    f"[precision] unknown {key}: {getattr(self, key)!r};"
-                    f" known: {list(known)}"
-                )
-        asked = {name: getattr(self, name) for name in FIELDS if getattr(self, name)}
-        return make_precision(self.recipe, asked)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,7 +41,9 @@ class Session:
         callbacks: list[Callback],
         began: float,
         setup: Clock,
+        notes: Mapping[str, Any] | None = None,
     ) -> None:
+        self.notes = notes or {}  # what was found before, for the report
         self.config = config
         self.world = world
         self.reader = reader
@@ -138,7 +140,7 @@ class Session:
             state, status = live.engine.run(live.state, groups)
         log.debug("training: %s", live.task.clock)
         damage = find_damage(live) if status is Status.DIVERGED else ""
-        more = {"damage": damage, "lost_ranks": self.lost}
+        more = {"damage": damage, "lost_ranks": self.lost, **self.notes}
         result = report(live, state, status, self.began, setup.seconds, more)
         each = result.report["seconds_total"] / max(result.iterations, 1)
         note_measured(config, live.chosen, each, world.rank)

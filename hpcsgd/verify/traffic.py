@@ -11,11 +11,11 @@ For exchange k of m rows in s batches, K classes, S states, packed Gram g words:
     look-ahead a sum of m·K·S, and the sum of g, which is begun one exchange early
 
 A reproducible sum is a Reduce and a Broadcast, two calls. A sum of w words in 16 or 8
-bits is two calls too, reproducible or not: an exchange of w + C·h words and a gather, to
-which rank 0 gives ⌊w/C⌋ + h; h = 1 for the exponent before each piece of a format that
-has few of them, else 0. Every leg of the run (from a
-start or a resume to its end) is counted on its own: on a resume, look-ahead, cached and
-gather-once send again what the leg before had sent.
+bits is two calls too, reproducible or not: an exchange of w + C·h words and a gather,
+to which rank 0 gives ⌊w/C⌋ + h; h = 1 for the exponent before each piece of a format
+that has few of them, else 0. Every leg of the run (from a start or a resume to its end)
+is counted on its own: on a resume, look-ahead, cached and gather-once send again what
+the leg before had sent.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -60,7 +60,7 @@ Count = dict[str, dict[str, int]]
 
 def expected(shape: Shape, legs: list[dict[str, Any]]) -> Count:
     """Purpose -> calls, words, bytes of a whole run."""
-    products = [m for leg in legs for m in _products(shape, leg)]
+    products = [m for leg in legs for m in _products(shape, leg, leg is legs[-1])]
     agreement = [m for leg in legs for m in _agreements(shape, leg, leg is legs[-1])]
     return {"products": _add(products), "agreement": _add(agreement)}
 
@@ -87,7 +87,7 @@ def _sums(leg: dict[str, Any], *sums: Sum) -> Iterator[Message]:
     for words, name in sums:
         form = get_format(name)
         size = form.dtype.itemsize
-        if size == form.carrier.itemsize:
+        if not _is_narrow(name):
             yield from [(words, size)] * (2 if leg["reproducible"] else 1)
         else:
             head, members = int(form.wants_scale), leg["members"]
@@ -95,7 +95,13 @@ def _sums(leg: dict[str, Any], *sums: Sum) -> Iterator[Message]:
             yield words // members + head, size
 
 
-def _products(shape: Shape, leg: dict[str, Any]) -> Iterator[Message]:
+def _is_narrow(name: str) -> bool:
+    """Whether a word on the wire is smaller than the one it is computed with."""
+    form = get_format(name)
+    return form.dtype.itemsize < form.carrier.itemsize
+
+
+def _products(shape: Shape, leg: dict[str, Any], at_end: bool) -> Iterator[Message]:
     if leg["members"] == 1:
         return
     groups = shape.groups()
@@ -111,7 +117,11 @@ def _products(shape: Shape, leg: dict[str, Any]) -> Iterator[Message]:
             yield from _exchange(shape, leg, groups[index], epoch, fresh)
     begun = leg["first"] < leg["last"] < leg["planned"]
     if leg["look_ahead"] and begun:
-        yield from _sums(leg, _gram(shape, groups[leg["last"] % len(groups)]))
+        gram = _gram(shape, groups[leg["last"] % len(groups)])
+        posted = list(_sums(leg, gram))
+        # A narrow sum is gathered where it is waited for: here at the very end, when a
+        # leg that others follow has saved its counts.
+        yield from posted if at_end or not _is_narrow(gram[1]) else posted[:1]
 
 
 def _exchange(

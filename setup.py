@@ -35,6 +35,12 @@ setup(
         Extension("hpcsgd.data._scatter", ["kernels/cpu/scatter.c"], optional=True),
         Extension("hpcsgd.backends._call", ["kernels/cpu/call.c"], optional=True),
         Extension("hpcsgd.data._parse", ["kernels/cpu/parse.c"], optional=True),
+        Extension(
+            "hpcsgd.comm._casts",
+            ["kernels/cpu/casts.c"],
+            extra_compile_args=["-O3", "-fno-trapping-math"],
+            optional=True,
+        ),
         *(
             Extension(
                 f"hpcsgd.backends._cpu_{name}",

@@ -1,11 +1,11 @@
 """What ranks can say to each other.
 
 The public methods shortcut groups of one, time and book every collective; what a
-transport has to supply are the hooks behind them.
+transport has to supply are the hooks behind them (`hpcsgd.comm.hooks`).
 """
 
 import pickle
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from time import perf_counter
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.comm import wire
+from hpcsgd.comm.hooks import Hooks
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.comm.pending import Pending
 from hpcsgd.comm.place import Place
@@ -25,7 +26,7 @@ Array = NDArray[Any]
 T = TypeVar("T")
 
 
-class Communicator(ABC):
+class Communicator(Hooks):
     """A group of ranks. Every collective is called by all of them, in one order."""
 
     transport = "one process"  # what carries the words
@@ -125,6 +126,40 @@ class Communicator(ABC):
             self._gather(part, counts, out)
         self._book(purpose, part, wire.gather_bytes(out.nbytes, self.size), began)
         return out
+
+    def exchange_pieces(
+        self, pieces: Array, counts: Sequence[int], out: Array, purpose: str
+    ) -> Array:
+        """Piece r of every rank goes to rank r, counts[r] elements each.
+
+        out ← in rank order, what all ranks have for this one.
+        """
+        if self.size == 1:
+            out[...] = pieces
+            return out
+        self._check_pieces(pieces, counts, out)
+        began = perf_counter()
+        with self._inside("exchange of pieces", purpose):
+            self._exchange(pieces, counts, out)
+        moved = wire.exchange_bytes(pieces.nbytes, self.size)
+        self._book(purpose, pieces, moved, began)
+        return out
+
+    def start_exchange(
+        self, pieces: Array, counts: Sequence[int], out: Array, purpose: str
+    ) -> Pending:
+        """Begin it; both arrays belong to it until `wait`."""
+        if self.size == 1:
+            return Pending(self.exchange_pieces(pieces, counts, out, purpose))
+        self._check_pieces(pieces, counts, out)
+        began = perf_counter()
+        with self._inside("start of the exchange of pieces", purpose):
+            finish = self._start_exchange(pieces, counts, out)
+        number = self.begun
+        moved = wire.exchange_bytes(pieces.nbytes, self.size)
+        self._book(purpose, pieces, moved, began)
+        what = "exchange of pieces"
+        return Pending(out, lambda: self._wait(finish, purpose, number, what))
 
     def collect(
         self, part: Array, counts: Sequence[int], purpose: str = "control"
@@ -241,44 +276,21 @@ class Communicator(ABC):
     def abort(self, code: int = 1) -> NoReturn:
         """End all ranks now."""
 
-    @abstractmethod
-    def _sum(self, buffer: Array) -> None: ...
-
-    @abstractmethod
-    def _start_sum(self, buffer: Array) -> Callable[[], None]: ...
-
     def _workspace(self, words: int, dtype: Any) -> Workspace:
         """The transport's own kind of it."""
         return Workspace(self, words, dtype)
 
-    def _keep(self, array: Array) -> Array:
-        """The transport's own kind of it."""
-        return array.copy()
-
-    @abstractmethod
-    def _reduce(self, buffer: Array) -> None:
-        """Sum into the buffer of rank 0; the others' keep what they held."""
-
-    @abstractmethod
-    def _gather(self, part: Array, counts: Sequence[int], out: Array) -> None: ...
-
-    def _collect(self, part: Array, counts: Sequence[int], out: Array) -> None:
-        """Into `out` of rank 0; a transport may know better than telling everybody."""
-        everything = out if self.rank == 0 else np.empty(sum(counts), part.dtype)
-        self._gather(part, counts, everything)
-
-    @abstractmethod
-    def _broadcast(self, buffer: Array, root: int) -> None: ...
-
-    @abstractmethod
-    def _max(self, value: int) -> int: ...
-
-    @abstractmethod
-    def _objects(self, item: Any) -> list[Any]: ...
-
     def _book(self, purpose: str, sent: Array, wire_bytes: float, began: float) -> None:
         elapsed = perf_counter() - began
         self.ledger.record(purpose, sent.size, sent.nbytes, wire_bytes, elapsed)
+
+    def _check_pieces(self, pieces: Array, counts: Sequence[int], out: Array) -> None:
+        received = self.size * counts[self.rank]
+        if pieces.size != sum(counts) or out.size != received:
+            raise TransportError(
+                f"rank {self.rank} exchanges {pieces.size} words for {out.size} and the"
+                f" counts are {list(counts)}; pass the same counts on all ranks"
+            )
 
     def _sum_in_one_place(self, buffer: Array, purpose: str) -> Array:
         wire.check_summable(buffer.dtype)
@@ -293,8 +305,10 @@ class Communicator(ABC):
         self.begun += 1
         return self.ledger.place.enter(what, purpose, self.begun, self.size)
 
-    def _wait(self, finish: Callable[[], None], purpose: str, number: int) -> None:
+    def _wait(
+        self, finish: Callable[[], None], purpose: str, number: int, what: str = "sum"
+    ) -> None:
         began = perf_counter()
-        with self.ledger.place.enter("sum", purpose, number, self.size):
+        with self.ledger.place.enter(what, purpose, number, self.size):
             finish()
         self.ledger.wait(purpose, perf_counter() - began)

@@ -170,7 +170,13 @@ class Delayed(Communicator):
 
     def _start_sum(self, buffer: Array) -> Callable[[], None]:
         finish = self.inner._start_sum(buffer)
-        done_at = self.link.book(self.charge(wire.sum_bytes(buffer.nbytes, self.felt)))
+        return self._late(finish, wire.sum_bytes(buffer.nbytes, self.felt))
+
+    def _late(
+        self, finish: Callable[[], None], wire_bytes: float
+    ) -> Callable[[], None]:
+        """`finish`, not before what was posted now would be here."""
+        done_at = self.link.book(self.charge(wire_bytes))
 
         def wait() -> None:
             finish()
@@ -185,6 +191,16 @@ class Delayed(Communicator):
     def _gather(self, part: Array, counts: Sequence[int], out: Array) -> None:
         self.inner._gather(part, counts, out)
         self._feel(wire.gather_bytes(out.nbytes, self.felt))
+
+    def _exchange(self, pieces: Array, counts: Sequence[int], out: Array) -> None:
+        self.inner._exchange(pieces, counts, out)
+        self._feel(wire.exchange_bytes(pieces.nbytes, self.felt))
+
+    def _start_exchange(
+        self, pieces: Array, counts: Sequence[int], out: Array
+    ) -> Callable[[], None]:
+        finish = self.inner._start_exchange(pieces, counts, out)
+        return self._late(finish, wire.exchange_bytes(pieces.nbytes, self.felt))
 
     def _collect(self, part: Array, counts: Sequence[int], out: Array) -> None:
         self.inner._collect(part, counts, out)

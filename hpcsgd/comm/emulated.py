@@ -54,6 +54,12 @@ class EmulatedCommunicator(Communicator):
     def _gather(self, part: Array, counts: Sequence[int], out: Array) -> None:
         out[...] = np.resize(part, out.shape)
 
+    def _start_exchange(
+        self, pieces: Array, counts: Sequence[int], out: Array
+    ) -> Callable[[], None]:
+        out[...] = np.resize(pieces[: counts[0]], out.shape)
+        return lambda: None
+
     def _collect(self, part: Array, counts: Sequence[int], out: Array) -> None:
         self._gather(part, counts, out)
 

@@ -156,6 +156,22 @@ class MpiCommunicator(Communicator):
     def _gather(self, part: Array, counts: Sequence[int], out: Array) -> None:
         self._comm.Allgatherv(_sendable(part), [_sendable(out), counts])
 
+    def _exchange(self, pieces: Array, counts: Sequence[int], out: Array) -> None:
+        self._comm.Alltoallv(*self._pieces(pieces, counts, out))
+
+    def _start_exchange(
+        self, pieces: Array, counts: Sequence[int], out: Array
+    ) -> Callable[[], None]:
+        request = self._comm.Ialltoallv(*self._pieces(pieces, counts, out))
+        return lambda: request.Wait()
+
+    def _pieces(
+        self, pieces: Array, counts: Sequence[int], out: Array
+    ) -> tuple[list[Any], list[Any]]:
+        """What is sent and what is received, each with its counts."""
+        received = [counts[self.rank]] * self.size
+        return [_sendable(pieces), counts], [_sendable(out), received]
+
     def _collect(self, part: Array, counts: Sequence[int], out: Array) -> None:
         into = [_sendable(out), counts] if self.rank == 0 else None
         self._comm.Gatherv(_sendable(part), into, root=0)

@@ -201,13 +201,21 @@ class ThreadCommunicator(Communicator):
 
     def _gather(self, part: Array, counts: Sequence[int], out: Array) -> None:
         parts = self._objects(part.copy())
-        for got, count in zip(parts, counts, strict=True):
-            if got.size != count:
-                raise TransportError(
-                    f"a rank sent {got.size} words, not {count}; pass the same counts"
-                    " on all ranks"
-                )
+        _check_counts(parts, counts)
         np.concatenate(parts, out=out)
+
+    def _start_exchange(
+        self, pieces: Array, counts: Sequence[int], out: Array
+    ) -> Callable[[], None]:
+        number = self._say(np.split(pieces.copy(), np.cumsum(counts)[:-1]))
+
+        def finish() -> None:
+            said = self._board.take(number, self._waits)
+            own = [parts[self.rank] for parts in said]
+            _check_counts(own, [counts[self.rank]] * self.size)
+            np.concatenate(own, out=out)
+
+        return finish
 
     def _broadcast(self, buffer: Array, root: int) -> None:
         np.copyto(buffer, self._objects(buffer.copy())[root])
@@ -227,6 +235,15 @@ class ThreadCommunicator(Communicator):
         self._number += 1
         self._board.put(number, self.rank, item)
         return number
+
+
+def _check_counts(parts: Sequence[Array], counts: Sequence[int]) -> None:
+    for got, count in zip(parts, counts, strict=True):
+        if got.size != count:
+            raise TransportError(
+                f"a rank sent {got.size} words, not {count}; pass the same counts on"
+                " all ranks"
+            )
 
 
 def newest_world(boards: list[Board]) -> list[Board]:

@@ -27,6 +27,11 @@ def gather_bytes(total: int, ranks: int) -> float:
     return (ranks - 1) / ranks * total
 
 
+def exchange_bytes(payload: int, ranks: int) -> float:
+    """Exchange of pieces: all but the own one, (p−1)/p of the payload."""
+    return (ranks - 1) / ranks * payload
+
+
 def check_summable(dtype: np.dtype[Any]) -> None:
     """MPI has no 16-bit float, and a sum of integers that hold some is nonsense."""
     if dtype.char not in "fdg":

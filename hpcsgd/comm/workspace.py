@@ -1,14 +1,30 @@
 """A message that is summed again and again: written, summed, read, written again."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from hpcsgd.comm.pending import Pending
 
 if TYPE_CHECKING:
     from hpcsgd.comm.base import Communicator
 
 Array = NDArray[Any]
+
+
+class Message(Protocol):
+    """What a product writes into and sums, in whatever format it travels."""
+
+    @property
+    def array(self) -> Array:
+        """Where this rank's part of the next sum goes, as float32 or float64."""
+
+    def sum(self, purpose: str) -> Array:
+        """Σ over ranks of what was written, good until the next sum."""
+
+    def start(self, purpose: str) -> Pending:
+        """Begin the sum; `array` belongs to it until `wait`, which gives the total."""
 
 
 class Workspace:
@@ -30,6 +46,10 @@ class Workspace:
     def sum(self, purpose: str) -> Array:
         """Σ over ranks of what was written."""
         return self.group.sum_workspace(self, purpose)
+
+    def start(self, purpose: str) -> Pending:
+        """Begin the sum, in place."""
+        return self.group.start_sum(self.array, purpose)
 
     def add(self) -> Array:
         """Σ over ranks, not booked: the part that transports replace."""

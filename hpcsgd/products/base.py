@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from hpcsgd.backends.base import Backend, Batch
 from hpcsgd.comm.base import Communicator
-from hpcsgd.comm.workspace import Workspace
+from hpcsgd.comm.narrow import open_message
+from hpcsgd.comm.workspace import Message
 from hpcsgd.data.shard import Shard, take
 from hpcsgd.families.base import Family
 from hpcsgd.formats import get_format
@@ -106,7 +107,7 @@ class Scratch:
 
     def __init__(self) -> None:
         self._arrays: dict[tuple[Any, ...], Array] = {}
-        self._workspaces: dict[tuple[Any, ...], Workspace] = {}
+        self._messages: dict[tuple[Any, ...], Message] = {}
 
     def array(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
         """An uninitialised array, the same one for the same arguments."""
@@ -116,18 +117,24 @@ class Scratch:
             found = self._arrays[key] = np.empty(shape, dtype=dtype)
         return found
 
-    def workspace(
-        self, members: Communicator, name: str, words: int, dtype: Any
-    ) -> Workspace:
-        """A message to sum over members, the same one for the same arguments.
+    def message(
+        self,
+        members: Communicator,
+        name: str,
+        words: int,
+        form: str,
+        travels: bool = False,
+    ) -> Message:
+        """What members sum in format `form`, the same one for the same arguments.
 
         It is opened where it is first summed: members that sum in one order, as they
-        must, open in one order too.
+        must, open in one order too. `travels`: it is started, and waited for later.
         """
-        key = (name, words, dtype)
-        found = self._workspaces.get(key)
+        key = (name, words, form, travels)
+        found = self._messages.get(key)
         if found is None:
-            found = self._workspaces[key] = members.workspace(words, dtype)
+            found = open_message(members, words, form, travels)
+            self._messages[key] = found
         return found
 
 

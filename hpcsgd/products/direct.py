@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.backends.base import Batch, Plain
-from hpcsgd.comm.workspace import Workspace
+from hpcsgd.comm.workspace import Message
 from hpcsgd.products.base import (
     Array,
     Group,
@@ -56,10 +56,10 @@ class Direct:
             between(j, total, message.array)
             clock.lap("steps")
 
-    def _message(self, rows: int) -> Workspace:
+    def _message(self, rows: int) -> Message:
         """Of one column of scores, for the members to sum."""
-        task = self.task
-        return self.scratch.workspace(task.members, "margins", rows, task.margin_dtype)
+        form = self.task.precision.margin_sum
+        return self.scratch.message(self.task.members, "margins", rows, form)
 
     def finish(self) -> None:
         """Nothing is begun early."""
@@ -141,8 +141,8 @@ def _margins(task: Task, state: State, rows: Rows, scratch: Scratch | None) -> A
         task.backend.scores(rows, point, margins)
         task.clock.lap("scores")
         return margins
-    words = shape[0] * shape[1]
-    message = scratch.workspace(task.members, "margins", words, task.margin_dtype)
+    words, form = shape[0] * shape[1], task.precision.margin_sum
+    message = scratch.message(task.members, "margins", words, form)
     task.backend.scores(rows, point, message.array.reshape(shape))
     task.clock.lap("scores")
     total = message.sum("products")

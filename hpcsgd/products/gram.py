@@ -4,10 +4,7 @@ Members sum  z = Σ_c Y^c w^c  and the strictly-lower blocks of  G = Σ_c Y^c (Y
 packed one behind the other in one buffer where their formats are equal.
 """
 
-import numpy as np
-
-from hpcsgd.comm.workspace import Workspace
-from hpcsgd.formats import get_format
+from hpcsgd.comm.workspace import Message
 from hpcsgd.products.base import (
     Array,
     Group,
@@ -29,7 +26,7 @@ class Gram:
     def __init__(self, task: Task) -> None:
         self.task = task
         self.scratch = Scratch()
-        self.messages: dict[Blocks, list[Workspace]] = {}
+        self.messages: dict[Blocks, list[Message]] = {}
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Products, one message, s steps."""
@@ -60,19 +57,19 @@ class Gram:
             return gram, margins  # summed in place: the views are there already
         return self._parts(group, totals)
 
-    def _messages(self, group: Group) -> list[Workspace]:
+    def _messages(self, group: Group) -> list[Message]:
         """What is sent: Gram and margins together where their formats are equal."""
         task, blocks = self.task, group.blocks
-        words, wire = margin_words(task, group), get_format(task.precision.gram_wire)
-        if task.precision.one_message:
-            sizes = {"products": (blocks.gram_words + words, task.margin_dtype)}
+        words, precision = margin_words(task, group), task.precision
+        if precision.one_message:
+            sizes = {"products": (blocks.gram_words + words, precision.margin_sum)}
         else:
             sizes = {
-                "gram": (blocks.gram_words, wire.carrier),
-                "margins": (words, task.margin_dtype),
+                "gram": (blocks.gram_words, precision.gram_wire),
+                "margins": (words, precision.margin_sum),
             }
         return [
-            self.scratch.workspace(task.members, name, *size)
+            self.scratch.message(task.members, name, *size)
             for name, size in sizes.items()
         ]
 
@@ -95,19 +92,14 @@ def margin_words(task: Task, group: Group) -> int:
     return rows * columns
 
 
-def gram_buffer(task: Task, scratch: Scratch, name: str, group: Group) -> Array:
-    """A buffer for packed G in the format it travels in."""
-    dtype: np.dtype[np.generic] = get_format(task.precision.gram_wire).carrier
-    return scratch.array(name, (group.blocks.gram_words,), dtype)
-
-
 def sum_margins(
     task: Task, scratch: Scratch, state: State, group: Group, rows: Rows
 ) -> Array:
     """z alone, where G is known already or travels apart."""
     shape = margin_shape(task, group)
     words = margin_words(task, group)
-    message = scratch.workspace(task.members, "margins", words, task.margin_dtype)
+    form = task.precision.margin_sum
+    message = scratch.message(task.members, "margins", words, form)
     task.backend.scores(rows, state.weights, message.array.reshape(shape))
     task.clock.lap("scores")
     total = message.sum("products")

@@ -17,7 +17,7 @@ from hpcsgd.products.base import (
     gather_rows,
     iterate,
 )
-from hpcsgd.products.gram import gram_buffer, margin_shape
+from hpcsgd.products.gram import margin_shape, margin_words
 
 
 @dataclass(frozen=True)
@@ -70,18 +70,22 @@ class LookAheadGram:
         task, scratch = self.task, self.scratches[self.turn]
         self.turn = 1 - self.turn
         rows = gather_rows(task, scratch, "rows", group)
-        gram = gram_buffer(task, scratch, "gram", group)
+        words, form = group.blocks.gram_words, task.precision.gram_wire
+        message = scratch.message(task.members, "gram", words, form, travels=True)
+        gram = message.array
         task.backend.strict_gram(rows, group.blocks, gram)
         task.clock.lap("gram")
-        pending = task.members.start_sum(gram, "products")
+        pending = message.start("products")
         task.clock.lap("communicate")
         return Prepared(group, rows, gram, pending)
 
     def _post_margins(self, state: State, ready: Prepared) -> tuple[Array, Pending]:
-        task, shape = self.task, margin_shape(self.task, ready.group)
-        margins = self.scratches[0].array("margins", shape, task.margin_dtype)
+        task, words = self.task, margin_words(self.task, ready.group)
+        form, scratch = task.precision.margin_sum, self.scratches[0]
+        message = scratch.message(task.members, "margins", words, form, travels=True)
+        margins = message.array.reshape(margin_shape(task, ready.group))
         task.backend.scores(ready.rows, state.weights, margins)
         task.clock.lap("scores")
-        pending = task.members.start_sum(margins, "products")
+        pending = message.start("products")
         task.clock.lap("communicate")
         return margins, pending

@@ -10,7 +10,10 @@ For exchange k of m rows in s batches, K classes, S states, packed Gram g words:
     cached     gram where the leg first meets the group, else one sum of m·K·S
     look-ahead a sum of m·K·S, and the sum of g, which is begun one exchange early
 
-A reproducible sum is a Reduce and a Broadcast, two calls. Every leg of the run (from a
+A reproducible sum is a Reduce and a Broadcast, two calls. A sum of w words in 16 or 8
+bits is two calls too, reproducible or not: an exchange of w + C·h words and a gather, to
+which rank 0 gives ⌊w/C⌋ + h; h = 1 for the exponent before each piece of a format that
+has few of them, else 0. Every leg of the run (from a
 start or a resume to its end) is counted on its own: on a resume, look-ahead, cached and
 gather-once send again what the leg before had sent.
 """
@@ -28,6 +31,7 @@ from hpcsgd.products import GATHERS
 from hpcsgd.schedule import Schedule
 
 Message = tuple[int, int]  # words, bytes of each
+Sum = tuple[int, str]  # words, the format in which they are summed
 
 
 @dataclass(frozen=True)
@@ -78,10 +82,17 @@ def _add(messages: Iterable[Message]) -> dict[str, int]:
     return {"calls": calls, "words": words, "bytes": size}
 
 
-def _sums(leg: dict[str, Any], *messages: Message) -> Iterator[Message]:
-    """Each once, or as Reduce and Broadcast."""
-    for message in messages:
-        yield from [message] * (2 if leg["reproducible"] else 1)
+def _sums(leg: dict[str, Any], *sums: Sum) -> Iterator[Message]:
+    """Each in one message, or as Reduce and Broadcast, or in pieces."""
+    for words, name in sums:
+        form = get_format(name)
+        size = form.dtype.itemsize
+        if size == form.carrier.itemsize:
+            yield from [(words, size)] * (2 if leg["reproducible"] else 1)
+        else:
+            head, members = int(form.wants_scale), leg["members"]
+            yield words + members * head, size
+            yield words // members + head, size
 
 
 def _products(shape: Shape, leg: dict[str, Any]) -> Iterator[Message]:
@@ -107,9 +118,9 @@ def _exchange(
     shape: Shape, leg: dict[str, Any], sizes: tuple[int, ...], epoch: int, fresh: bool
 ) -> Iterator[Message]:
     """What one exchange sends."""
-    kind, z = leg["product"], _size(shape.precision.margin_sum)
+    kind, form = leg["product"], shape.precision.margin_sum
     if kind == "direct":
-        yield from _sums(leg, *((b * shape.classes, z) for b in sizes))
+        yield from _sums(leg, *((b * shape.classes, form) for b in sizes))
     elif kind == "cached":
         if fresh:
             yield from _sums(leg, *_whole(shape, sizes))
@@ -134,7 +145,7 @@ def _gathered(
     return shape.stored(number, own) * pair, word
 
 
-def _whole(shape: Shape, sizes: tuple[int, ...]) -> list[Message]:
+def _whole(shape: Shape, sizes: tuple[int, ...]) -> list[Sum]:
     """G and z, in one message where their formats are equal."""
     gram, margins = _gram(shape, sizes), _margins(shape, sizes)
     if shape.precision.one_message:
@@ -142,15 +153,15 @@ def _whole(shape: Shape, sizes: tuple[int, ...]) -> list[Message]:
     return [gram, margins]
 
 
-def _gram(shape: Shape, sizes: tuple[int, ...]) -> Message:
+def _gram(shape: Shape, sizes: tuple[int, ...]) -> Sum:
     """Pairs of rows of different batches, each pair once."""
     m = sum(sizes)
-    return (m * m - sum(b * b for b in sizes)) // 2, _size(shape.precision.gram_wire)
+    return (m * m - sum(b * b for b in sizes)) // 2, shape.precision.gram_wire
 
 
-def _margins(shape: Shape, sizes: tuple[int, ...]) -> Message:
+def _margins(shape: Shape, sizes: tuple[int, ...]) -> Sum:
     words = sum(sizes) * shape.classes * shape.states
-    return words, _size(shape.precision.margin_sum)
+    return words, shape.precision.margin_sum
 
 
 def _agreements(shape: Shape, leg: dict[str, Any], at_end: bool) -> Iterator[Message]:
@@ -164,8 +175,10 @@ def _agreements(shape: Shape, leg: dict[str, Any], at_end: bool) -> Iterator[Mes
     held = split_range(shape.columns, leg["members"], 0).stop
     held = shape.columns if leg["product"] in GATHERS else held
     words = held * wide + (wide if shape.intercept else 0)
+    # Weights are averaged as they are computed with, however low they are stored.
+    summed = "fp64" if shape.precision.weights == "fp64" else "fp32"
     for _ in range(times):
-        yield from _sums(leg, (words, _size(shape.precision.weights)))
+        yield from _sums(leg, (words, summed))
         if shape.intercept and shape.replicas > 2 and leg["members"] > 1:
             yield wide, 8  # the intercept, broadcast to members
 

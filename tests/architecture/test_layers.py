@@ -56,6 +56,7 @@ LAYERS = (
         "limits",
         "damage",
         "session",
+        "pilot",
         "survive",
         "trial",
         "prediction",

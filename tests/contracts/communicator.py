@@ -5,7 +5,9 @@ import pytest
 from ml_dtypes import bfloat16
 
 from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.narrow import open_message
 from hpcsgd.errors import ConfigError, DataError, TransportError
+from hpcsgd.formats import get_format
 
 
 def sums_in_place(world):
@@ -36,6 +38,89 @@ def gathers_unequal_parts(world):
         out = np.empty(sum(counts), dtype=dtype)
         world.gather(part, counts, out, "products")
         np.testing.assert_array_equal(out.astype(float), expected)
+
+
+def exchanges_pieces(world):
+    """Piece r of every rank on rank r, some of them empty; at once, and begun early."""
+    p, own = world.size, world.rank
+    for counts in ([3] * p, [2 * r for r in range(p)]):
+        ends = np.cumsum(counts)
+        for dtype in (np.uint8, np.uint16, np.float32):
+            pieces = np.concatenate(
+                [np.full(count, 10 * own + r) for r, count in enumerate(counts)]
+            ).astype(dtype)
+            expected = np.repeat([10 * r + own for r in range(p)], counts[own])
+            out = np.zeros(p * counts[own], dtype=dtype)
+            before = world.ledger.as_dict()["products"]
+            assert world.exchange_pieces(pieces, counts, out, "products") is out
+            np.testing.assert_array_equal(out, expected)
+            first, second = np.zeros_like(out), np.zeros_like(out)
+            one, two = (
+                world.start_exchange(pieces, counts, room, "products")
+                for room in (first, second)
+            )
+            assert two.wait() is second and one.wait() is first
+            np.testing.assert_array_equal([first, second], [expected] * 2)
+            after = world.ledger.as_dict()["products"]
+            grown = {k: after[k] - before[k] for k in after if k != "seconds"}
+            calls = 3 * (p > 1)
+            size = int(ends[-1]) * np.dtype(dtype).itemsize
+            assert grown["calls"] == calls and grown["words"] == calls * ends[-1]
+            assert grown["bytes"] == calls * size
+            assert grown["wire_bytes"] == pytest.approx(calls * size * (p - 1) / p)
+    if p > 1:
+        for pieces, room in ((3 * p + 1, 3 * p), (3 * p, 3 * p - 1)):
+            with pytest.raises(TransportError, match="pass the same counts"):
+                world.exchange_pieces(
+                    np.zeros(pieces), [3] * p, np.zeros(room), "products"
+                )
+
+
+NARROW = {"bf16": 2, "fp16": 2, "fp8-e4m3": 1, "fp8-e5m2": 1}  # format -> bytes
+
+
+def sums_in_narrow_formats(world):
+    """Whole numbers that all formats hold; blocking and not, again and again."""
+    p = world.size
+    for name in (*NARROW, "tf32", "fp32", "fp64"):
+        for words in (0, 1, 7, 700):
+            part = (world.rank + np.arange(words) % 2 / p) * 2.0**-20
+            shown = max(get_format(name).unit_roundoff, 2.0**-24)
+            for travels in (False, True):
+                message = open_message(world, words, name, travels)
+                for _ in range(3):
+                    message.array[...] = part
+                    if travels:
+                        total = message.start("products").wait()
+                    else:
+                        total = message.sum("products")
+                    whole = p * (p - 1) / 2 + np.arange(words) % 2
+                    np.testing.assert_allclose(total, whole * 2.0**-20, 3 * shown)
+                    said = set(world.exchange_objects(total.tobytes()))
+                    assert name not in NARROW or len(said) == 1
+
+
+def books_narrow_sums_as_two_calls(world):
+    """All words once, then the own piece; an exponent before each piece of some."""
+    p = world.size
+    for name, size in NARROW.items():
+        for words in (0, 5, 701):
+            before = world.ledger.as_dict()["products"]
+            message = open_message(world, words, name)
+            message.array[...] = 1
+            message.sum("products")
+            after = world.ledger.as_dict()["products"]
+            grown = {k: after[k] - before[k] for k in after if k != "seconds"}
+            if p == 1:
+                assert not any(grown.values())
+                continue
+            head = name != "bf16"
+            own = words * (world.rank + 1) // p - words * world.rank // p
+            assert grown["calls"] == 2
+            assert grown["words"] == words + head * p + own + head
+            assert grown["bytes"] == size * grown["words"]
+            both = 2 * size * (words + head * p)
+            assert grown["wire_bytes"] == pytest.approx(both * (p - 1) / p)
 
 
 def collects_on_rank_0(world):
@@ -223,4 +308,7 @@ CHECKS = [
     sums_workspaces_again_and_again,
     books_workspaces_as_sums,
     keeps_copies,
+    exchanges_pieces,
+    sums_in_narrow_formats,
+    books_narrow_sums_as_two_calls,
 ]

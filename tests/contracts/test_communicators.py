@@ -18,8 +18,11 @@ from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError, TransportError
 from tests.contracts.communicator import (
     CHECKS,
+    books_narrow_sums_as_two_calls,
+    exchanges_pieces,
     holds_the_same_bits_when_reproducible,
     splits_into_grids,
+    sums_in_narrow_formats,
 )
 
 FAST = Network(1e-5, 1e9)
@@ -31,6 +34,15 @@ WRAPPERS = {"plain": lambda world: world, "delayed": lambda w: Delayed(w, FAST)}
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_threads(check, wrap, ranks):
     run_ranks(ranks, lambda world: check(wrap(world)))
+
+
+@pytest.mark.parametrize(
+    "check",
+    [exchanges_pieces, sums_in_narrow_formats, books_narrow_sums_as_two_calls],
+)
+def test_narrow_sums_where_all_is_reproducible(check):
+    """The same two calls: they give every rank the same bits anyway."""
+    run_ranks(3, check, reproducible=True)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda f: f.__name__)

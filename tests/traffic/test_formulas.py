@@ -14,10 +14,10 @@ ROWS, COLUMNS, BATCH, STEPS, EPOCHS = 53, 7, 4, 3, 2
 
 def run(kind, members, family="logistic", steps=STEPS, **sections):
     problem = make_problem(family, n=ROWS, d=COLUMNS)
+    sections = {"products": {"kind": kind}, **sections}
     config = config_for(
         problem,
         schedule={"batch": BATCH, "steps": steps, "epochs": EPOCHS},
-        products={"kind": kind},
         **sections,
     )
     return train_on(members, config, problem)
@@ -176,3 +176,107 @@ def test_sparse_gather(members, recipe, value, mode):
     known = one["control"]["calls"] - two["control"]["calls"]
     assert known == 2
     assert one["control"]["bytes"] >= 4 * ROWS
+
+
+NARROW = {"bf16": (2, 0), "fp16": (2, 1), "fp8-e4m3": (1, 1), "fp8-e5m2": (1, 1)}
+
+
+def narrow_sum(words, members, form):
+    """(calls, words, bytes) of rank 0: an exchange of pieces and a gather.
+
+    Formats with few exponents carry one before each piece.
+    """
+    size, head = NARROW[form]
+    sent = words + members * head + words // members + head
+    return np.array([2, sent, size * sent])
+
+
+def wide_sum(words, size):
+    return np.array([1, words, size * words])
+
+
+def said(result):
+    ledger = result.ledger["products"]
+    return [ledger[name] for name in ("calls", "words", "bytes")]
+
+
+@pytest.mark.parametrize("members", [2, 3, 4])
+@pytest.mark.parametrize("form", [*NARROW, "tf32"])
+@pytest.mark.parametrize("look_ahead", ["off", "on"])
+def test_a_narrow_gram_travels_in_its_own_bytes(members, form, look_ahead):
+    """Beside margins in float32; the last group of an epoch is ragged."""
+    result = run(
+        "gram",
+        members,
+        precision={"recipe": "fp32", "gram_wire": form},
+        products={"kind": "gram", "look_ahead": look_ahead},
+    )
+    expected = np.zeros(3, dtype=int)
+    for sizes in groups():
+        g = gram_words(sizes)
+        gram = wide_sum(g, 4) if form == "tf32" else narrow_sum(g, members, form)
+        expected += gram + wide_sum(sum(sizes), 4)
+    assert said(result) == list(EPOCHS * expected)
+
+
+@pytest.mark.parametrize("members", [2, 3, 4])
+@pytest.mark.parametrize("form", NARROW)
+@pytest.mark.parametrize("kind", ["direct", "gram", "cached"])
+def test_both_narrow_are_one_message(members, form, kind):
+    fields = {"recipe": "fp32", "gram_wire": form, "margin_sum": form}
+    result = run(kind, members, precision=fields)
+    whole = [gram_words(sizes) + sum(sizes) for sizes in groups()]
+    margins = [sum(sizes) for sizes in groups()]
+    sums = {
+        "direct": EPOCHS * [b for sizes in groups() for b in sizes],
+        "gram": EPOCHS * whole,
+        "cached": whole + margins,
+    }[kind]
+    expected = sum(narrow_sum(words, members, form) for words in sums)
+    assert said(result) == list(expected)
+
+
+@pytest.mark.parametrize("kind", ["direct", "gram", "cached", "look-ahead"])
+@pytest.mark.parametrize("form", NARROW)
+def test_narrow_margins_alone(kind, form):
+    ahead = {"kind": "gram", "look_ahead": "on"}
+    products = ahead if kind == "look-ahead" else {"kind": kind}
+    fields = {"recipe": "fp32", "margin_sum": form}
+    result = run(products["kind"], 3, products=products, precision=fields)
+    expected = np.zeros(3, dtype=int)
+    for epoch in range(EPOCHS):
+        for sizes in groups():
+            if kind != "direct" and (kind != "cached" or epoch == 0):
+                expected += wide_sum(gram_words(sizes), 4)
+            for words in sizes if kind == "direct" else [sum(sizes)]:
+                expected += narrow_sum(words, 3, form)
+    assert said(result) == list(expected)
+
+
+def test_recipe_d_halves_the_bytes_of_the_gram():
+    """To the byte, and with the rounding of ⌊w/C⌋ alone: G once, and its own half."""
+    c, d = (run("gram", 2, precision={"recipe": name}) for name in "cd")
+    g, z = sum(map(gram_words, groups())), ROWS
+    halves = sum(gram_words(sizes) // 2 for sizes in groups())
+    ring = {n: r.ledger["products"]["wire_bytes"] for n, r in (("c", c), ("d", d))}
+    assert said(c)[2] == EPOCHS * 4 * (g + z)
+    assert said(d)[2] == EPOCHS * (2 * (g + halves) + 4 * z)
+    assert ring["c"] - 4 * EPOCHS * z == pytest.approx(4 * EPOCHS * g)
+    assert ring["d"] - 4 * EPOCHS * z == pytest.approx(2 * EPOCHS * g)
+
+
+@pytest.mark.parametrize("form", [*NARROW, "tf32"])
+def test_reproducible_narrow_sums_are_two_calls_as_well(form):
+    """They are in rank order anyway; the wide one beside them is Reduce + Broadcast."""
+    result = run(
+        "gram",
+        3,
+        precision={"recipe": "fp32", "gram_wire": form},
+        run={"reproducible": True},
+    )
+    expected = np.zeros(3, dtype=int)
+    for sizes in groups():
+        g = gram_words(sizes)
+        gram = 2 * wide_sum(g, 4) if form == "tf32" else narrow_sum(g, 3, form)
+        expected += gram + 2 * wide_sum(sum(sizes), 4)
+    assert said(result) == list(EPOCHS * expected)

@@ -1,0 +1,57 @@
+"""What a transport has to supply: nothing here is timed, booked or shortcut."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+class Hooks(ABC):
+    """Collectives of a group of two ranks or more, each called by all of them."""
+
+    rank: int
+    size: int
+
+    @abstractmethod
+    def _sum(self, buffer: Array) -> None: ...
+
+    @abstractmethod
+    def _start_sum(self, buffer: Array) -> Callable[[], None]: ...
+
+    def _keep(self, array: Array) -> Array:
+        """The transport's own kind of a lasting copy."""
+        return array.copy()
+
+    @abstractmethod
+    def _reduce(self, buffer: Array) -> None:
+        """Sum into the buffer of rank 0; the others' keep what they held."""
+
+    @abstractmethod
+    def _gather(self, part: Array, counts: Sequence[int], out: Array) -> None: ...
+
+    @abstractmethod
+    def _start_exchange(
+        self, pieces: Array, counts: Sequence[int], out: Array
+    ) -> Callable[[], None]: ...
+
+    def _exchange(self, pieces: Array, counts: Sequence[int], out: Array) -> None:
+        """The same at once; a transport may have a shorter way."""
+        self._start_exchange(pieces, counts, out)()
+
+    def _collect(self, part: Array, counts: Sequence[int], out: Array) -> None:
+        """Into `out` of rank 0; a transport may know better than telling everybody."""
+        everything = out if self.rank == 0 else np.empty(sum(counts), part.dtype)
+        self._gather(part, counts, everything)
+
+    @abstractmethod
+    def _broadcast(self, buffer: Array, root: int) -> None: ...
+
+    @abstractmethod
+    def _max(self, value: int) -> int: ...
+
+    @abstractmethod
+    def _objects(self, item: Any) -> list[Any]: ...

@@ -16,7 +16,8 @@ from hpcsgd.backends.loss_scale import LossScale
 from hpcsgd.backends.rounded import RoundedBackend
 from hpcsgd.backends.scaling import Scaling
 from hpcsgd.bound import Exchange
-from hpcsgd.formats import Format, get_format
+from hpcsgd.comm.lockstep import sum_parts
+from hpcsgd.formats import get_format
 from hpcsgd.precision import RECIPES, Precision
 from hpcsgd.rounding import round_through
 
@@ -105,29 +106,32 @@ def _products(
     exchange: Exchange, precision: Precision, crew: list[Member]
 ) -> tuple[Array, Array]:
     """Packed G and z, summed over members and stored."""
-    summed, wire = get_format(precision.margin_sum), get_format(precision.gram_wire)
+    sums = [
+        sum_parts(parts, name) for parts, name in _messages(exchange, precision, crew)
+    ]
+    if precision.one_message:
+        sums = np.split(sums[0], [exchange.blocks.gram_words])
+    gram, margins = sums
+    margins = margins.reshape(len(exchange.rows), -1)
+    summed = get_format(precision.margin_sum).unit_roundoff
+    if get_format(precision.margin).unit_roundoff > summed:
+        crew[0].backend.round(margins, precision.margin)
+    return gram, margins
+
+
+def _messages(
+    exchange: Exchange, precision: Precision, crew: list[Member]
+) -> list[tuple[list[Array], str]]:
+    """What every member sends, and in which format: in one message or in two."""
+    summed, wire = precision.margin_sum, precision.gram_wire
     shape = (len(exchange.rows), exchange.before.shape[1])
     grams, margins = [], []
     for member in crew:
-        gram = np.empty(exchange.blocks.gram_words, dtype=wire.carrier)
+        gram = np.empty(exchange.blocks.gram_words, dtype=get_format(wire).carrier)
         grams.append(member.backend.strict_gram(member.rows, exchange.blocks, gram))
-        z = np.empty(shape, dtype=summed.carrier)
-        margins.append(member.backend.scores(member.rows, member.weights, z))
-    total = add_parts(margins, summed)
-    if get_format(precision.margin).unit_roundoff > summed.unit_roundoff:
-        crew[0].backend.round(total, precision.margin)
-    return add_parts(grams, wire), total
-
-
-def add_parts(parts: list[Array], form: Format) -> Array:
-    """Σ over members in rank order; in few bits each part is rounded, and the sum."""
-    is_narrow = len(parts) > 1 and not form.is_wide
-    total = np.zeros_like(parts[0])
-    for rank, part in enumerate(parts):
-        sent = part.copy()
-        if is_narrow:
-            round_through(sent, form.name)
-        total = sent if rank == 0 else total + sent
-    if is_narrow:
-        round_through(total, form.name)
-    return total
+        z = np.empty(shape, dtype=get_format(summed).carrier)
+        margins.append(member.backend.scores(member.rows, member.weights, z).ravel())
+    if precision.one_message:
+        both = [np.concatenate(two) for two in zip(grams, margins, strict=True)]
+        return [(both, wire)]
+    return [(grams, wire), (margins, summed)]

@@ -27,10 +27,13 @@ def rounded(values: Array, form: Format) -> Array:
     return np.where(size > 0, np.maximum(size, 2.0**form.least), 0.0)
 
 
-def sent(values: Array, form: Format) -> Array:
-    """The same for a message, which may be divided until its largest value fits."""
+def sent(values: Array, form: Format, loudest: float) -> Array:
+    """The same in a message that is divided until `loudest` fits, or multiplied.
+
+    Its largest value comes to lie in the upper half of the format's range.
+    """
+    factor = 2.0 * loudest / form.largest if form.wants_scale else 1.0
     size = np.abs(values)
-    factor = max(1.0, 2.0 * float(size.max(initial=0.0)) / form.largest)
     return np.where(size > 0, np.maximum(size, factor * 2.0**form.least), 0.0)
 
 

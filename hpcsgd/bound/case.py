@@ -43,6 +43,14 @@ class Case:
         return int(max(part.stop - part.start for part in self.exchange.parts))
 
     @property
+    def loudest(self) -> float:
+        """Nothing that a member sends, G or z, or their sums, is larger."""
+        of = self.exchange
+        squares = np.square(of.rows).sum(axis=1).max(initial=0.0)
+        reach = np.abs(of.rows) @ np.abs(of.before)
+        return float(max(squares, reach.max(initial=0.0)))
+
+    @property
     def hidden(self) -> float:
         """u of what is computed wide before it is rounded to the format."""
         return self.working.unit_roundoff

@@ -30,13 +30,17 @@ def margin_sum(case: Case) -> float:
 
 
 def reduction(case: Case, parts: list[Array], error: Array) -> Array:
-    """Of a sum over members whose parts are numbers of the format already."""
+    """Of a sum over members; their parts are numbers of the format already.
+
+    They are rounded nevertheless where the message is divided, as G is too large.
+    """
     size = np.sum(np.abs(parts), axis=0) + error
     if case.form.is_wide:
         return np.asarray(gamma(case.depth, case.unit) * size)
-    summed = gamma(len(parts), CARRIED) * size
-    total = sent(np.sum(parts, axis=0), case.form) + error + summed
-    return np.asarray(summed + case.unit * total)
+    again = [sent(part, case.form, case.loudest) - np.abs(part) for part in parts]
+    first = case.unit * np.sum(again, axis=0) + gamma(len(parts), CARRIED) * size
+    total = sent(np.sum(parts, axis=0), case.form, case.loudest) + error + first
+    return np.asarray(first + case.unit * total)
 
 
 def gram_sum(case: Case) -> float:
@@ -72,7 +76,7 @@ def gram_wire(case: Case) -> float:
         rounding = CARRIED * parts if case.comes_wider else 0.0 * parts
     else:
         first = (case.unit + 2 * gamma(len(of.parts), CARRIED)) * parts
-        rounding = first + case.unit * (sent(of.gram, case.form) + first)
+        rounding = first + case.unit * (sent(of.gram, case.form, case.loudest) + first)
     return case.from_scores(general.correction(case, rounding))
 
 

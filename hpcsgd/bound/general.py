@@ -70,7 +70,8 @@ def member_grams(case: Case) -> Array:
     """Σ_c |Y^c (Y^c)ᵀ|: parts may cancel in the sum, their roundings do not."""
     rows = case.exchange.rows
     shares = (rows[:, part] for part in case.exchange.parts)
-    sizes = [sent(share @ share.T, case.form) for share in shares]
+    loudest = case.loudest
+    sizes = [sent(share @ share.T, case.form, loudest) for share in shares]
     return np.asarray(np.sum(sizes, axis=0))
 
 

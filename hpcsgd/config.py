@@ -64,6 +64,9 @@ class UpdateConfig:
 
     kind: str = "sgd"
     momentum: float = 0.9  # ignored by sgd
+    clip: str = "none"  # gradients that are too large: by value, or in norm
+    clip_at: float = 1.0  # the largest value, or norm
+    clip_over: str = "step"  # exchange: the mean of s gradients, another method
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,8 @@ def _casts(live: Live) -> dict[str, int | float]:
     """What became of values that a narrow format could not hold."""
     backend = live.task.backend
     found: dict[str, int | float] = {}
+    if live.task.clip is not None:
+        found["clipped_updates"] = live.task.clip.clipped
     if backend.scaling is not None:
         found |= {
             "matrix_saturated": backend.scaling.saturated,

@@ -10,6 +10,7 @@ from hpcsgd.assembly.choice import Chosen, Earlier, choose_run
 from hpcsgd.assembly.feed import Feed, make_feed, steps_in
 from hpcsgd.assembly.motor import Parts, make_engine
 from hpcsgd.assembly.vocabulary import Vocabulary
+from hpcsgd.backends.base import Backend
 from hpcsgd.callbacks.base import Callback
 from hpcsgd.capture import Capture
 from hpcsgd.checkpoint import Checkpoint
@@ -19,9 +20,12 @@ from hpcsgd.config import RunConfig
 from hpcsgd.data.sampling import plan_groups
 from hpcsgd.data.stream import Streamed
 from hpcsgd.engine import Engine
+from hpcsgd.errors import ConfigError
+from hpcsgd.formats import get_format
 from hpcsgd.load import Loaded
 from hpcsgd.products import GATHERS, get_product
 from hpcsgd.products.base import Product, State, Task
+from hpcsgd.products.clip import Clip, make_clip
 from hpcsgd.products.lookahead import LookAheadGram
 from hpcsgd.products.plan import Planner
 from hpcsgd.rates import make_rate
@@ -139,7 +143,20 @@ def _task(config: RunConfig, words: Vocabulary, grid: Grid, loaded: Loaded) -> T
         states=words.update.states,
         probe=words.update.probe(),
         clock=Clock(),
+        clip=_clip(config, backend),
     )
+
+
+def _clip(config: RunConfig, backend: Backend) -> Clip | None:
+    update = config.update
+    clip = make_clip(update.clip, update.clip_at, update.clip_over)
+    weights = get_format(backend.precision.weights)
+    if clip is not None and not weights.is_wide:
+        raise ConfigError(
+            f"[update] clip = {update.clip!r} is not offered for weights in"
+            f" {weights.name}; use --set precision.weights=fp32"
+        )
+    return clip
 
 
 def _product(name: str, look_ahead: bool, task: Task) -> Product:

@@ -143,7 +143,8 @@ def _saver(parts: Parts, capture: Capture) -> Saver:
 def _recorder(parts: Parts) -> Recorder:
     config, grid = parts.config, parts.grid
     run, total = config.run, parts.feed.exchanges_per_epoch * config.schedule.epochs
-    if run.out is None or not run.record or grid.replica:
+    clips = config.update.clip != "none"  # a replay of plain SGD would not be the same
+    if run.out is None or not run.record or grid.replica or clips:
         return Recorder(frozenset())
     return Recorder(
         chosen=choose_exchanges(run.record, config.sampling.seed, total),

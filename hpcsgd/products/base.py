@@ -15,6 +15,7 @@ from hpcsgd.data.shard import Shard, take
 from hpcsgd.families.base import Family
 from hpcsgd.formats import get_format
 from hpcsgd.precision import Precision
+from hpcsgd.products.clip import Clip
 from hpcsgd.schedule import Blocks
 from hpcsgd.timing import Clock
 
@@ -34,6 +35,7 @@ class Task:
     states: int  # 1, or 2 with momentum
     probe: Array  # q: scores are read at q · (w, v)
     clock: Clock
+    clip: Clip | None = None
 
     @cached_property
     def margin_dtype(self) -> Any:
@@ -181,6 +183,14 @@ def iterate(
         state.intercept,
     )
     task.clock.lap("inner")
-    task.backend.descend(state.weights, rows, state.residuals, group.plan)
+    descend(task, state, rows, state.residuals, group.plan)
     task.clock.lap("update")
     return state
+
+
+def descend(task: Task, state: State, rows: Rows, residuals: Array, plan: Any) -> None:
+    """weights ← Φ weights + Σ_i gain_i Y_iᵀ r_i, clipped where that was asked for."""
+    if task.clip is None:
+        task.backend.descend(state.weights, rows, residuals, plan)
+    else:
+        task.clip.descend(task, state, rows, residuals, plan)

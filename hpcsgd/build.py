@@ -51,6 +51,7 @@ def build(
         words.precision,
         route,
         config.data.partition,
+        config.precision.scale,
     )
     setup.lap("read")
     earlier = earlier_choice(config, grid.world, known)

@@ -11,7 +11,7 @@ from hpcsgd.checkpoint import CheckpointConfig
 from hpcsgd.data.partition import PARTITIONS
 from hpcsgd.data.sampling import SamplingConfig
 from hpcsgd.errors import ConfigError
-from hpcsgd.precision import Precision, make_precision
+from hpcsgd.precision import PrecisionConfig
 from hpcsgd.products.choose import ProductsConfig
 from hpcsgd.rates import RateConfig
 from hpcsgd.schedule import Schedule
@@ -71,27 +71,6 @@ class AgreementConfig:
     """How replicas agree."""
 
     kind: str = "auto"  # average where there is more than one replica
-
-
-@dataclass(frozen=True)
-class PrecisionConfig:
-    """A recipe, and any of its nine fields set by hand."""
-
-    recipe: str = "fp32"
-    matrix: str | None = None
-    margin: str | None = None
-    margin_sum: str | None = None
-    gram_sum: str | None = None
-    gram_wire: str | None = None
-    inner: str | None = None
-    residual: str | None = None
-    gradient_sum: str | None = None
-    weights: str | None = None
-
-    def resolve(self) -> Precision:
-        """The nine choices."""
-        asked = {k: v for k, v in asdict(self).items() if v and k != "recipe"}
-        return make_precision(self.recipe, asked)
 
 
 @dataclass(frozen=True)

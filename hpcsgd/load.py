@@ -20,6 +20,7 @@ from hpcsgd.data.sparse_block import load_csr
 from hpcsgd.data.stream import Route, Streamed
 from hpcsgd.data.targets import Targets, encode_targets
 from hpcsgd.errors import DataError
+from hpcsgd.exponents import choose_exponents, say_lost
 from hpcsgd.families.base import Family
 from hpcsgd.formats import get_format
 from hpcsgd.parts import column_parts, own_rows
@@ -60,6 +61,7 @@ def load(
     precision: Precision,
     route: Callable[[int], Route] | None = None,
     partition: str = "auto",
+    scale: str = "column",
 ) -> Loaded:
     """Read this rank's rows and columns; every rank raises what any rank found.
 
@@ -77,16 +79,19 @@ def load(
     )
     seen = Fingerprint(weigh)
     sides.show(seen, rows.start if grid.member == 0 else None)
-    store, element = backend.store, precision.matrix
+    choose_exponents(grid, reader, rows, parts, backend, scale)
+    # What a file holds is what is wanted only where nothing is scaled.
+    store, element = backend.store, "" if backend.scaling else precision.matrix
     matrix = world.together(
         lambda: _read_matrix(reader, rows, columns, store, element, seen, route)
     )
-    inner, keep = get_format(precision.inner).carrier, grid.members.keep
+    say_lost(grid, backend.scaling, reader.rows * reader.cols)
+    working, keep = precision.working, grid.members.keep
     shard = Shard(
         matrix=matrix,
-        targets=keep(encoded.astype(inner)),
-        weights=_kept(sides.scaled, inner, keep),
-        offsets=_kept(sides.offsets, inner, keep),
+        targets=keep(encoded.astype(working)),
+        weights=_kept(sides.scaled, working, keep),
+        offsets=_kept(sides.offsets, working, keep),
         rows=rows,
         columns=columns,
         parts=parts,

@@ -113,8 +113,13 @@ def predict(
     rows = _length(reader.rows, grid.replicas.size, grid.replica)
     cols = _length(reader.cols, grid.members.size, grid.member)
     m = min(schedule.batch * schedule.most_steps, rows)
-    inner, working = _bytes(precision.inner), precision.working.itemsize
-    gram = m * max(m - schedule.batch, 0) // 2 * _bytes(precision.gram_wire)
+    working = precision.working.itemsize
+    gram = (
+        m
+        * max(m - schedule.batch, 0)
+        // 2
+        * get_format(precision.gram_wire).carrier.itemsize
+    )
     kind = config.products.kind
     held = reader.cols if kind in GATHERS else cols
     again = config.sampling.mode == "shuffle-once" and schedule.epochs > 1
@@ -127,10 +132,10 @@ def predict(
         kept = min(max(keeps.values()), CACHE_BUDGET)
     need = Need(
         matrix=rows * cols * _bytes(precision.matrix),
-        columns=rows * (3 * inner + 8),
+        columns=rows * (3 * working + 8),
         exchange=2 * (m * held * working + gram),
         kept=kept,
-        weights=held * states * _bytes(precision.weights) * 2
+        weights=held * states * get_format(precision.weights).carrier.itemsize * 2
         + 2 * reader.cols * states * 8,
         reading=max(3 * CHUNK_BYTES, block_rows(reader.cols) * cols * 16)
         if rows * cols * 8 > CHUNK_BYTES

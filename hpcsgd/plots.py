@@ -28,6 +28,44 @@ def loss_curves(
         left.set(title=title, xlabel="epochs", ylabel="loss, all rows")
         right.set(title=title, xlabel="seconds of training")
         left.legend()
+    return _saved(figure, path)
+
+
+def error_bars(report: Mapping[str, Any], path: str | Path) -> Path:
+    """Draw bound and measured error of every field, and of every recipe, as bars.
+
+    Parameters
+    ----------
+    report : the document of `hpcsgd precision`
+    path : where the PNG goes
+    """
+    formats = list(dict.fromkeys(row["format"] for row in report["fields"]))
+    figure, axes = _figure(len(formats) + 1, columns=1)
+    for name, (axis,) in zip(formats, axes, strict=False):
+        rows = [row for row in report["fields"] if row["format"] == name]
+        _bars(axis, [row["field"] for row in rows], rows)
+        axis.set(title=f"one field in {name}, the others exact")
+    rows = report["recipes"]
+    _bars(axes[-1][0], [row["recipe"] for row in rows], rows)
+    axes[-1][0].set(title="whole recipes")
+    return _saved(figure, path)
+
+
+def _bars(axis: Any, names: list[str], rows: list[Mapping[str, Any]]) -> None:
+    """Two bars a name on a logarithmic scale; what is 0 or has no bound has none."""
+    for shift, key in ((-0.2, "bound"), (0.2, "measured")):
+        sizes = [
+            row[key] if 0 < row[key] < float("inf") else float("nan") for row in rows
+        ]
+        axis.bar([i + shift for i in range(len(rows))], sizes, 0.4, label=key)
+    axis.set_yscale("log")
+    axis.set_xticks(range(len(rows)), names, rotation=20)
+    axis.set_ylabel("error / update")
+    axis.legend()
+
+
+def _saved(figure: Any, path: str | Path) -> Path:
+    """Write the figure."""
     figure.tight_layout()
     try:
         figure.savefig(path, dpi=110, format="png")
@@ -51,8 +89,8 @@ def require() -> Any:
     return matplotlib
 
 
-def _figure(rows: int) -> tuple[Any, Any]:
+def _figure(rows: int, columns: int = 2) -> tuple[Any, Any]:
     require()
     from matplotlib import pyplot
 
-    return pyplot.subplots(rows, 2, figsize=(9, 3.4 * rows), squeeze=False)
+    return pyplot.subplots(rows, columns, figsize=(9, 3.4 * rows), squeeze=False)

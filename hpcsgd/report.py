@@ -11,6 +11,8 @@ import numpy as np
 
 import hpcsgd
 from hpcsgd.assembly.live import Live
+from hpcsgd.backends.rounded import RoundedBackend
+from hpcsgd.backends.ways import ways
 from hpcsgd.products.base import State
 from hpcsgd.profiling import profile
 from hpcsgd.result import Result, Status
@@ -73,6 +75,8 @@ def _facts(
         "classes": columns,
         "labels": list(live.loaded.targets.labels),
         "precision": _precision(live),
+        "precision_runs": ways(live.task.precision),
+        **_casts(live),
         "clipped_scores": live.engine.evaluation.clipped,
         "mended_members": live.engine.guard.mended,
         "seconds_total": view.seconds,
@@ -95,6 +99,21 @@ def _facts(
 
 def _precision(live: Live) -> dict[str, str]:
     return dict(vars(live.task.precision))
+
+
+def _casts(live: Live) -> dict[str, int | float]:
+    """What became of values that a narrow format could not hold."""
+    backend = live.task.backend
+    found: dict[str, int | float] = {}
+    if backend.scaling is not None:
+        found |= {
+            "matrix_saturated": backend.scaling.saturated,
+            "matrix_flushed": backend.scaling.flushed,
+        }
+    if isinstance(backend, RoundedBackend) and backend.loss_scale is not None:
+        scale = backend.loss_scale
+        found |= {"loss_scale": scale.value, "skipped_exchanges": scale.skipped}
+    return found
 
 
 def _peak_rss(live: Live) -> int:

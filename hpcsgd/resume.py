@@ -66,6 +66,12 @@ def earlier_choice(
     return earlier
 
 
+def earlier_tables(run: RunSection) -> dict[str, dict[str, Any]] | None:
+    """The configuration that a run that goes on was saved with; on one rank."""
+    found = _find(run)
+    return None if found is None else dict(found[1].document["config"])
+
+
 def _choice_of(document: Mapping[str, Any]) -> Earlier:
     return Earlier(
         product=document["product"],

@@ -47,9 +47,9 @@ def round_randomly(values: Array, name: str, draws: Array) -> None:
     distance = values - low
     step = _spacing(low, form)
     up = np.abs(distance) > draws * step
-    low += np.where(up, np.copysign(step, values), 0).astype(low.dtype)
-    _limit(low, form, saturate=True)
-    values[...] = low
+    moved = np.where(up, low + np.copysign(step, values), low)
+    _limit(moved, form, saturate=True)
+    values[...] = moved
 
 
 def count_lost(values: Array, name: str) -> tuple[int, int]:
@@ -92,15 +92,17 @@ def _to_multiples(values: Array, form: Format) -> Array:
 def _towards_zero(values: Array, form: Format) -> Array:
     """The neighbour in the format that is not larger in size."""
     step = _spacing(values, form)
-    cut: Array = np.trunc(values / step) * step
-    return np.where(np.isfinite(values), np.copysign(cut, values), values)
+    cut = np.trunc(values / step) * step
+    kept: Array = np.where(np.isfinite(values), np.copysign(cut, values), values)
+    return kept
 
 
 def _spacing(values: Array, form: Format) -> Array:
     """The distance of the format's numbers around each value, as a power of two."""
     _, exponent = np.frexp(values)
     exponent = np.maximum(exponent - 1, form.least) - form.fraction
-    return np.ldexp(np.ones_like(values), exponent)
+    spacing: Array = np.ldexp(np.ones_like(values), exponent)
+    return spacing
 
 
 def _limit(rounded: Array, form: Format, saturate: bool) -> None:

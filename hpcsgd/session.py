@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from hpcsgd.assembly.choice import note_measured
 from hpcsgd.assembly.live import Live
+from hpcsgd.backends.ways import emulated
 from hpcsgd.build import build
 from hpcsgd.callbacks import Callback, History
 from hpcsgd.checkpoint import Checkpoint
@@ -40,7 +41,9 @@ class Session:
         callbacks: list[Callback],
         began: float,
         setup: Clock,
+        notes: Mapping[str, Any] | None = None,
     ) -> None:
+        self.notes = notes or {}  # what was found before, for the report
         self.config = config
         self.world = world
         self.reader = reader
@@ -121,6 +124,13 @@ class Session:
             goes_on = resume(config, live, self.last)
             world.together(lambda: folder.begin(config, goes_on))
         log.info(*_chosen(live), extra=ONCE)
+        made_up = emulated(live.task.precision)
+        if made_up:
+            log.info(
+                "emulated, so that times mean nothing: %s",
+                ", ".join(f"{name} in {form}" for name, form in made_up.items()),
+                extra=ONCE,
+            )
         live.warm_up()
         world.max_flag(0)
         setup.lap("warm_up")
@@ -130,7 +140,7 @@ class Session:
             state, status = live.engine.run(live.state, groups)
         log.debug("training: %s", live.task.clock)
         damage = find_damage(live) if status is Status.DIVERGED else ""
-        more = {"damage": damage, "lost_ranks": self.lost}
+        more = {"damage": damage, "lost_ranks": self.lost, **self.notes}
         result = report(live, state, status, self.began, setup.seconds, more)
         each = result.report["seconds_total"] / max(result.iterations, 1)
         note_measured(config, live.chosen, each, world.rank)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hpcsgd.agreement import Agreement
+from hpcsgd.assembly.casting import Place, cast
 from hpcsgd.assembly.choice import Chosen, Earlier, choose_run
 from hpcsgd.assembly.feed import Feed, make_feed, steps_in
 from hpcsgd.assembly.motor import Parts, make_engine
@@ -95,7 +96,7 @@ def assemble(
 
     `earlier` is what a run that goes on had chosen.
     """
-    task = _task(words, grid, loaded)
+    task = _task(config, words, grid, loaded)
     chosen = choose_run(config, words, task, loaded, earlier)
     schedule = replace(config.schedule, steps=chosen.steps)
     config = replace(config, schedule=schedule)
@@ -122,11 +123,15 @@ def assemble(
     )
 
 
-def _task(words: Vocabulary, grid: Grid, loaded: Loaded) -> Task:
-    sparse, backend = loaded.shard.is_sparse, words.backend
+def _task(config: RunConfig, words: Vocabulary, grid: Grid, loaded: Loaded) -> Task:
+    shard, backend = loaded.shard, words.backend
+    backend = backend.for_sparse() if shard.is_sparse else backend
+    seed = (config.sampling.seed, grid.replica)
+    place = Place(seed, shard.columns, shard.total_columns)
+    cast(backend, config.precision, place)
     return Task(
-        shard=loaded.shard,
-        backend=backend.for_sparse() if sparse else backend,
+        shard=shard,
+        backend=backend,
         members=grid.members,
         family=words.family,
         precision=words.precision,

@@ -5,7 +5,9 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from hpcsgd.backends.scaling import Scaling
 from hpcsgd.families.base import Family
+from hpcsgd.precision import Precision
 from hpcsgd.schedule import Blocks
 from hpcsgd.updates.unroll import PlainSteps, Unrolled
 
@@ -41,6 +43,9 @@ class Plan(Protocol):
 
 class Backend(Protocol):
     """Arithmetic on the local block; nothing here talks to another rank."""
+
+    precision: Precision
+    scaling: Scaling | None  # what a matrix with few exponents is stored times
 
     def store(self, block: Array) -> Array:
         """The block in the storage of `precision.matrix`."""

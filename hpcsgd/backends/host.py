@@ -9,12 +9,13 @@ from numpy.typing import NDArray
 
 from hpcsgd.backends import cpu
 from hpcsgd.backends.base import Batch, Plain
+from hpcsgd.backends.scaling import Scaling
 from hpcsgd.families.base import Family
 from hpcsgd.formats import get_format
 from hpcsgd.precision import Precision
 from hpcsgd.rounding import round_through
 from hpcsgd.schedule import Blocks
-from hpcsgd.storage import encode, widen_bf16
+from hpcsgd.storage import decode, encode, widen_bf16
 from hpcsgd.updates.unroll import Unrolled
 
 Array = NDArray[Any]
@@ -44,19 +45,26 @@ class HostBackend:
         self.precision = precision
         self.working = precision.working
         self.inner = get_format(precision.inner).carrier
-        self.residual = get_format(precision.residual).carrier
         self.weights = get_format(precision.weights).carrier
-        self._narrow = not get_format(precision.matrix).is_wide
+        self.scaling: Scaling | None = None  # of a matrix with few exponents
+        self._narrow = precision.matrix == "bf16"
 
     def store(self, block: Array) -> Array:
         """The block rounded into the storage of `precision.matrix`."""
+        if self.scaling is not None:
+            block = self.scaling.up(block)
         return encode(block, self.precision.matrix)
 
     def for_sparse(self) -> "HostBackend":
         """The same precision for rows held as CSR."""
         from hpcsgd.backends.sparse import SparseHostBackend
 
-        return SparseHostBackend(self.precision)
+        return self._like(SparseHostBackend(self.precision))
+
+    def _like(self, other: "HostBackend") -> "HostBackend":
+        """`other`, with all that was set here after the start."""
+        other.scaling = self.scaling
+        return other
 
     def zeros(self, shape: tuple[int, ...]) -> Array:
         """Weights of this shape."""
@@ -91,7 +99,9 @@ class HostBackend:
         """out ← stored values, exactly."""
         if self._narrow:
             return widen_bf16(stored, out.dtype, out)
-        np.copyto(out, stored)
+        decode(stored, self.precision.matrix, out.dtype, out)
+        if self.scaling is not None:
+            self.scaling.down(out)
         return out
 
     def gather(self, matrix: Array, rows: Array, out: Array) -> Array:
@@ -143,35 +153,38 @@ class HostBackend:
             score = residuals[first:last]
             if j:
                 np.multiply(residuals[:first], plan.couple[j], out=scaled[:first])
-                score += np.dot(panels[j - 1], scaled[:first])
+                self._correct(score, panels[j - 1], scaled[:first])
             if intercept is not None:
                 score += plan.unrolled.probe @ intercept
             self._residual(family, score, batch.targets[first:last])
             if batch.weights is not None:
-                score *= batch.weights[first:last]
+                self._weigh(score, batch.weights[first:last])
             if intercept is not None:
                 _advance_intercept(intercept, plan.unrolled, j, score)
         return residuals
 
+    def _correct(self, score: Array, panel: Array, scaled: Array) -> None:
+        """score ← score + panel · scaled."""
+        score += np.dot(panel, scaled)
+
     def _residual(self, family: Family, score: Array, targets: Array) -> None:
-        """score ← ∂ℓ/∂t at score, in precision.residual."""
-        if self.residual == score.dtype:
-            family.residual(score, targets, out=score)
-        else:
-            score[...] = family.residual(score.astype(self.residual), targets)
+        """score ← ∂ℓ/∂t at score."""
+        family.residual(score, targets, out=score)
+
+    def _weigh(self, score: Array, weights: Array) -> None:
+        """score ← score · c."""
+        score *= weights
 
     def descend(
         self, weights: Array, rows: Any, residuals: Array, plan: HostPlan
     ) -> None:
         """One transposed product for every state and all s steps."""
-        if plan.states == 1:
-            scaled = residuals * plan.gain[0]
-            carry = float(plan.carry[0, 0])
-            if carry != 1.0:
-                weights *= carry
-        else:
-            scaled = np.hstack([residuals * gain for gain in plan.gain])
-            _mix_states(weights, plan.carry, residuals.shape[1])
+        scaled = [residuals * gain for gain in plan.gain]
+        self._move(weights, rows, np.hstack(scaled) if scaled[1:] else scaled[0], plan)
+
+    def _move(self, weights: Array, rows: Any, scaled: Array, plan: HostPlan) -> None:
+        """weights ← Φ weights + Yᵀ scaled."""
+        carry_on(weights, plan)
         self._add_gradient(weights, rows, scaled)
 
     def _add_gradient(self, weights: Array, rows: Array, scaled: Array) -> None:
@@ -250,8 +263,13 @@ def _advance_intercept(
     intercept[...] = unrolled.free[step] @ intercept + push
 
 
-def _mix_states(weights: Array, carry: Array, columns: int) -> None:
+def carry_on(weights: Array, plan: HostPlan) -> None:
     """weights ← Φ weights, where state k owns K columns."""
-    parts = weights.reshape(len(weights), len(carry), columns)
+    carry = plan.carry
+    if plan.states == 1:
+        if carry[0, 0] != 1.0:
+            weights *= float(carry[0, 0])
+        return
+    parts = weights.reshape(len(weights), len(carry), -1)
     mixed = np.einsum("pq,dqk->dpk", carry.astype(weights.dtype), parts)
     weights[...] = mixed.reshape(weights.shape)

@@ -85,7 +85,6 @@ class NativeBackend(HostBackend):
         super().__init__(precision)
         narrow = np.dtype(np.float32)
         self._has_rows = precision.working == narrow and self.weights == narrow
-        self._has_steps = self.inner == self.residual
         self._rounds_margins = precision.margin == "bf16"
         self._rooms: dict[Blocks, cpu.PairRoom] = {}
         self._last_walk: tuple[PlainSteps, str, Walk] | None = None
@@ -98,11 +97,12 @@ class NativeBackend(HostBackend):
         """The same precision for rows held as CSR."""
         from hpcsgd.backends.native_sparse import NativeSparseBackend
 
-        return NativeSparseBackend(self.precision)
+        return self._like(NativeSparseBackend(self.precision))
 
     def gather(self, matrix: Array, rows: Array, out: Array) -> Any:
         """The rows where they lie; `out` is room for a copy."""
-        if not self._has_rows or matrix.strides[1] != matrix.itemsize:
+        lies_flat = matrix.strides[1] == matrix.itemsize
+        if not self._has_rows or not lies_flat or matrix.dtype.char not in cpu.MATRICES:
             return super().gather(matrix, rows, out)
         return Sampled(matrix, np.ascontiguousarray(rows, dtype=np.int64), out)
 
@@ -230,7 +230,7 @@ class NativeBackend(HostBackend):
     def _walks(self, weights: Array, plain: Plain) -> bool:
         states = plain.steps.states
         narrow = {np.dtype(np.float32)}
-        fits = {self.inner, self.residual, self.weights, weights.dtype} == narrow
+        fits = {self.inner, self.weights, weights.dtype} == narrow
         fits = fits and weights.flags.c_contiguous and states <= MOST_STATES
         return fits and weights.shape[1] == states and plain.family.name in FAMILIES
 
@@ -270,8 +270,7 @@ class NativeBackend(HostBackend):
 
     def _is_one_call(self, margins: Array, gram: Array, plan: HostPlan) -> bool:
         return (
-            self._has_steps
-            and margins.dtype == gram.dtype == self.inner
+            margins.dtype == gram.dtype == self.inner
             # Scores of one step may come as they are read, not state by state.
             and len(plan.lead) == plan.states <= MOST_STATES
         )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hpcsgd.backends.host import HostBackend, block_rows
 from hpcsgd.csr import Csr
 from hpcsgd.schedule import Blocks
-from hpcsgd.storage import widen_bf16
+from hpcsgd.storage import decode
 
 Array = NDArray[Any]
 # Share of the sampled rows from which BLAS multiplies a column faster; measured by
@@ -87,10 +87,9 @@ class SparseHostBackend(HostBackend):
 
     def widen(self, stored: Csr, out: Array | None) -> SparseRows:  # type: ignore[override]
         """Stored rows for the products; `out` is for dense ones."""
-        if self._narrow:
-            data = widen_bf16(stored.data, self.working)
-        else:
-            data = stored.data.astype(self.working, copy=False)
+        data = decode(stored.data, self.precision.matrix, self.working)
+        if self.scaling is not None:
+            self.scaling.down(data)
         return SparseRows(stored.with_data(data), self._own_marks())
 
     def gather(  # type: ignore[override]

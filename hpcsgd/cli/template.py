@@ -11,13 +11,15 @@ from hpcsgd.cli.train import FLAGS, SWITCHES
 from hpcsgd.comm import COMMUNICATORS
 from hpcsgd.config import RunConfig
 from hpcsgd.formats import FORMATS
-from hpcsgd.precision import FIELDS, Precision
+from hpcsgd.precision import FIELDS, ROUNDINGS, SCALES, Precision
 from hpcsgd.toml_text import toml_literal
 
 WIDTH = 88
 # settings that no flag has; those of flags know their choices themselves
 CHOICES: dict[str, list[str]] = {
     "run.comm": ["auto", *COMMUNICATORS],
+    "precision.scale": list(SCALES),
+    "precision.rounding": list(ROUNDINGS),
     **{f"precision.{name}": list(FORMATS) for name in FIELDS},
 }
 

@@ -20,7 +20,7 @@ from hpcsgd.data.partition import PARTITIONS
 from hpcsgd.data.sampling import MODES
 from hpcsgd.errors import ConfigError
 from hpcsgd.families import FAMILIES
-from hpcsgd.precision import RECIPES
+from hpcsgd.precision import AUTO, RECIPES
 from hpcsgd.products import PRODUCTS
 from hpcsgd.rates import RATES
 from hpcsgd.result import Result
@@ -61,7 +61,11 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ),
     ("--period", "schedule.period", {"type": int, "help": "exchanges per agreement"}),
     ("--epochs", "schedule.epochs", {"type": int, "help": "passes over the rows"}),
-    ("--precision", "precision.recipe", {"choices": list(RECIPES), "help": "recipe"}),
+    (
+        "--precision",
+        "precision.recipe",
+        {"choices": [*RECIPES, AUTO], "help": "recipe; auto: chosen by pilot runs"},
+    ),
     ("--rate", "rate.value", {"type": float, "help": "step size"}),
     ("--rate-kind", "rate.kind", {"choices": list(RATES), "help": "rate schedule"}),
     ("--update", "update.kind", {"choices": list(UPDATES), "help": "step rule"}),

@@ -12,7 +12,10 @@ import numpy as np
 from hpcsgd.csr import Csr, edges_of, index_dtype, side_by_side
 from hpcsgd.products.base import Array, Group, Task
 
-PIECE = np.dtype(np.uint16)  # what is sent is counted in these: bf16 is one
+
+def piece_of(storage: np.dtype[np.generic]) -> np.dtype[np.generic]:
+    """What is sent is counted in these: 16 bits, 8 where values are as short."""
+    return np.dtype(np.uint8 if storage.itemsize == 1 else np.uint16)
 
 
 class SparseGather:
@@ -31,9 +34,10 @@ class SparseGather:
         own = task.backend.pick(task.shard.matrix, group.rows)
         message = pack(own, self.column)
         task.clock.lap("gather")
-        each = (self.column.itemsize + own.dtype.itemsize) // PIECE.itemsize
+        piece = message.dtype
+        each = (self.column.itemsize + own.dtype.itemsize) // piece.itemsize
         counts = [int(count) * each for count in lengths.sum(axis=1)]
-        flat = np.empty(sum(counts), dtype=PIECE)
+        flat = np.empty(sum(counts), dtype=piece)
         task.members.gather(message, counts, flat, "products")
         task.clock.lap("communicate")
         whole = self._assemble(flat, counts, lengths)
@@ -62,9 +66,10 @@ class SparseGather:
 
 
 def pack(rows: Csr, column: np.dtype[np.generic]) -> Array:
-    """Column numbers, then values, as pieces of 16 bits."""
-    numbers = rows.indices.astype(column, copy=False).view(PIECE)
-    return np.concatenate([numbers, np.ascontiguousarray(rows.data).view(PIECE)])
+    """Column numbers, then values, in pieces of one size."""
+    piece = piece_of(rows.data.dtype)
+    numbers = rows.indices.astype(column, copy=False).view(piece)
+    return np.concatenate([numbers, np.ascontiguousarray(rows.data).view(piece)])
 
 
 def unpack(
@@ -76,7 +81,7 @@ def unpack(
 ) -> Csr:
     """What `pack` made, as rows of these lengths."""
     indptr = edges_of(lengths)
-    cut = int(indptr[-1]) * column.itemsize // PIECE.itemsize
+    cut = int(indptr[-1]) * column.itemsize // flat.itemsize
     # Copies: a part of a message need not begin where wider words may.
     numbers, values = flat[:cut].copy(), flat[cut:].copy()
     return Csr(indptr, numbers.view(column), values.view(storage), width)

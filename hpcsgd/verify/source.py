@@ -13,7 +13,6 @@ from hpcsgd.data.readers import CHUNK_BYTES, RowReader, is_sparse
 from hpcsgd.data.sparse_block import pieces
 from hpcsgd.data.targets import encode_targets
 from hpcsgd.families.base import Array, Family
-from hpcsgd.formats import get_format
 from hpcsgd.precision import Precision
 from hpcsgd.storage import decode, encode
 
@@ -77,7 +76,7 @@ class Source:
 
 def open_source(reader: RowReader, family: Family, precision: Precision) -> Source:
     """The columns of the whole data, encoded and rounded as a run does."""
-    every, inner = slice(0, reader.rows), get_format(precision.inner).carrier
+    every, working = slice(0, reader.rows), precision.working
     encoded, _ = encode_targets(
         reader.targets(every), family.targets, 0, lambda own: [own]
     )
@@ -87,7 +86,7 @@ def open_source(reader: RowReader, family: Family, precision: Precision) -> Sour
     return Source(
         reader,
         precision,
-        targets=encoded.astype(inner),
-        weights=c.astype(inner)[:, None],
-        offsets=o.astype(inner)[:, None],
+        targets=encoded.astype(working),
+        weights=c.astype(working)[:, None],
+        offsets=o.astype(working)[:, None],
     )

@@ -146,8 +146,9 @@ def _gathered(
     shape: Shape, leg: dict[str, Any], sizes: tuple[int, ...], number: int
 ) -> Message:
     """What rank 0 gives of the rows of exchange `number`, from 0."""
-    own, word = split_range(shape.columns, leg["members"], 0).stop, 2
+    own = split_range(shape.columns, leg["members"], 0).stop
     size = _size(shape.precision.matrix)
+    word = min(size, 2)  # bytes of a piece of sparse rows
     if shape.stored is None:
         return sum(sizes) * own, size
     pair = (index_dtype(own).itemsize + size) // word

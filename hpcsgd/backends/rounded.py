@@ -1,0 +1,153 @@
+"""Formats that nothing here computes in: emulated, every value rounded in its place.
+
+An accumulator of a narrow format works as those of matrix units do: the products of
+`TOGETHER` terms are summed wide, their total is added, and the sum is rounded. Values
+lie in float32 or float64 meanwhile. Numbers are those of such a machine; times are not.
+"""
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.backends.base import Batch
+from hpcsgd.backends.dice import Dice
+from hpcsgd.backends.host import HostBackend, HostPlan, block_rows, carry_on
+from hpcsgd.backends.loss_scale import LossScale
+from hpcsgd.families.base import Family
+from hpcsgd.formats import get_format
+from hpcsgd.precision import Precision
+from hpcsgd.rounding import round_randomly, round_through
+from hpcsgd.schedule import Blocks
+
+Array = NDArray[Any]
+TOGETHER = 16  # products that a matrix unit sums before it rounds
+
+
+def accumulate(left: Array, right: Array, name: str) -> Array:
+    """left @ right with an accumulator of format `name`."""
+    form = get_format(name)
+    if form.is_wide and form.carrier == left.dtype:
+        whole: Array = left @ right
+        return whole
+    total = np.zeros((left.shape[0], right.shape[1]), dtype=left.dtype)
+    for first in range(0, left.shape[1], TOGETHER):
+        part = slice(first, first + TOGETHER)
+        total += left[:, part] @ right[part]
+        round_through(total, name)
+    return total
+
+
+class RoundedBackend(HostBackend):
+    """The NumPy backend where fields of the precision differ, each one as it says."""
+
+    def __init__(self, precision: Precision) -> None:
+        super().__init__(precision)
+        self.inner = self.working
+        narrow = get_format(precision.residual).wants_scale
+        self.loss_scale = LossScale() if narrow else None
+        self.dice: Dice | None = None  # weights are rounded at random
+        self._leaves_out = False  # the steps whose residuals were formed last
+
+    def for_sparse(self) -> HostBackend:
+        """The same precision for rows held as CSR."""
+        from hpcsgd.backends.rounded_sparse import RoundedSparseBackend
+
+        other = RoundedSparseBackend(self.precision)
+        other.loss_scale, other.dice = self.loss_scale, self.dice
+        return self._like(other)
+
+    def scores(self, rows: Array, weights: Array, out: Array) -> Array:
+        """out ← Y W."""
+        point = weights.astype(self.working, copy=False)
+        out[...] = accumulate(rows, point, self.precision.margin_sum)
+        return out
+
+    def strict_gram(self, rows: Array, blocks: Blocks, out: Array) -> Array:
+        """Packed G; a narrow accumulator goes through the whole square at once."""
+        name = self.precision.gram_sum
+        if get_format(name).carrier == self.working and get_format(name).is_wide:
+            return super().strict_gram(rows, blocks, out)
+        square = accumulate(rows, np.ascontiguousarray(rows.T), name)
+        for panel, (first, last) in zip(
+            block_rows(out, blocks), pairwise(blocks.starts[1:]), strict=True
+        ):
+            panel[...] = square[first:last, :first]
+        return out
+
+    def corrected_residuals(
+        self,
+        margins: Array,
+        gram: Array,
+        plan: HostPlan,
+        family: Family,
+        batch: Batch,
+        intercept: Array | None,
+    ) -> Array:
+        """As on the host, with G, scaled residuals and scores in `precision.inner`."""
+        gram = gram.astype(self.working)
+        round_through(gram, self.precision.inner)
+        given = margins.astype(self.working)
+        before = None if intercept is None else intercept.copy()
+        residuals = super().corrected_residuals(
+            given, gram, plan, family, batch, intercept
+        )
+        scale = self.loss_scale
+        self._leaves_out = scale is not None and not scale.keeps(residuals)
+        if self._leaves_out and intercept is not None and before is not None:
+            intercept[...] = before
+        return residuals
+
+    def descend(
+        self, weights: Array, rows: Any, residuals: Array, plan: HostPlan
+    ) -> None:
+        """Nothing where residuals overflowed: scaled by less, they fit next time."""
+        if not self._leaves_out:
+            super().descend(weights, rows, residuals, plan)
+
+    def _correct(self, score: Array, panel: Array, scaled: Array) -> None:
+        """score ← score + panel · scaled."""
+        name = self.precision.inner
+        round_through(scaled, name)
+        score += accumulate(panel, scaled, name)
+
+    def _residual(self, family: Family, score: Array, targets: Array) -> None:
+        """score ← ∂ℓ/∂t at the score, both in `precision.residual`."""
+        round_through(score, self.precision.inner)
+        form = get_format(self.precision.residual)
+        given = score.astype(form.carrier)
+        round_through(given, form.name)
+        score[...] = family.residual(given, targets.astype(form.carrier, copy=False))
+        self._round_residual(score)
+
+    def _weigh(self, score: Array, weights: Array) -> None:
+        """score ← score · c."""
+        score *= weights
+        self._round_residual(score)
+
+    def _round_residual(self, score: Array) -> None:
+        if self.loss_scale is None:
+            round_through(score, self.precision.residual)
+            return
+        score *= self.loss_scale.value
+        round_through(score, self.precision.residual)
+        score /= self.loss_scale.value
+
+    def _move(self, weights: Array, rows: Any, scaled: Array, plan: HostPlan) -> None:
+        """weights ← Φ weights + Yᵀ scaled, rounded once."""
+        moved = weights.astype(self.working)
+        carry_on(moved, plan)
+        self._add_gradient(moved, rows, scaled)
+        self._settle(moved)
+        weights[...] = moved
+
+    def _add_gradient(self, weights: Array, rows: Array, scaled: Array) -> None:
+        weights += accumulate(rows.T, scaled, self.precision.gradient_sum)
+
+    def _settle(self, weights: Array) -> None:
+        """To the format in which weights are kept."""
+        if self.dice is None:
+            round_through(weights, self.precision.weights)
+        else:
+            round_randomly(weights, self.precision.weights, self.dice.throw(weights))

@@ -1,0 +1,94 @@
+"""Exchanges drawn at random, small enough for thousands of them in a test."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from hpcsgd.backends.scaling import make_scaling
+from hpcsgd.bound import Exchange, largest_safe_rate
+from hpcsgd.data.partition import split_range
+from hpcsgd.families import get_family
+from hpcsgd.formats import get_format
+from hpcsgd.precision import FIELDS
+from hpcsgd.trial import as_one_field, held
+
+LOW = ("fp32", "tf32", "bf16", "fp16", "fp8-e4m3", "fp8-e5m2")
+FAMILIES = ("gaussian", "logistic", "poisson", "softmax")
+# largest columns, steps and rows of a batch
+TINY, SMALL, LARGE = (4, 3, 3), (48, 5, 8), (512, 8, 32)
+CALM = 1e-6  # a rate at which scores stay where they are
+
+
+def draw_exchange(seed, limits, family=None, **changes):
+    """Ragged batches, C in 1, 2 and 4, all that may be added to plain rows at times."""
+    rng = np.random.default_rng([7, seed, *limits])
+    d, s, b = (_size(rng, limit) for limit in limits)
+    sizes = (b,) * (s - 1) + (int(rng.integers(1, b + 1)),)
+    name = family or FAMILIES[rng.integers(len(FAMILIES))]
+    X, w, y = _data(rng, name, sum(sizes), d)
+    column = (len(X), 1)
+    exchange = Exchange(
+        rows=X,
+        sizes=sizes,
+        targets=y,
+        before=w,
+        rates=(CALM,) * s,
+        family=get_family(name),
+        l2=float(rng.choice([0.0, 0.0, 0.01, 0.2])),
+        weights=rng.uniform(0.5, 2.0, column) if rng.random() < 0.3 else None,
+        offsets=rng.uniform(-0.3, 0.3, column) if rng.random() < 0.3 else None,
+        intercept=rng.uniform(-0.2, 0.2, w.shape[1]) if rng.random() < 0.3 else None,
+        parts=parts_of(d, min(int(rng.choice([1, 2, 4])), d)),
+    )
+    exchange = replace(exchange, **changes)
+    return at_share_of_safe_rate(exchange, rng.uniform(0.1, 0.9), rng)
+
+
+def parts_of(d, members):
+    """The columns of every member."""
+    return tuple(split_range(d, members, c) for c in range(members))
+
+
+def at_share_of_safe_rate(exchange, share, rng=None):
+    """Rates below the limit, equal or not."""
+    scale = np.ones(len(exchange.sizes)) if rng is None else rng.uniform(0.5, 1, 99)
+    rate = share * largest_safe_rate(exchange)
+    return replace(exchange, rates=tuple(rate * scale[: len(exchange.sizes)]))
+
+
+def scaled_for(exchange, name):
+    """Columns and residuals scaled as a run scales them for a format that wants it."""
+    if not get_format(name).wants_scale:
+        return exchange
+    peaks = np.abs(exchange.rows).max(axis=0)
+    own = slice(0, len(peaks))
+    scaling = make_scaling(get_format(name), peaks, own, "column")
+    return replace(exchange, exponents=scaling.exponents, loss_scale=4.0)
+
+
+def cases(seed, limits, name):
+    """(field, exchange, precision) for all nine fields of one draw."""
+    drawn = draw_exchange(seed, limits)
+    drawn = scaled_for(drawn, name) if seed % 2 else drawn
+    for field in FIELDS:
+        exchange = held(drawn, name) if field == "weights" else drawn
+        yield field, exchange, as_one_field(field, name)
+
+
+def _size(rng, limit):
+    """Any size up to the limit, small ones as often as large ones."""
+    return int(np.exp(rng.uniform(0, np.log(limit + 0.999))))
+
+
+def _data(rng, name, m, d):
+    classes = 3 if name == "softmax" else 1
+    X = rng.normal(size=(m, d))
+    w = rng.uniform(0.3, 1.2) * rng.normal(size=(d, classes)) / np.sqrt(d)
+    t = 0.8 * X @ w + 0.3 * rng.normal(size=(m, classes))
+    if name == "gaussian":
+        return X, w, t + 0.5 * rng.normal(size=t.shape)
+    if name == "logistic":
+        return X, w, (rng.random(t.shape) < 1 / (1 + np.exp(-t))).astype(float)
+    if name == "poisson":
+        return X, w / 2, rng.poisson(np.exp(np.minimum(t, 1.5))).astype(float)
+    return X, w, t.argmax(axis=1)[:, None].astype(float)

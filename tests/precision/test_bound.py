@@ -1,0 +1,216 @@
+"""The bound is never passed, and no part of it could be much smaller."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hpcsgd import bound as bounds
+from hpcsgd.bound import Exchange, bound, gamma, largest_safe_rate, term
+from hpcsgd.errors import ConfigError
+from hpcsgd.families import get_family
+from hpcsgd.precision import FIELDS, RECIPES, make_precision
+from hpcsgd.trial import EXACT, as_one_field, perform, relative_error
+from tests.precision import draws
+
+DRAWN = [(seed, draws.TINY) for seed in range(160)]
+DRAWN += [(seed, draws.SMALL) for seed in range(240)]
+NOISE = 1e-11  # of float64, in which "exact" is computed
+USEFUL = ("matrix", "margin", "gram_wire", "inner", "residual", "weights")
+
+
+def ratios(drawn, name):
+    """field -> bound/measured, where there is anything to measure."""
+    found = {field: [] for field in FIELDS}
+    for seed, limits in drawn:
+        for field, exchange, precision in draws.cases(seed, limits, name):
+            error = relative_error(exchange, precision)
+            said = term(exchange, precision, field).relative
+            assert error <= said + NOISE, (field, name, seed, limits, error, said)
+            if error > NOISE:
+                found[field].append(said / error)
+    return found
+
+
+@pytest.mark.parametrize("name", draws.LOW)
+def test_no_error_passes_its_bound(name):
+    """On 200 exchanges or more, and on some the error is half of it at least.
+
+    G, and what is sent, need several batches and several members.
+    """
+    found = ratios(DRAWN, name)
+    for field, values in found.items():
+        least = 4.0 if (field, name) == ("residual", "fp32") else 2.0
+        enough = 120 if field.startswith("gram") else 200
+        assert len(values) >= enough and min(values) < least, (field, min(values))
+
+
+def test_the_bound_is_of_use_at_larger_sizes():
+    """m up to 256 and d up to 512: the worst case is not orders away."""
+    found = ratios([(seed, draws.LARGE) for seed in range(30)], "bf16")
+    medians = {field: float(np.median(values)) for field, values in found.items()}
+    assert all(medians[field] <= 60 for field in USEFUL), medians
+
+
+@pytest.mark.parametrize("recipe", ["fp32", "c", "d", "bf16", "fp16", "fp8"])
+def test_the_terms_add_up_to_a_bound_on_a_recipe(recipe):
+    """All fields at once; values lie in float32 meanwhile."""
+    precision = RECIPES[recipe]
+    for seed in range(60):
+        exchange = draws.draw_exchange(seed, draws.SMALL)
+        exchange = draws.held(exchange, precision.weights)
+        said = sum(one.relative for one in bound(exchange, precision).values())
+        error = relative_error(exchange, precision)
+        assert error <= said, (seed, error, said)
+
+
+def test_exact_formats_give_exact_sgd():
+    """What is called exact is: two ways to the same weights."""
+    for seed in range(40):
+        exchange = draws.draw_exchange(seed, draws.SMALL)
+        assert relative_error(exchange, EXACT) <= NOISE
+
+
+@pytest.mark.parametrize("field", ["matrix", "margin", "gradient_sum"])
+def test_underflow_is_within_the_bound(field):
+    """Below the smallest normal number more is lost than u of the value.
+
+    tf32 has the u of fp16 and no such loss: its bound is passed, the format's is not.
+    """
+    passed = 0
+    for seed in range(40):
+        drawn = draws.draw_exchange(seed, draws.SMALL, "logistic")
+        rates = (2.0**-4,) * len(drawn.sizes)
+        small = replace(drawn, rows=drawn.rows * 2.0**-20, rates=rates)
+        for name in ("fp16", "fp8-e4m3", "fp8-e5m2"):
+            precision = as_one_field(field, name)
+            error = relative_error(small, precision)
+            assert error <= term(small, precision, field).relative + NOISE
+        without = term(small, as_one_field(field, "tf32"), field).relative
+        passed += relative_error(small, as_one_field(field, "fp16")) > without
+    assert passed > 5
+
+
+def test_errors_of_any_machine_are_at_least_those_of_this_one():
+    """The usual constants are larger wherever the model here is sharper."""
+    for seed in range(40):
+        exchange = draws.draw_exchange(seed, draws.SMALL)
+        for field in set(FIELDS) - {"gram_wire"}:
+            precision = as_one_field(field, "bf16")
+            here, anywhere = (
+                term(exchange, precision, field, m) for m in bounds.MODELS
+            )
+            assert here.absolute <= 1.05 * anywhere.absolute, field
+
+
+def test_a_short_format_has_no_bound_for_long_sums_in_any_order():
+    assert gamma(255, 2.0**-8) < float("inf") and gamma(256, 2.0**-8) == float("inf")
+    exchange = draws.draw_exchange(3, (600, 3, 3))
+    exchange = replace(exchange, parts=())
+    wide = replace(
+        exchange,
+        rows=np.hstack([exchange.rows] * 300),
+        before=np.vstack([exchange.before] * 300),
+        parts=(),
+    )
+    low = as_one_field("margin_sum", "bf16")
+    assert not term(wide, low, "margin_sum", "any").is_bounded
+    assert term(wide, low, "margin_sum").is_bounded
+    assert term(wide, low, "margin").is_bounded
+
+
+def test_momentum_is_refused():
+    with pytest.raises(ConfigError, match="covers plain SGD"):
+        replace(draws.draw_exchange(0, draws.SMALL), momentum=0.9)
+
+
+def test_unknown_models_are_refused():
+    exchange = draws.draw_exchange(0, draws.SMALL)
+    with pytest.raises(ConfigError, match="unknown model 'best'"):
+        bound(exchange, EXACT, "best")
+
+
+def test_shapes_that_do_not_match_are_refused():
+    drawn = draws.draw_exchange(0, draws.SMALL)
+    with pytest.raises(ConfigError, match="do not match"):
+        replace(drawn, sizes=(*drawn.sizes, 1))
+
+
+@pytest.mark.parametrize("intercept", [None, np.zeros(1)])
+@pytest.mark.parametrize("l2", [0.0, 0.3])
+def test_up_to_the_safe_rate_no_step_stretches(l2, intercept):
+    """‖I − η(λ + YᵀY/b)‖ is 1 at the limit; a little above it is more."""
+    rng = np.random.default_rng(4)
+    Y = rng.normal(size=(6, 4))
+    exchange = Exchange(
+        *(Y, (6,), np.zeros((6, 1)), np.ones((4, 1)), (0.1,)),
+        family=get_family("gaussian"),
+        l2=l2,
+        intercept=intercept,
+    )
+    if intercept is not None:
+        Y = np.hstack([Y, np.ones((6, 1))])
+    penalty = l2 * np.diag([1.0] * 4 + [0.0] * (Y.shape[1] - 4))
+    for factor in (0.5, 1.0, 1.01):
+        rate = factor * largest_safe_rate(exchange)
+        step = np.eye(Y.shape[1]) - rate * (penalty + Y.T @ Y / 6)
+        stretch = np.linalg.norm(step, 2)
+        if factor <= 1:
+            assert stretch <= 1 + 1e-12
+        elif intercept is None:
+            assert stretch > 1.01
+
+
+def test_above_the_safe_rate_the_bound_grows_with_the_error():
+    """It holds there too; it says how errors grow."""
+    grown = 0
+    for seed in range(40):
+        drawn = draws.draw_exchange(seed, (20, 8, 6), "gaussian")
+        wild = draws.at_share_of_safe_rate(drawn, 1.8)
+        precision = as_one_field("margin", "bf16")
+        said = term(wild, precision, "margin")
+        assert relative_error(wild, precision) <= said.relative + NOISE
+        grown += wild.growth.max() > 2
+    assert grown > 5
+
+
+def test_norms_of_large_batches_are_upper_bounds_and_called_so(monkeypatch):
+    drawn = draws.draw_exchange(5, draws.LARGE)
+    precision = as_one_field("margin", "bf16")
+    exact = term(drawn, precision, "margin")
+    monkeypatch.setattr("hpcsgd.bound.exchange.SMALL", 1)
+    above = term(replace(drawn), precision, "margin")
+    assert (exact.norms, above.norms) == ("exact", "upper bound")
+    assert exact.absolute < above.absolute < 20 * exact.absolute
+
+
+def test_unbounded_slopes_are_a_condition_of_the_term():
+    for family, word in (("poisson", "clipped"), ("logistic", "overflows")):
+        exchange = draws.draw_exchange(2, draws.SMALL, family)
+        said = term(exchange, as_one_field("margin", "bf16"), "margin")
+        assert said.condition.endswith(word)
+
+
+def test_unit_roundoffs_are_those_of_the_formats():
+    exchange = draws.draw_exchange(1, draws.SMALL)
+    precision = make_precision("c", {"gram_wire": "fp8-e5m2"})
+    found = bound(exchange, precision)
+    assert tuple(found) == FIELDS
+    assert found["matrix"].unit_roundoff == 2.0**-8
+    assert found["gram_wire"].unit_roundoff == 2.0**-3
+    assert found["weights"].unit_roundoff == 2.0**-24
+
+
+def test_margins_that_are_stored_as_summed_add_nothing():
+    exchange = draws.draw_exchange(1, draws.SMALL)
+    for recipe, adds in (("fp32", False), ("c", True), ("bf16", False)):
+        said = bound(exchange, RECIPES[recipe])["margin"].absolute
+        assert (said > 0) is adds
+
+
+def test_outcomes_are_finite():
+    """Nothing overflows in what is drawn, in any format."""
+    for name in draws.LOW:
+        for seed in range(10):
+            for _, exchange, precision in draws.cases(seed, draws.SMALL, name):
+                assert np.isfinite(perform(exchange, precision).after).all()

@@ -116,6 +116,7 @@ def _job(config: RunConfig, words: Vocabulary, task: Task, loaded: Loaded) -> Jo
         matrix=each,
         gram_wire=get_format(precision.gram_wire).dtype.itemsize,
         margin_sum=get_format(precision.margin_sum).dtype.itemsize,
+        apart=not precision.one_message,
         scores=task.columns,
         states=task.states,
     )

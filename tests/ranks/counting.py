@@ -12,8 +12,10 @@ def nothing():
 class CountingComm:
     """Counts calls and words of buffer collectives, flags apart; passes all on."""
 
-    COUNTED = ("Allreduce", "Iallreduce", "Reduce", "Allgatherv", "Bcast")
-    PIECES = ("Alltoallv", "Ialltoallv")
+    COUNTED = (
+        *("Allreduce", "Iallreduce", "Reduce", "Bcast", "Allgather", "Allgatherv"),
+        *("Alltoall", "Ialltoall", "Alltoallv", "Ialltoallv"),
+    )
 
     def __init__(self, comm, parent=None):
         self.comm = comm
@@ -29,7 +31,7 @@ class CountingComm:
             return lambda *a: CountingComm(value(*a), self)
         if name == "Allreduce_init":
             return lambda *a: CountingRequest(value(*a), self, a[1])
-        if name not in self.COUNTED + self.PIECES:
+        if name not in self.COUNTED:
             return value
 
         def counted(*arguments, **options):

@@ -17,14 +17,14 @@ SETS = {
 }
 NAMES = (
     *("level", "exact", "looks", "rows", "gram", "gram_pairs", "gram_amx"),
-    *("steps", "csr", "columns", "softmax"),
+    *("steps", "csr", "columns", "softmax", "softmax_steps"),
 )
 SOURCES = [f"kernels/cpu/{name}.c" for name in NAMES]
 HEADERS = [
     f"kernels/cpu/{name}.h"
     for name in (
-        *("csr", "lanes", "reals", "softmax_body", "steps_body"),
-        *("tiles", "tiles_emulated", "turn"),
+        *("csr", "lanes", "reals", "softmax_body", "softmax_link", "steps_body"),
+        *("tiles", "tiles_emulated", "turn", "walk"),
     )
 ]
 INTEL = platform.machine().lower() in ("x86_64", "amd64")

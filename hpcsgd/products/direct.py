@@ -57,9 +57,9 @@ class Direct:
             clock.lap("steps")
 
     def _message(self, rows: int) -> Workspace:
-        """Of one column of scores, for the members to sum."""
-        task = self.task
-        return self.scratch.workspace(task.members, "margins", rows, task.margin_dtype)
+        """Of the scores of these rows, for the members to sum."""
+        task, words = self.task, rows * self.task.columns
+        return self.scratch.workspace(task.members, "margins", words, task.margin_dtype)
 
     def finish(self) -> None:
         """Nothing is begun early."""

@@ -6,9 +6,11 @@
    run in a fixed order: the same input gives the same bits. */
 
 #include "lanes.h"
+#include "threads.h"
 
 #define TALL (REGISTERS == 32 ? 6 : 3) /* rows of a tile */
 #define FLAT 4                         /* columns of weights of a tile */
+#define TOGETHER (4 * LANES)           /* columns that threads do not part */
 #define ADDED 8                        /* rows that are added together */
 #define LINE 64                        /* bytes that come from memory at once */
 #define PIECE 1024                     /* columns of the matrix that stay in a cache */
@@ -79,9 +81,9 @@ INLINE void fetch(const void *from, int64_t bytes)
                         tall, 1, out + c, wide);                                       \
     }                                                                                  \
     /* `soon` are as many rows that will be wanted after these, or NULL. */            \
-    void NAME##_turned(const TYPE *matrix, int64_t stride, const int64_t *rows,        \
-                       const int64_t *soon, int64_t count, int64_t cols, int64_t wide, \
-                       const float *weights, float *out)                               \
+    static void NAME##_rows(const TYPE *matrix, int64_t stride, const int64_t *rows,   \
+                            const int64_t *soon, int64_t count, int64_t cols,          \
+                            int64_t wide, const float *weights, float *out)            \
     {                                                                                  \
         for (int64_t first = 0; first < cols; first += PIECE) {                        \
             int64_t i = 0, last = first + PIECE < cols ? first + PIECE : cols;         \
@@ -100,6 +102,25 @@ INLINE void fetch(const void *from, int64_t bytes)
                             out + i * wide, wide);                                     \
             }                                                                          \
         }                                                                              \
+    }                                                                                  \
+    static void NAME##_part(void *work, int64_t part, int64_t parts)                   \
+    {                                                                                  \
+        const product *p = (const product *)work;                                      \
+        int64_t first = part_edge(p->count, part, parts, TALL);                        \
+        int64_t last = part_edge(p->count, part + 1, parts, TALL);                     \
+        NAME##_rows((const TYPE *)p->matrix, p->stride, p->rows + first, 0,            \
+                    last - first, p->cols, p->wide, p->from, p->to + first * p->wide); \
+    }                                                                                  \
+    void NAME##_turned(const TYPE *matrix, int64_t stride, const int64_t *rows,        \
+                       const int64_t *soon, int64_t count, int64_t cols, int64_t wide, \
+                       const float *weights, float *out)                               \
+    {                                                                                  \
+        product all = {matrix, stride, rows, count, cols, wide, weights, out};         \
+        int64_t parts = hpcsgd_parts(time_of(&all));                                   \
+        if (parts > 1)                                                                 \
+            hpcsgd_share(parts, NAME##_part, &all);                                    \
+        else                                                                           \
+            NAME##_rows(matrix, stride, rows, soon, count, cols, wide, weights, out);  \
     }                                                                                  \
     EXPORT void NAME(const TYPE *matrix, int64_t stride, const int64_t *rows,          \
                      int64_t count, int64_t cols, int64_t wide, const float *weights,  \
@@ -136,12 +157,15 @@ INLINE void fetch(const void *from, int64_t bytes)
                     gradient[c * cols + k] += ONE(row[i] + k) *                        \
                                               residuals[i * wide + c];                 \
     }                                                                                  \
-    void NAME##_turned(const TYPE *matrix, int64_t stride, const int64_t *rows,        \
-                       int64_t count, int64_t cols, int64_t wide,                      \
-                       const float *residuals, float *gradient)                        \
+    static void NAME##_columns(const product *p, int64_t first, int64_t end)           \
     {                                                                                  \
-        for (int64_t first = 0; first < cols; first += PIECE) {                        \
-            int64_t i = 0, last = first + PIECE < cols ? first + PIECE : cols;         \
+        const TYPE *matrix = (const TYPE *)p->matrix;                                  \
+        const float *residuals = p->from;                                              \
+        const int64_t *rows = p->rows;                                                 \
+        int64_t stride = p->stride, count = p->count, cols = p->cols, wide = p->wide;  \
+        float *gradient = p->to;                                                       \
+        for (; first < end; first += PIECE) {                                          \
+            int64_t i = 0, last = first + PIECE < end ? first + PIECE : end;           \
             for (; i + ADDED <= count; i += ADDED)                                     \
                 NAME##_some(matrix, stride, rows + i, first, last,                     \
                             residuals + i * wide, ADDED, wide, cols, gradient);        \
@@ -149,6 +173,19 @@ INLINE void fetch(const void *from, int64_t bytes)
                 NAME##_some(matrix, stride, rows + i, first, last,                     \
                             residuals + i * wide, 1, wide, cols, gradient);            \
         }                                                                              \
+    }                                                                                  \
+    static void NAME##_part(void *work, int64_t part, int64_t parts)                   \
+    {                                                                                  \
+        const product *p = (const product *)work;                                      \
+        NAME##_columns(p, part_edge(p->cols, part, parts, TOGETHER),                   \
+                       part_edge(p->cols, part + 1, parts, TOGETHER));                 \
+    }                                                                                  \
+    void NAME##_turned(const TYPE *matrix, int64_t stride, const int64_t *rows,        \
+                       int64_t count, int64_t cols, int64_t wide,                      \
+                       const float *residuals, float *gradient)                        \
+    {                                                                                  \
+        product all = {matrix, stride, rows, count, cols, wide, residuals, gradient};  \
+        hpcsgd_share(hpcsgd_parts(time_of(&all)), NAME##_part, &all);                  \
     }                                                                                  \
     EXPORT void NAME(const TYPE *matrix, int64_t stride, const int64_t *rows,          \
                      int64_t count, int64_t cols, int64_t wide,                        \

@@ -9,6 +9,7 @@
    Sums run in a fixed order: the same input gives the same bits. */
 
 #include "lanes.h"
+#include "threads.h"
 
 #define AT_ONCE 4  /* rows whose margins are summed together */
 #define ADDED 8    /* rows that are added to w together */
@@ -16,6 +17,7 @@
 /* While a batch is summed its successor is fetched, a line for every two that are read:
    half of its rows by the margins, the others by the update. */
 #define FETCHED(count) ((count) / AT_ONCE * (AT_ONCE / 2)) /* by the margins */
+#define TOGETHER (4 * LANES) /* columns that threads do not part */
 #define PIECE 2048 /* columns of w that stay in the first cache meanwhile */
 
 EXPORT void hpcsgd_widen_rows_bf16(const uint16_t *matrix, int64_t row_stride,
@@ -68,9 +70,9 @@ EXPORT void hpcsgd_widen_rows_bf16(const uint16_t *matrix, int64_t row_stride,
     }                                                                                  \
     /* `soon` are as many rows that will be wanted after these, or NULL: then the next \
        rows of these are fetched. */                                                   \
-    void NAME##_before(const TYPE *matrix, int64_t stride, const int64_t *rows,        \
-                       const int64_t *soon, int64_t count, int64_t cols,               \
-                       const float *weights, float *out)                               \
+    static void NAME##_rows(const TYPE *matrix, int64_t stride, const int64_t *rows,   \
+                            const int64_t *soon, int64_t count, int64_t cols,          \
+                            const float *weights, float *out)                          \
     {                                                                                  \
         int64_t i = 0;                                                                 \
         for (; soon && i + AT_ONCE <= count; i += AT_ONCE)                             \
@@ -83,6 +85,25 @@ EXPORT void hpcsgd_widen_rows_bf16(const uint16_t *matrix, int64_t row_stride,
         }                                                                              \
         for (; i < count; i++)                                                         \
             NAME##_some(matrix, stride, rows + i, rows, 0, cols, weights, 1, out + i); \
+    }                                                                                  \
+    static void NAME##_part(void *work, int64_t part, int64_t parts)                   \
+    {                                                                                  \
+        const product *p = (const product *)work;                                      \
+        int64_t first = part_edge(p->count, part, parts, AT_ONCE);                     \
+        int64_t last = part_edge(p->count, part + 1, parts, AT_ONCE);                  \
+        NAME##_rows((const TYPE *)p->matrix, p->stride, p->rows + first, 0,            \
+                    last - first, p->cols, p->from, p->to + first);                    \
+    }                                                                                  \
+    void NAME##_before(const TYPE *matrix, int64_t stride, const int64_t *rows,        \
+                       const int64_t *soon, int64_t count, int64_t cols,               \
+                       const float *weights, float *out)                               \
+    {                                                                                  \
+        product all = {matrix, stride, rows, count, cols, 1, weights, out};            \
+        int64_t parts = hpcsgd_parts(time_of(&all));                                   \
+        if (parts > 1)                                                                 \
+            hpcsgd_share(parts, NAME##_part, &all);                                    \
+        else                                                                           \
+            NAME##_rows(matrix, stride, rows, soon, count, cols, weights, out);        \
     }                                                                                  \
     EXPORT void NAME(const TYPE *matrix, int64_t stride, const int64_t *rows,          \
                      int64_t count, int64_t cols, const float *weights, float *out)    \
@@ -128,12 +149,12 @@ EXPORT void hpcsgd_widen_rows_bf16(const uint16_t *matrix, int64_t row_stride,
             NAME##_some(matrix, stride, rows + i, soon + next, fetched ? 1 : 0, first, \
                         last, residuals + i, 1, weights);                              \
     }                                                                                  \
-    void NAME##_before(const TYPE *matrix, int64_t stride, const int64_t *rows,        \
-                       const int64_t *soon, int64_t count, int64_t cols,               \
-                       const float *residuals, float *weights)                         \
+    static void NAME##_columns(const TYPE *matrix, int64_t stride, const int64_t *rows,\
+                               const int64_t *soon, int64_t count, int64_t first,      \
+                               int64_t end, const float *residuals, float *weights)    \
     {                                                                                  \
-        for (int64_t first = 0; first < cols; first += PIECE) {                        \
-            int64_t last = first + PIECE < cols ? first + PIECE : cols;                \
+        for (; first < end; first += PIECE) {                                          \
+            int64_t last = first + PIECE < end ? first + PIECE : end;                  \
             if (soon)                                                                  \
                 NAME##_piece(matrix, stride, rows, soon, ADDED / 2, first, last, count,\
                              residuals, weights);                                      \
@@ -141,6 +162,25 @@ EXPORT void hpcsgd_widen_rows_bf16(const uint16_t *matrix, int64_t row_stride,
                 NAME##_piece(matrix, stride, rows, rows, 0, first, last, count,        \
                              residuals, weights);                                      \
         }                                                                              \
+    }                                                                                  \
+    static void NAME##_part(void *work, int64_t part, int64_t parts)                   \
+    {                                                                                  \
+        const product *p = (const product *)work;                                      \
+        NAME##_columns((const TYPE *)p->matrix, p->stride, p->rows, 0, p->count,       \
+                       part_edge(p->cols, part, parts, TOGETHER),                      \
+                       part_edge(p->cols, part + 1, parts, TOGETHER), p->from, p->to); \
+    }                                                                                  \
+    void NAME##_before(const TYPE *matrix, int64_t stride, const int64_t *rows,        \
+                       const int64_t *soon, int64_t count, int64_t cols,               \
+                       const float *residuals, float *weights)                         \
+    {                                                                                  \
+        product all = {matrix, stride, rows, count, cols, 1, residuals, weights};      \
+        int64_t parts = hpcsgd_parts(time_of(&all));                                   \
+        if (parts > 1)                                                                 \
+            hpcsgd_share(parts, NAME##_part, &all);                                    \
+        else                                                                           \
+            NAME##_columns(matrix, stride, rows, soon, count, 0, cols, residuals,      \
+                           weights);                                                   \
     }                                                                                  \
     EXPORT void NAME(const TYPE *matrix, int64_t stride, const int64_t *rows,          \
                      int64_t count, int64_t cols, const float *residuals,              \

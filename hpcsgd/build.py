@@ -73,4 +73,4 @@ def _use_threads(count: int, world: Communicator) -> None:
     """In the kernels that all ranks have settled on."""
     threads.use(count)
     if count > 1:
-        threads.warn(count, world.exchange_objects(threads.host()), world.rank)
+        threads.warn(count, world.exchange_objects(threads.place()), world.rank)

@@ -22,23 +22,25 @@ def use(count: int, grain: int = 0) -> None:
         door_to(library, "hpcsgd_set_threads")(count, grain)
 
 
-def warn(count: int, hosts: Sequence[str], rank: int) -> None:
-    """Say on one rank of a node that its ranks want more cores than there are."""
-    here = hosts[rank]
-    ranks, cores = hosts.count(here), cores_here()
-    if ranks * count > cores and hosts.index(here) == rank:
+def warn(count: int, places: Sequence[tuple[str, Sequence[int]]], rank: int) -> None:
+    """Say on one rank of a node that its ranks want more cores than they may use.
+
+    `places` is what each rank said of `place`.
+    """
+    node = places[rank][0]
+    here = [cores for name, cores in places if name == node]
+    cores = len(set().union(*here))
+    is_first = [name for name, _ in places].index(node) == rank
+    if is_first and len(here) * count > cores:
         log.warning(
-            "%d ranks of %d threads share %d cores of %s; their kernels will wait for"
-            " one another: use fewer --threads",
-            *(ranks, count, cores, here),
+            "%d x %d threads share %d cores of %s and wait for one another;"
+            " use fewer --threads or ranks",
+            *(len(here), count, cores, node),
         )
 
 
-def host() -> str:
-    """The node that this rank runs on."""
-    return socket.gethostname()
-
-
-def cores_here() -> int:
-    """Those of the node that its ranks may use between them."""
-    return os.cpu_count() or 1
+def place() -> tuple[str, tuple[int, ...]]:
+    """The node that this rank runs on, and the cores that it may use there."""
+    if hasattr(os, "sched_getaffinity"):
+        return socket.gethostname(), tuple(sorted(os.sched_getaffinity(0)))
+    return socket.gethostname(), tuple(range(os.cpu_count() or 1))

@@ -161,15 +161,34 @@ def test_less_than_one_is_refused():
         RunConfig.parse({"run": {"threads": 0}})
 
 
-@pytest.mark.parametrize("cores, says", [(3, 1), (4, 0)])
-def test_too_many_are_said_once(cores, says, monkeypatch, caplog):
-    monkeypatch.setattr(threads, "cores_here", lambda: cores)
-    hosts = ("one", "two", "one")
+@pytest.mark.parametrize(
+    "cores, says",
+    [
+        ([(0, 1, 2), (0,), (0, 1, 2)], 1),
+        ([(0, 1), (0,), (2, 3)], 0),
+        ([(0, 1), (0,), (1, 2)], 1),
+        ([(0, 1, 2, 3), (0, 1), (0, 1, 2, 3)], 0),
+    ],
+)
+def test_too_many_are_said_once(cores, says, caplog):
+    """By the first rank of a node, of the cores that its ranks may use between them."""
+    places = list(zip(("one", "two", "one"), cores, strict=True))
     with caplog.at_level(logging.WARNING, logger="hpcsgd"):
         for rank in (0, 2):
-            threads.warn(2, hosts, rank)
+            threads.warn(2, places, rank)
     assert len(caplog.records) == says
-    assert not says or "2 ranks of 2 threads share 3 cores" in caplog.text
+    assert not says or "2 x 2 threads share 3 cores of one" in caplog.text
+
+
+@compiled
+def test_a_run_says_so(caplog, monkeypatch):
+    monkeypatch.setattr(threads, "place", lambda: ("here", (0, 1, 2)))
+    problem = make_problem("logistic", n=24, d=5)
+    with caplog.at_level(logging.WARNING, logger="hpcsgd"):
+        train_on(2, config_of(problem, "direct", "logistic", "fp32", 1), problem)
+        assert "threads share" not in caplog.text
+        train_on(2, config_of(problem, "direct", "logistic", "fp32", 2), problem)
+    assert caplog.text.count("2 x 2 threads share 3 cores") == 1
 
 
 def work_of(d=700, m=64):

@@ -102,6 +102,7 @@ class RunSection:
     on_failure: str = "stop"  # shrink: go on with the ranks that are left (ULFM)
     timeout: float = 20.0  # seconds a rank waits for one that does nothing; 0 = ever
     emulate_members: int = 0  # this rank as one of so many, for times; 0 = no
+    threads: int = 1  # of each rank, in compiled kernels; larger = ranks on more cores
     profile: bool = False  # report where the time went, on all ranks
 
     def __post_init__(self) -> None:
@@ -110,6 +111,7 @@ class RunSection:
             ("check_every", 1, "64 is usual"),
             ("record", 0, "0 keeps none"),
             ("emulate_members", 0, "0 emulates none"),
+            ("threads", 1, "1 is one core a rank"),
             ("evaluate_every", 0, "0 measures at the two ends only"),
         ):
             value = getattr(self, name)

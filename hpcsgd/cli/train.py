@@ -80,6 +80,11 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "run.emulate_members",
         {"type": int, "metavar": "N", "help": "time one rank as one of N"},
     ),
+    (
+        "--threads",
+        "run.threads",
+        {"type": int, "metavar": "N", "help": "of each rank, in compiled kernels"},
+    ),
     ("--hdf5", "data.hdf5", {"choices": list(DRIVERS), "help": "how ranks read"}),
     ("--sampling", "sampling.mode", {"choices": list(MODES), "help": "row order"}),
     ("--seed", "sampling.seed", {"type": int, "help": "of the row order"}),

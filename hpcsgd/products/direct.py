@@ -58,9 +58,10 @@ class Direct:
             clock.lap("steps")
 
     def _message(self, rows: int) -> Message:
-        """Of one column of scores, for the members to sum."""
-        form = self.task.precision.margin_sum
-        return self.scratch.message(self.task.members, "margins", rows, form)
+        """Of the scores of these rows, for the members to sum."""
+        task, words = self.task, rows * self.task.columns
+        form = task.precision.margin_sum
+        return self.scratch.message(task.members, "margins", words, form)
 
     def finish(self) -> None:
         """Nothing is begun early."""

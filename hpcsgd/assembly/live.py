@@ -19,10 +19,12 @@ from hpcsgd.data.sampling import plan_groups
 from hpcsgd.data.stream import Streamed
 from hpcsgd.engine import Engine
 from hpcsgd.load import Loaded
-from hpcsgd.products import GATHERS, get_product
+from hpcsgd.products import GATHERS, RECURS, get_product
 from hpcsgd.products.base import Product, State, Task
+from hpcsgd.products.gap import GapMonitor
 from hpcsgd.products.lookahead import LookAheadGram
 from hpcsgd.products.plan import Planner
+from hpcsgd.products.watcher import UNWATCHED, Unwatched
 from hpcsgd.rates import make_rate
 from hpcsgd.timing import Clock
 
@@ -100,8 +102,9 @@ def assemble(
     schedule = replace(config.schedule, steps=chosen.steps)
     config = replace(config, schedule=schedule)
     name, look_ahead = chosen.product, chosen.look_ahead
-    product = _product(name, look_ahead, task)
     feed = _feed(config, words, grid, loaded)
+    task = replace(task, monitor=_monitor(config, name, feed))
+    product = _product(name, look_ahead, task)
     columns = Columns(grid, loaded.shard.parts, product.holds_all_columns)
     parts = Parts(
         config, words, grid, loaded, task, product, name, look_ahead, feed, columns
@@ -135,6 +138,14 @@ def _task(words: Vocabulary, grid: Grid, loaded: Loaded) -> Task:
         probe=words.update.probe(),
         clock=Clock(),
     )
+
+
+def _monitor(config: RunConfig, name: str, feed: Feed) -> Unwatched:
+    """Who looks at the recurrence, where there is one and it is that of all ranks."""
+    run = config.run
+    if name not in RECURS or not run.gap_every or run.emulate_members:
+        return UNWATCHED
+    return GapMonitor(run.gap_every, feed.exchanges_per_epoch, config.sampling.seed)
 
 
 def _product(name: str, look_ahead: bool, task: Task) -> Product:

@@ -17,7 +17,7 @@ from hpcsgd.products.base import (
     gather_rows,
     iterate,
 )
-from hpcsgd.products.gram import gram_buffer, margin_shape
+from hpcsgd.products.gram import gram_buffer, margin_words, margins_in
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,13 @@ class LookAheadGram:
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Post the margins, begin the next Gram, then iterate on this one."""
         ready = self._take(group)
-        margins, travelling = self._post_margins(state, ready)
+        travelling = self._post_margins(state, ready)
         if upcoming is not None:
             self.prepared = self._prepare(upcoming)
-        travelling.wait()
+        margins, more = margins_in(self.task, group, travelling.wait())
         ready.pending.wait()
         self.task.clock.lap("communicate")
+        self.task.monitor.judge(more)
         return iterate(self.task, state, group, ready.rows, margins, ready.gram)
 
     def finish(self) -> None:
@@ -77,11 +78,14 @@ class LookAheadGram:
         task.clock.lap("communicate")
         return Prepared(group, rows, gram, pending)
 
-    def _post_margins(self, state: State, ready: Prepared) -> tuple[Array, Pending]:
-        task, shape = self.task, margin_shape(self.task, ready.group)
-        margins = self.scratches[0].array("margins", shape, task.margin_dtype)
+    def _post_margins(self, state: State, ready: Prepared) -> Pending:
+        task, group = self.task, ready.group
+        shape = (margin_words(task, group) + task.monitor.words,)
+        flat = self.scratches[0].array("margins", shape, task.margin_dtype)
+        margins, more = margins_in(task, group, flat)
+        task.monitor.post(more)
         task.backend.scores(ready.rows, state.weights, margins)
         task.clock.lap("scores")
-        pending = task.members.start_sum(margins, "products")
+        pending = task.members.start_sum(flat, "products")
         task.clock.lap("communicate")
-        return margins, pending
+        return pending

@@ -1,0 +1,278 @@
+"""The gap monitor: the scores of the recurrence against fresh products, now and then.
+
+After the residuals of an exchange are known, every member walks its slice of the
+weights through the steps as plain SGD would, and forms the scores that the steps
+should have seen. These partial scores, folded with random signs into as many words as
+a batch has rows, travel in the next message; their sum is compared with the same fold
+of what the recurrence gives. Rounding to `margin` is in neither of the two. That the
+residuals in use are those of the recurrence is seen at once, by every member alone.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.formats import get_format
+from hpcsgd.products import rerun
+from hpcsgd.products.base import Group, Rows, State, Task, batch_of, store_margins
+from hpcsgd.products.direct import probed
+from hpcsgd.products.roundoff import SAFETY, Model, recurrence_error, unit
+from hpcsgd.products.watcher import Unwatched
+from hpcsgd.schedule import Blocks
+
+Array = NDArray[Any]
+PROBES = 64  # rows whose sizes are estimated at least, by more than one look if need be
+
+
+class Fold:
+    """All m rows as few words: rows of one place, and their K scores, with signs."""
+
+    def __init__(self, blocks: Blocks, columns: int, seed: tuple[int, ...]) -> None:
+        rng = np.random.default_rng(seed)
+        # One of the words says how large the partial scores are.
+        self.words = max(*blocks.sizes, 2)
+        self.places = self.words - 1
+        self.signs = rng.choice((-1.0, 1.0), size=(blocks.rows, columns))
+        rows = [np.arange(size) for size in blocks.sizes]
+        self.place = np.concatenate(rows) % self.places
+
+    def signed(self, values: Array) -> Array:
+        """One word for each place."""
+        return self.added(self.signs * values)
+
+    def added(self, values: Array) -> Array:
+        """The same without signs."""
+        total: Array = np.bincount(
+            self.place, values.sum(axis=1, dtype=np.float64), self.places
+        )
+        return total
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the steps began with."""
+
+    number: int
+    margins: Array  # before they were rounded to their storage
+    intercept: Array | None
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What the next message is compared with."""
+
+    number: int
+    own: Array  # this member's words
+    expected: Array
+    variance: Array  # of rounding, what the members' sizes do not say
+    flushed: Array
+    unit: float
+
+
+class GapMonitor(Unwatched):
+    """Looks every so many exchanges; of one member, and its alarm is for all ranks."""
+
+    def __init__(self, every: int, exchanges_per_epoch: int, seed: int) -> None:
+        self.every = every
+        self.exchanges_per_epoch = exchanges_per_epoch
+        self.seed = seed
+        self.last: int | None = None  # the exchange before this one
+        self.waiting: Waiting | None = None
+        self.looks = 0  # that ended in a verdict
+
+    @property
+    def words(self) -> int:  # type: ignore[override]
+        """Of this member that wait for the next message."""
+        return 0 if self.waiting is None else len(self.waiting.own)
+
+    def post(self, room: Array) -> None:
+        """Put what waits into its place in the message."""
+        if self.waiting is not None:
+            room[...] = self.waiting.own
+
+    def judge(self, total: Array) -> None:
+        """Compare, and note where the difference is more than rounding."""
+        found, self.waiting = self.waiting, None
+        if found is None:
+            return
+        self.looks += 1
+        fresh, size = total[:-1].astype(np.float64), float(total[-1])
+        gap = np.abs(fresh - found.expected)
+        spread = np.sqrt(found.variance + (found.unit * size) ** 2)
+        self._note("scores", found.number, gap, SAFETY * spread + found.flushed)
+
+    def before(self, state: State, group: Group, margins: Array) -> Seen | None:
+        """Copies of what the steps begin with, where a look is due."""
+        number = group.epoch * self.exchanges_per_epoch + group.index + 1
+        last = number - 1 if self.last is None else self.last
+        self.last = number
+        # Not "number % every": a replica with fewer rows has no exchange of some.
+        if number // self.every == last // self.every:
+            return None
+        intercept = None if state.intercept is None else state.intercept.copy()
+        return Seen(number, margins.copy(), intercept)
+
+    def after(  # type: ignore[override]
+        self, seen: Seen, task: Task, state: State, group: Group, rows: Rows, gram: Array
+    ) -> None:
+        """Check the residuals, walk, and leave words for the next message."""
+        assert state.residuals is not None
+        exact = Exact.of(task, seen, group, gram, state.residuals)
+        gap, allowed = exact.residual_gap(task, group, state.residuals)
+        self._note("residuals", seen.number, gap, allowed)
+        fold = Fold(group.blocks, task.columns, (self.seed, seen.number))
+        model = Model(task.precision, group.blocks, terms(task), task.members.size)
+        fresh, size = walked(task, state, group, rows, fold, model, seen.number)
+        variance = model.of_products(
+            exact.led_size, exact.corrections.size, exact.scores
+        )
+        self.waiting = Waiting(
+            number=seen.number,
+            own=np.append(fresh, size),
+            expected=fold.signed(exact.scores),
+            variance=fold.added(variance),
+            flushed=fold.added(model.flushed(exact.corrections.pushed)),
+            unit=model.unit,
+        )
+        task.clock.lap("gap")
+
+    def _note(self, what: str, number: int, gap: Array, allowed: Array) -> None:
+        """The place where it is worst; what is beyond judging is left to other eyes."""
+        known = np.isfinite(allowed)
+        wrong = known & ~(gap <= allowed)
+        if self.alarm is not None or not wrong.any():
+            return
+        worst = np.argmax(np.where(wrong, gap / np.maximum(allowed, 1e-300), -1.0))
+        self.alarm = {
+            "of": what,
+            "exchange": number,
+            "gap": float(gap.flat[worst]),
+            "tolerance": float(allowed.flat[worst]),
+        }
+
+
+@dataclass(frozen=True)
+class Exact:
+    """The recurrence in float64, from the products and residuals of the run."""
+
+    scores: Array  # (m, K), of the margins as they were summed
+    led_size: Array  # Σ_k |lead_k z_k|
+    corrections: rerun.Corrections
+    used: Array  # Σ_k lead_k z_k of the margins as they were stored
+    shift: Array | float  # q·β
+
+    @classmethod
+    def of(
+        cls, task: Task, seen: Seen, group: Group, gram: Array, residuals: Array
+    ) -> "Exact":
+        """What exchange `seen` had."""
+        unrolled, blocks = group.coefficients.whole, group.blocks
+        found = rerun.corrections(unrolled, blocks, gram, residuals)
+        stored = store_margins(task, seen.margins.copy())
+        return cls(
+            scores=rerun.lead(unrolled, blocks, seen.margins) + found.total,
+            led_size=rerun.lead_size(unrolled, blocks, seen.margins),
+            corrections=found,
+            used=rerun.lead(unrolled, blocks, stored),
+            shift=rerun.intercepts(unrolled, blocks, seen.intercept, residuals),
+        )
+
+    def residual_gap(
+        self, task: Task, group: Group, residuals: Array
+    ) -> tuple[Array, Array]:
+        """How far residuals are from those of the scores, and may be."""
+        batch, form = batch_of(task, group.rows), task.precision
+        offset = 0.0 if batch.offsets is None else batch.offsets.astype(np.float64)
+        parts = (self.led_size, self.shift, offset)
+        at = self.used + self.corrections.total + self.shift + offset
+        own = unit(form.residual)
+        slack = recurrence_error(form, group.blocks, parts, self.corrections.size)
+        slack = SAFETY * (slack + own * np.abs(at))
+        dtype = np.dtype("float64" if form.residual == "fp64" else "float32")
+
+        def there(scores: Array) -> Array:
+            settings = (batch.targets, batch.weights, dtype)
+            return rerun.residuals_at(task.family, scores, *settings)
+
+        expected = there(at)
+        if task.columns > 1:  # Σ |∂softmax/∂t| is at most 1/2
+            moved = 0.5 * slack.max(axis=1, keepdims=True)
+            moved = moved * (1.0 if batch.weights is None else batch.weights)
+        else:  # residuals rise with their score
+            moved = np.maximum(there(at + slack) - expected, expected - there(at - slack))
+        rounded = _rounded(task, batch.targets, batch.weights, expected)
+        return np.abs(residuals - expected), moved + rounded
+
+
+def _rounded(
+    task: Task, targets: Array, weights: Array | None, expected: Array
+) -> Array:
+    """What a residual loses where it is the difference of a mean and a target."""
+    form = task.precision
+    real = task.family.targets in ("real", "counts", "positive")
+    target = np.maximum(np.abs(targets), 1.0) if real else 1.0
+    c = 1.0 if weights is None else weights
+    u = max(unit(form.residual), unit(form.inner))
+    least = max(get_format(name).tiny for name in (form.residual, form.inner))
+    allowed: Array = SAFETY * (u * (2 * np.abs(expected) + c * target) + c * least)
+    return allowed
+
+
+def terms(task: Task) -> float:
+    """How many products a member adds for one score: those of the widest."""
+    shard = task.shard
+    if not shard.is_sparse:
+        return float(max(part.stop - part.start for part in shard.parts))
+    mean = shard.matrix.nnz / max(shard.height, 1)  # type: ignore[union-attr]
+    return float(1.0 + mean) * len(shard.parts)
+
+
+def walked(
+    task: Task,
+    state: State,
+    group: Group,
+    rows: Rows,
+    fold: Fold,
+    model: Model,
+    number: int,
+) -> tuple[Array, float]:
+    """This member's fresh scores, folded, and how large their rounding errors are.
+
+    The size is in units of `model.unit`, the largest of all places.
+    """
+    weights, starts = state.weights.copy(), group.blocks.starts
+    scores = np.empty((group.blocks.rows, task.columns), dtype=task.margin_dtype)
+    for j, plan in enumerate(group.steps):
+        part = slice(starts[j], starts[j + 1])
+        task.backend.scores(rows[part], probed(task, weights), scores[part])
+        if j + 1 < len(group.steps):
+            residuals = state.residuals[part]  # type: ignore[index]
+            task.backend.descend(weights, rows[part], residuals, plan)
+    before, behind = probed(task, state.weights), probed(task, weights)
+    spread = np.sqrt(
+        model.of_weights * (before**2 + behind**2)
+        + model.of_steps * (behind - before) ** 2
+    ).astype(weights.dtype, copy=False)
+    squares = _squares(task, rows, spread, fold, (number, task.members.rank))
+    squares += model.of_weights * np.square(scores, dtype=np.float64)
+    return fold.signed(scores), float(np.sqrt(fold.added(squares).max()))
+
+
+def _squares(
+    task: Task, rows: Rows, spread: Array, fold: Fold, seed: tuple[int, ...]
+) -> Array:
+    """‖y ∘ spread‖² of every row: the mean square of products with random signs."""
+    rng = np.random.default_rng(seed)
+    m = len(fold.place)
+    total = np.zeros((m, task.columns))
+    out = np.empty(total.shape, dtype=task.margin_dtype)
+    looks = max(1, PROBES // m)
+    for _ in range(looks):
+        signs = rng.integers(0, 2, size=(len(spread), 1), dtype=np.int8)
+        signs = 2 * signs - 1
+        task.backend.scores(rows, np.ascontiguousarray(spread * signs), out)
+        total += np.square(out, dtype=np.float64)
+    total /= looks
+    return total

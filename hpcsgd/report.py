@@ -75,6 +75,7 @@ def _facts(
         "precision": _precision(live),
         "clipped_scores": live.engine.evaluation.clipped,
         "mended_members": live.engine.guard.mended,
+        "events": list(view.events),
         "seconds_total": view.seconds,
         "seconds_setup": sum(setup.values()),
         "seconds_evaluate": evaluate,

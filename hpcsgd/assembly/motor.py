@@ -83,15 +83,20 @@ def make_engine(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Engin
 def _looks_every(parts: Parts) -> int:
     """Verdicts on the recurrence are heard of when all ranks look up: soon."""
     run = parts.config.run
-    watched = parts.task.monitor is not UNWATCHED
-    return min(run.check_every, run.gap_every) if watched else run.check_every
+    if not _is_watched(parts):
+        return run.check_every
+    return min(run.check_every, run.gap_every)
+
+
+def _is_watched(parts: Parts) -> bool:
+    return parts.task.monitor is not UNWATCHED
 
 
 def _good_states(parts: Parts) -> GoodStates:
     """Copies are kept where there is something to fall back to."""
-    watched = parts.task.monitor is not UNWATCHED
+    every = parts.config.run.gap_every if _is_watched(parts) else 0
     rung = next_rung(parts.config, parts.product_name) if _falls_back(parts) else None
-    return GoodStates(parts.config.run.gap_every if watched else 0, rung is not None)
+    return GoodStates(every, rung is not None)
 
 
 def _falls_back(parts: Parts) -> bool:
@@ -186,6 +191,7 @@ def _recorder(parts: Parts) -> Recorder:
             "product": parts.product_name,
             "look_ahead": parts.look_ahead,
             "reproducible": grid.world.reproducible,
+            "gap_every": run.gap_every if _is_watched(parts) else 0,
         },
     )
 

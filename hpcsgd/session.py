@@ -17,9 +17,9 @@ from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.config import RunConfig
 from hpcsgd.damage import find_damage
+from hpcsgd.data.readers import RowReader
 from hpcsgd.events import fallen
 from hpcsgd.fall_back import ASKED, moved, next_rung
-from hpcsgd.data.readers import RowReader
 from hpcsgd.report import report
 from hpcsgd.result import Result, Status
 from hpcsgd.resume import as_it_fell, resume

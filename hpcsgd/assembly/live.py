@@ -60,6 +60,7 @@ class Live:
         self.capture.put_back(
             checkpoint, self.state, self.engine.view, self.feed.progress
         )
+        self.task.monitor.begin(self.engine.view.exchanges, self.feed.plans)
 
     def close(self) -> None:
         """Let go of the file and of the groups, with all ranks; the world stays."""

@@ -26,14 +26,18 @@ Array = NDArray[Any]
 PROBES = 64  # rows whose sizes are estimated at least, by more than one look if need be
 
 
+def words_of(sizes: tuple[int, ...]) -> int:
+    """b of them, and two where batches are single rows."""
+    return max(*sizes, 2)
+
+
 class Fold:
     """All m rows as few words: rows of one place, and their K scores, with signs."""
 
     def __init__(self, blocks: Blocks, columns: int, seed: tuple[int, ...]) -> None:
         rng = np.random.default_rng(seed)
         # One of the words says how large the partial scores are.
-        self.words = max(*blocks.sizes, 2)
-        self.places = self.words - 1
+        self.places = words_of(blocks.sizes) - 1
         self.signs = rng.choice((-1.0, 1.0), size=(blocks.rows, columns))
         rows = [np.arange(size) for size in blocks.sizes]
         self.place = np.concatenate(rows) % self.places
@@ -78,23 +82,40 @@ class GapMonitor(Unwatched):
         self.every = every
         self.exchanges_per_epoch = exchanges_per_epoch
         self.seed = seed
-        self.last: int | None = None  # the exchange before this one
+        self.last = 0  # the exchange before this one
         self.waiting: Waiting | None = None
-        self.looks = 0  # that ended in a verdict
+        self.blank = 0  # words that nobody will read
+        self.looks = 0
 
     @property
     def words(self) -> int:  # type: ignore[override]
         """Of this member that wait for the next message."""
-        return 0 if self.waiting is None else len(self.waiting.own)
+        return self.blank if self.waiting is None else len(self.waiting.own)
+
+    def begin(self, done: int, plans: list[tuple[int, ...]]) -> None:
+        """Look where the run that is gone on with would have.
+
+        Messages keep their sizes, so that sums have the same bits: words of a look
+        that was not judged any more are sent, and mean nothing.
+        """
+        each, count = self.exchanges_per_epoch, len(plans)
+        epochs, rest = divmod(done, each)
+        self.last = epochs * each + min(rest, count)
+        if epochs and not rest:
+            self.last += count - each
+        before = self.last - 1
+        if before and not before % each:
+            before += count - each
+        if self.last and self._is_due(self.last, before):
+            self.blank = words_of(plans[(self.last - 1) % each])
 
     def post(self, room: Array) -> None:
         """Put what waits into its place in the message."""
-        if self.waiting is not None:
-            room[...] = self.waiting.own
+        room[...] = 0.0 if self.waiting is None else self.waiting.own
 
     def judge(self, total: Array) -> None:
         """Compare, and note where the difference is more than rounding."""
-        found, self.waiting = self.waiting, None
+        found, self.waiting, self.blank = self.waiting, None, 0
         if found is None:
             return
         self.looks += 1
@@ -106,16 +127,20 @@ class GapMonitor(Unwatched):
     def before(self, state: State, group: Group, margins: Array) -> Seen | None:
         """Copies of what the steps begin with, where a look is due."""
         number = group.epoch * self.exchanges_per_epoch + group.index + 1
-        last = number - 1 if self.last is None else self.last
-        self.last = number
-        # Not "number % every": a replica with fewer rows has no exchange of some.
-        if number // self.every == last // self.every:
+        last, self.last = self.last, number
+        if not self._is_due(number, last):
             return None
         intercept = None if state.intercept is None else state.intercept.copy()
         return Seen(number, margins.copy(), intercept)
 
-    def after(  # type: ignore[override]
-        self, seen: Seen, task: Task, state: State, group: Group, rows: Rows, gram: Array
+    def after(
+        self,
+        seen: Seen,
+        task: Task,
+        state: State,
+        group: Group,
+        rows: Rows,
+        gram: Array,
     ) -> None:
         """Check the residuals, walk, and leave words for the next message."""
         assert state.residuals is not None
@@ -137,6 +162,10 @@ class GapMonitor(Unwatched):
             unit=model.unit,
         )
         task.clock.lap("gap")
+
+    def _is_due(self, number: int, last: int) -> bool:
+        # Not "number % every": a replica with fewer rows has no exchange of some.
+        return number // self.every > last // self.every
 
     def _note(self, what: str, number: int, gap: Array, allowed: Array) -> None:
         """The place where it is worst; what is beyond judging is left to other eyes."""
@@ -201,7 +230,9 @@ class Exact:
             moved = 0.5 * slack.max(axis=1, keepdims=True)
             moved = moved * (1.0 if batch.weights is None else batch.weights)
         else:  # residuals rise with their score
-            moved = np.maximum(there(at + slack) - expected, expected - there(at - slack))
+            moved = np.maximum(
+                there(at + slack) - expected, expected - there(at - slack)
+            )
         rounded = _rounded(task, batch.targets, batch.weights, expected)
         return np.abs(residuals - expected), moved + rounded
 

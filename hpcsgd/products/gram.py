@@ -81,7 +81,7 @@ class Gram:
         ]
 
     def _parts(self, group: Group, arrays: list[Array]) -> tuple[Array, Array, Array]:
-        """Gram, margins and what the monitor adds, as views of what is sent or summed."""
+        """Gram, margins and the monitor's words: views of what is sent or summed."""
         words = group.blocks.gram_words
         behind = arrays[0][words:] if len(arrays) == 1 else arrays[1]
         return arrays[0][:words], *margins_in(self.task, group, behind)

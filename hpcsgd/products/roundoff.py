@@ -38,7 +38,7 @@ def grown(u: float, terms: float) -> float:
 
 @dataclass(frozen=True)
 class Model:
-    """Variances of what fresh products and recurrence differ by, in units of `unit`²."""
+    """Variances of fresh products less the recurrence, in units of `unit`²."""
 
     precision: Precision
     blocks: Blocks

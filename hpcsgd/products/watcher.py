@@ -16,7 +16,11 @@ class Unwatched:
     """
 
     words = 0  # of this member that wait for the next message
+    looks = 0  # at the recurrence that ended in a verdict
     alarm: dict[str, Any] | None = None  # what was found, until somebody takes it
+
+    def begin(self, done: int, plans: list[tuple[int, ...]]) -> None:
+        """A run goes on after exchange `done`; `plans` are the batches of an epoch."""
 
     def post(self, room: Array) -> None:
         """Put what waits into its place in the message."""
@@ -25,7 +29,7 @@ class Unwatched:
         """Compare what the members' words add up to with what it should be."""
 
     def before(self, state: Any, group: Any, margins: Array) -> Any:
-        """What `after` needs of the state ahead of the steps; None where none is due."""
+        """What `after` needs of the state ahead of the steps; None: no look is due."""
 
     def after(
         self, seen: Any, task: Any, state: Any, group: Any, rows: Any, gram: Array

@@ -10,9 +10,9 @@ For exchange k of m rows in s batches, K classes, S states, packed Gram g words:
     cached     gram where the leg first meets the group, else one sum of m·K·S
     look-ahead a sum of m·K·S, and the sum of g, which is begun one exchange early
 
-The exchange behind one that the gap monitor looked at (every `gap_every`-th, never the
-last of a leg) sends with its margins as many words more as that one's largest batch has
-rows, two at least.
+The exchange behind one that the gap monitor looks at (every `gap_every`-th) sends with
+its margins as many words more as that one's largest batch has rows, two at least; after
+a resume, too.
 
 A reproducible sum is a Reduce and a Broadcast, two calls. Every leg of the run (from a
 start or a resume to its end) is counted on its own: on a resume, look-ahead, cached and
@@ -109,9 +109,9 @@ def _products(shape: Shape, leg: dict[str, Any]) -> Iterator[Message]:
 
 
 def _looked(leg: dict[str, Any], groups: list[tuple[int, ...]], number: int) -> int:
-    """Words of the monitor in exchange `number`, from 0: of a look at the one before."""
+    """Words of the monitor in exchange `number`, from 0: of the look one before."""
     every = leg.get("gap_every", 0)
-    if not every or number == leg["first"] or number % every:
+    if not every or not number or number % every:
         return 0
     return max(*groups[(number - 1) % len(groups)], 2)
 

@@ -1,4 +1,4 @@
-"""The gap monitor: silent where only rounding is at work, loud where anything else is."""
+"""The gap monitor: silent where rounding is at work, loud where anything else is."""
 
 import logging
 
@@ -11,6 +11,7 @@ from hpcsgd.backends.native import NativeBackend
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.products import cached, gap, gram, lookahead
 from hpcsgd.rounding import round_through
+from tests.equivalence.test_resume import interrupted, run
 from tests.harness import config_for, make_problem, train_on
 from tests.problems import FAMILIES
 from tests.sparse import make_sparse
@@ -114,7 +115,9 @@ def uneven(kind, n=ROWS, d=60):
 @pytest.mark.parametrize("recipe", ["fp32", "c"])
 def test_ill_scaled_data_is_no_alarm(kind, members, recipe, ratios):
     problem = uneven(kind)
-    config = settings(problem, "gram", recipe, run={"gap_every": 1}, rate={"value": 1e-3})
+    config = settings(
+        problem, "gram", recipe, run={"gap_every": 1}, rate={"value": 1e-3}
+    )
     assert not train_on(members, config, problem).events
     assert max(ratios["scores"]) < 0.7
 
@@ -216,7 +219,9 @@ def test_every_entry_is_covered(recipe, monkeypatch):
     assert not missed
 
 
-@pytest.mark.parametrize("family, update", [("softmax", "sgd"), ("poisson", "momentum")])
+@pytest.mark.parametrize(
+    "family, update", [("softmax", "sgd"), ("poisson", "momentum")]
+)
 def test_columns_of_classes_and_states_are_covered(family, update, monkeypatch):
     bend(monkeypatch, one_entry(77))
     problem = make_problem(family, n=ROWS, d=COLUMNS)
@@ -352,3 +357,31 @@ def test_what_a_field_says_is_what_it_may_lose(wire, monkeypatch, ratios):
     low = {"recipe": "fp32", "gram_wire": wire}
     assert not alarms(train_on(1, settings(problem, precision=low), problem))
     assert max(ratios["scores"]) < 0.5
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 5])
+@pytest.mark.parametrize("stopped", range(1, 12))
+def test_messages_of_a_resumed_run_have_the_same_sizes(
+    every, stopped, tmp_path, monkeypatch
+):
+    """Of replicas with unlike numbers of exchanges, too: MPI then sums in one order."""
+    problem = make_problem("logistic", n=49, d=9)  # 25 rows and 24: 4 exchanges and 3
+    said = {}
+    true = gram.Gram.sum_products
+
+    def noting(self, state, group, rows):
+        key = (self.task.shard.rows.start, group.epoch, group.index)
+        said.setdefault(key, set()).add(self.task.monitor.words)
+        return true(self, state, group, rows)
+
+    monkeypatch.setattr(gram.Gram, "sum_products", noting)
+    sections = {
+        "grid": {"replicas": 2, "members": 1},
+        "schedule": {"batch": 4, "steps": 2, "epochs": 3},
+        "products": {"kind": "gram"},
+        "run": {"gap_every": every},
+    }
+    interrupted(2, problem, tmp_path, at=stopped, **sections)
+    legs, said = said, {}
+    run(2, problem, tmp_path / "whole", **sections)
+    assert legs == said and max(map(max, said.values())) == 4

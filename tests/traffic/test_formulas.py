@@ -104,7 +104,9 @@ def test_formats_that_differ_travel_apart():
 
 
 @pytest.mark.parametrize("kind", ["gram", "cached", "look-ahead"])
-@pytest.mark.parametrize("family, update", [("logistic", "sgd"), ("softmax", "momentum")])
+@pytest.mark.parametrize(
+    "family, update", [("logistic", "sgd"), ("softmax", "momentum")]
+)
 @pytest.mark.parametrize("every", [1, 2, 3, 4, 50])
 @pytest.mark.parametrize("wire", ["fp64", "fp32"])
 def test_looks_at_the_recurrence(kind, family, update, every, wire):

@@ -22,7 +22,7 @@ N, D, BATCH, STEPS = 150, 12, 4, 8
 
 
 def settings(problem, /, **sections):
-    """10 batches of s = 8 steps in four epochs: 20 exchanges, looked at every second."""
+    """5 exchanges of s = 8 steps an epoch, four epochs; every second is looked at."""
     tables = {
         "schedule": {"batch": BATCH, "steps": STEPS, "epochs": 4},
         "run": {"gap_every": 2, "evaluate_every": 1, **sections.pop("run", {})},
@@ -90,8 +90,14 @@ def test_wide_is_what_the_run_computes_in():
 
 
 def test_products_without_a_recurrence_keep_their_steps():
-    assert ladder("direct", recipe="c") == ["margin bf16 -> fp32", "matrix bf16 -> fp32"]
-    assert ladder("gather", recipe="d") == ["margin bf16 -> fp32", "matrix bf16 -> fp32"]
+    assert ladder("direct", recipe="c") == [
+        "margin bf16 -> fp32",
+        "matrix bf16 -> fp32",
+    ]
+    assert ladder("gather", recipe="d") == [
+        "margin bf16 -> fp32",
+        "matrix bf16 -> fp32",
+    ]
     assert ladder("direct", recipe="fp32") == []
 
 
@@ -148,7 +154,9 @@ def test_it_goes_on_from_the_last_state_that_was_checked(wrong):
 
 def test_replicas_fall_back_together(wrong):
     problem = make_problem("logistic", n=2 * N, d=D)
-    config = settings(problem, grid={"replicas": 2, "members": 2}, problem={"intercept": True})
+    config = settings(
+        problem, grid={"replicas": 2, "members": 2}, problem={"intercept": True}
+    )
 
     def on_rank(world):
         return train(config, X=problem.X, y=problem.y, world=world)
@@ -163,7 +171,10 @@ def test_momentum_is_put_back_too(update, wrong):
     wrong["after"] = 6
     problem = make_problem("logistic", n=N, d=D)
     config = settings(
-        problem, update={"kind": update}, rate={"value": 0.02}, problem={"intercept": True}
+        problem,
+        update={"kind": update},
+        rate={"value": 0.02},
+        problem={"intercept": True},
     )
     result = train_on(2, config, problem)
     assert changes(result)
@@ -178,7 +189,9 @@ def test_without_fall_backs_an_alarm_changes_nothing(wrong):
     assert result.status is Status.COMPLETED
 
 
-def test_at_the_top_of_the_ladder_the_run_ends_and_says_what_was_tried(wrong, monkeypatch):
+def test_at_the_top_of_the_ladder_the_run_ends_and_says_what_was_tried(
+    wrong, monkeypatch
+):
     """Residuals that are wrong whatever the settings."""
     check = gap.Exact.residual_gap
 
@@ -224,7 +237,9 @@ def test_the_run_folder_tells_the_story(wrong, tmp_path):
     problem = make_problem("logistic", n=N, d=D)
     config = settings(problem, run={"out": str(tmp_path)})
     result = train_on(2, config, problem)
-    lines = [json.loads(t) for t in (tmp_path / "history.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(t) for t in (tmp_path / "history.jsonl").read_text().splitlines()
+    ]
     events = [line for line in lines if line.get("kind") == "event"]
     assert events == result.events and len(events) == 4
     assert [line for line in lines if "loss" in line] == result.history
@@ -239,7 +254,9 @@ def test_the_ledger_counts_what_was_sent_for_nothing(wrong):
     sent = train_on(2, settings(problem), problem).ledger["products"]["calls"]
     wrong["above"] = STEPS
     direct = train_on(
-        2, settings(problem, schedule={"batch": BATCH, "steps": 2, "epochs": 4}), problem
+        2,
+        settings(problem, schedule={"batch": BATCH, "steps": 2, "epochs": 4}),
+        problem,
     ).ledger["products"]["calls"]
     # Two legs of three exchanges each came to nothing.
     assert sent == direct + 2 * 3
@@ -254,7 +271,9 @@ class Ends(Callback):
 
 
 @pytest.mark.parametrize("said", [8, "auto"])
-def test_a_run_that_fell_back_is_resumed_with_what_it_fell_back_to(said, wrong, tmp_path):
+def test_a_run_that_fell_back_is_resumed_with_what_it_fell_back_to(
+    said, wrong, tmp_path
+):
     problem = make_problem("logistic", n=N, d=D)
     if said == "auto":  # choose 8, whatever the machine is
         wrong["above"] = 0
@@ -306,7 +325,10 @@ def test_precision_that_fell_back_is_resumed(tmp_path, monkeypatch):
     run = {"out": str(tmp_path), "resume": "auto", "check_every": 1}
     config = settings(problem, run=run, precision={"recipe": "c"})
     first = train_on(2, config, problem, callbacks=[Ends(100)])
-    assert first.status is Status.PREEMPTED and first.report["precision"]["matrix"] == "fp32"
+    assert (
+        first.status is Status.PREEMPTED
+        and first.report["precision"]["matrix"] == "fp32"
+    )
     again = train_on(2, config, problem)
     assert again.status is Status.COMPLETED
     assert again.report["precision"]["matrix"] == "fp32"
@@ -325,7 +347,9 @@ def test_a_certificate_says_what_it_covers(wrong, tmp_path):
     assert found.ok
     traffic = next(check for check in found.checks if check.name == "traffic")
     assert traffic.ok is None and "fell back" in traffic.why
-    assert any(check.name.startswith("exchange ") and check.ok for check in found.checks)
+    assert any(
+        check.name.startswith("exchange ") and check.ok for check in found.checks
+    )
 
 
 def test_good_runs_have_no_events():

@@ -26,7 +26,8 @@ class Fold:
         rng = np.random.default_rng(seed)
         # One of the words says how large the partial scores are.
         self.places = words_of(blocks.sizes) - 1
-        self.signs = rng.choice((-1.0, 1.0), size=(blocks.rows, columns))
+        drawn = rng.integers(0, 2, size=(blocks.rows, columns), dtype=np.int8)
+        self.signs = 2.0 * drawn - 1.0
         rows = [np.arange(size) for size in blocks.sizes]
         self.place = np.concatenate(rows) % self.places
 

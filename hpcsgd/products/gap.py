@@ -18,7 +18,7 @@ from hpcsgd.formats import get_format
 from hpcsgd.products import rerun
 from hpcsgd.products.base import Group, Rows, State, Task, batch_of, store_margins
 from hpcsgd.products.fresh import Fold, terms, walked, words_of
-from hpcsgd.products.roundoff import SAFETY, Model, recurrence_error, unit
+from hpcsgd.products.roundoff import SAFETY, model_of, recurrence_error, unit
 from hpcsgd.products.watcher import Unwatched
 
 Array = NDArray[Any]
@@ -118,7 +118,7 @@ class GapMonitor(Unwatched):
         gap, allowed = exact.residual_gap(task, group, state.residuals)
         self._note("residuals", seen.number, gap, allowed)
         fold = Fold(group.blocks, task.columns, (self.seed, seen.number))
-        model = Model(task.precision, group.blocks, terms(task), task.members.size)
+        model = model_of(task.precision, group.blocks, terms(task), task.members.size)
         fresh, size = walked(task, state, group, rows, fold, model, seen.number)
         variance = model.of_products(
             exact.led_size, exact.corrections.size, exact.scores
@@ -139,9 +139,11 @@ class GapMonitor(Unwatched):
 
     def _note(self, what: str, number: int, gap: Array, allowed: Array) -> None:
         """The place where it is worst; what is beyond judging is left to other eyes."""
-        known = np.isfinite(allowed)
-        wrong = known & ~(gap <= allowed)
+        wrong = ~(gap <= allowed)
         if self.alarm is not None or not wrong.any():
+            return
+        wrong &= np.isfinite(allowed)
+        if not wrong.any():
             return
         worst = np.argmax(np.where(wrong, gap / np.maximum(allowed, 1e-300), -1.0))
         self.alarm = {

@@ -11,6 +11,7 @@ is allowed is `SAFETY` of them. No other number enters.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from math import sqrt
 from typing import Any
 
@@ -48,13 +49,13 @@ class Model:
     def _unit(self, *fields: str) -> float:
         return max(unit(getattr(self.precision, name)) for name in fields)
 
-    @property
+    @cached_property
     def unit(self) -> float:
         """The coarsest roundoff there is, which all members know."""
         used = [n for n in FIELDS if n not in ("matrix", "margin", "residual")]
         return self._unit(*used)
 
-    @property
+    @cached_property
     def of_weights(self) -> float:
         """Of ‖y∘w‖²: its sum, that over members, and w rounded in every step."""
         add = grown(self._unit("margin_sum"), self.terms)
@@ -62,7 +63,7 @@ class Model:
         rounded = len(self.blocks.sizes) * self._unit("weights") ** 2
         return float((summed + rounded) / self.unit**2)
 
-    @property
+    @cached_property
     def of_steps(self) -> float:
         """Of ‖y∘Δw‖²: the Gram's sums, its message, gradients and their factors."""
         m, largest = self.blocks.rows, max(self.blocks.sizes)
@@ -103,6 +104,12 @@ def recurrence_error(
     tiny = _tiny(precision, ("inner",))
     allowed: Array = u * (added + spread * size) + tiny * np.sqrt(1.0 + before)
     return allowed
+
+
+@lru_cache(maxsize=64)
+def model_of(precision: Precision, blocks: Blocks, terms: float, members: int) -> Model:
+    """The one `Model` of these: a run has two or three."""
+    return Model(precision, blocks, terms, members)
 
 
 def _tiny(precision: Precision, fields: Iterable[str]) -> float:

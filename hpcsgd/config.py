@@ -98,6 +98,8 @@ class RunSection:
     check_every: int = 64  # exchanges between looks at non-finite weights and stops
     node_sharing: str = "auto"  # memory shared by ranks of a node: auto, on or off
     evaluate_every: int = 1  # epochs between full losses; 0 = only at the two ends
+    gap_every: int = 50  # exchanges between looks at the recurrence; 0 = never
+    fall_back: bool = True  # after an alarm or a divergence: go on more carefully
     record: int = 3  # exchanges kept for `hpcsgd verify`; 0 = none
     on_failure: str = "stop"  # shrink: go on with the ranks that are left (ULFM)
     timeout: float = 20.0  # seconds a rank waits for one that does nothing; 0 = ever
@@ -109,6 +111,7 @@ class RunSection:
         for name, least, remedy in (
             ("check_members", 0, "0 never compares"),
             ("check_every", 1, "64 is usual"),
+            ("gap_every", 0, "0 never looks"),
             ("record", 0, "0 keeps none"),
             ("emulate_members", 0, "0 emulates none"),
             ("threads", 1, "1 is one core a rank"),

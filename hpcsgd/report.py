@@ -79,6 +79,8 @@ def _facts(
         **_casts(live),
         "clipped_scores": live.engine.evaluation.clipped,
         "mended_members": live.engine.guard.mended,
+        "events": list(view.events),
+        "gap_looks": live.task.monitor.looks,
         "seconds_total": view.seconds,
         "seconds_setup": sum(setup.values()),
         "seconds_evaluate": evaluate,

@@ -23,11 +23,13 @@ from hpcsgd.engine import Engine
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
 from hpcsgd.load import Loaded
-from hpcsgd.products import GATHERS, get_product
+from hpcsgd.products import GATHERS, RECURS, get_product
 from hpcsgd.products.base import Product, State, Task
 from hpcsgd.products.clip import Clip, make_clip
+from hpcsgd.products.gap import GapMonitor
 from hpcsgd.products.lookahead import LookAheadGram
 from hpcsgd.products.plan import Planner
+from hpcsgd.products.watcher import UNWATCHED, Unwatched
 from hpcsgd.rates import make_rate
 from hpcsgd.timing import Clock
 
@@ -63,6 +65,7 @@ class Live:
         self.capture.put_back(
             checkpoint, self.state, self.engine.view, self.feed.progress
         )
+        self.task.monitor.begin(self.engine.view.exchanges, self.feed.plans)
 
     def close(self) -> None:
         """Let go of the file and of the groups, with all ranks; the world stays."""
@@ -105,8 +108,9 @@ def assemble(
     schedule = replace(config.schedule, steps=chosen.steps)
     config = replace(config, schedule=schedule)
     name, look_ahead = chosen.product, chosen.look_ahead
-    product = _product(name, look_ahead, task)
     feed = _feed(config, words, grid, loaded)
+    task = replace(task, monitor=_monitor(config, name, feed))
+    product = _product(name, look_ahead, task)
     columns = Columns(grid, loaded.shard.parts, product.holds_all_columns)
     parts = Parts(
         config, words, grid, loaded, task, product, name, look_ahead, feed, columns
@@ -157,6 +161,14 @@ def _clip(config: RunConfig, backend: Backend) -> Clip | None:
             f" {weights.name}; use --set precision.weights=fp32"
         )
     return clip
+
+
+def _monitor(config: RunConfig, name: str, feed: Feed) -> Unwatched:
+    """Who looks at the recurrence, where there is one and it is that of all ranks."""
+    run = config.run
+    if name not in RECURS or not run.gap_every or run.emulate_members:
+        return UNWATCHED
+    return GapMonitor(run.gap_every, feed.exchanges_per_epoch, config.sampling.seed)
 
 
 def _product(name: str, look_ahead: bool, task: Task) -> Product:

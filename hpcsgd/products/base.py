@@ -16,6 +16,7 @@ from hpcsgd.families.base import Family
 from hpcsgd.formats import get_format
 from hpcsgd.precision import Precision
 from hpcsgd.products.clip import Clip
+from hpcsgd.products.watcher import UNWATCHED, Unwatched
 from hpcsgd.schedule import Blocks
 from hpcsgd.timing import Clock
 
@@ -36,6 +37,7 @@ class Task:
     probe: Array  # q: scores are read at q · (w, v)
     clock: Clock
     clip: Clip | None = None
+    monitor: Unwatched = UNWATCHED  # checks the recurrence now and then
 
     @cached_property
     def margin_dtype(self) -> Any:
@@ -174,6 +176,7 @@ def iterate(
     task: Task, state: State, group: Group, rows: Rows, margins: Array, gram: Array
 ) -> State:
     """The s steps themselves: residuals from summed products, then the update."""
+    seen = task.monitor.before(state, group, margins)
     state.residuals = task.backend.corrected_residuals(
         store_margins(task, margins),
         gram,
@@ -183,6 +186,8 @@ def iterate(
         state.intercept,
     )
     task.clock.lap("inner")
+    if seen is not None:
+        task.monitor.after(seen, task, state, group, rows, gram)
     descend(task, state, rows, state.residuals, group.plan)
     task.clock.lap("update")
     return state

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from hpcsgd.data.sampling import Sampler, plan_groups
-from hpcsgd.errors import ConfigError
+from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.products.clip import make_clip
+from hpcsgd.verify.scene import open_scene
 from tests import oracle
 from tests.harness import config_for, make_problem, relative_error, train_on
 
@@ -183,3 +184,5 @@ def test_nothing_is_recorded_that_a_replay_would_do_otherwise(tmp_path):
     config = configured(problem, "value", 0.01, products={"kind": "direct"}, run=run)
     train_on(1, config, problem)
     assert not list((tmp_path / "run").glob("exchanges*"))
+    with pytest.raises(DataError, match="clipped its gradients"):
+        open_scene(tmp_path / "run")

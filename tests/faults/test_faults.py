@@ -183,7 +183,7 @@ def test_two_runs_in_one_folder(case, undisturbed):
     [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR2, 75)],
 )
 def test_a_signal_to_all_ranks_is_an_orderly_end(number, code, case, undisturbed):
-    process = case.start("--slow", 0.02)
+    process = case.start("--slow", 0.1)
     pids = case.pids()
     assert wait_until(lambda: Store(case.out, 2).paths(), LIMIT)
     for pid in pids:
@@ -220,7 +220,7 @@ def test_a_second_interrupt_ends_a_rank_that_is_stuck(case):
 
 
 def test_a_signal_to_one_rank_is_enough(case, undisturbed):
-    process = case.start("--slow", 0.02)
+    process = case.start("--slow", 0.1)
     pids = case.pids()
     assert wait_until(lambda: Store(case.out, 2).paths(), LIMIT)
     os.kill(pids[1], signal.SIGUSR2)

@@ -31,6 +31,7 @@ def one_thread_afterwards(request):
     """In the set of kernels that the test used."""
     if "kernels" in request.fixturenames:
         request.getfixturevalue("kernels")
+    threads._say.cache_clear()
     yield
     threads.use(1)
 
@@ -180,7 +181,7 @@ def test_too_many_are_said_once(cores, says, caplog):
     """By the first rank of a node, of the cores that its ranks may use between them."""
     places = list(zip(("one", "two", "one"), cores, strict=True))
     with caplog.at_level(logging.WARNING, logger="hpcsgd"):
-        for rank in (0, 2):
+        for rank in (0, 2, 0):  # and again, for a second run
             threads.warn(2, places, rank)
     assert len(caplog.records) == says
     assert not says or "2 x 2 threads share 3 cores of one" in caplog.text

@@ -4,6 +4,8 @@ import logging
 import os
 import socket
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
 
 from hpcsgd.backends import isa
 from hpcsgd.backends.call import door_to
@@ -32,11 +34,17 @@ def warn(count: int, places: Sequence[tuple[str, Sequence[int]]], rank: int) -> 
     cores = len(set().union(*here))
     is_first = [name for name, _ in places].index(node) == rank
     if is_first and len(here) * count > cores:
-        log.warning(
-            "%d x %d threads share %d cores of %s and wait for one another;"
-            " use fewer --threads or ranks",
-            *(len(here), count, cores, node),
-        )
+        _say(len(here), count, cores, node)
+
+
+@lru_cache
+def _say(*figures: Any) -> None:
+    """Once a process, however many runs it makes."""
+    log.warning(
+        "%d x %d threads share %d cores of %s and wait for one another;"
+        " use fewer --threads or ranks",
+        *figures,
+    )
 
 
 def place() -> tuple[str, tuple[int, ...]]:

@@ -81,9 +81,9 @@ INLINE void fetch(const void *from, int64_t bytes)
                         tall, 1, out + c, wide);                                       \
     }                                                                                  \
     /* `soon` are as many rows that will be wanted after these, or NULL. */            \
-    static void NAME##_rows(const TYPE *matrix, int64_t stride, const int64_t *rows,   \
-                            const int64_t *soon, int64_t count, int64_t cols,          \
-                            int64_t wide, const float *weights, float *out)            \
+    void NAME##_turned(const TYPE *matrix, int64_t stride, const int64_t *rows,        \
+                       const int64_t *soon, int64_t count, int64_t cols, int64_t wide, \
+                       const float *weights, float *out)                               \
     {                                                                                  \
         for (int64_t first = 0; first < cols; first += PIECE) {                        \
             int64_t i = 0, last = first + PIECE < cols ? first + PIECE : cols;         \
@@ -108,26 +108,17 @@ INLINE void fetch(const void *from, int64_t bytes)
         const product *p = (const product *)work;                                      \
         int64_t first = part_edge(p->count, part, parts, TALL);                        \
         int64_t last = part_edge(p->count, part + 1, parts, TALL);                     \
-        NAME##_rows((const TYPE *)p->matrix, p->stride, p->rows + first, 0,            \
-                    last - first, p->cols, p->wide, p->from, p->to + first * p->wide); \
-    }                                                                                  \
-    void NAME##_turned(const TYPE *matrix, int64_t stride, const int64_t *rows,        \
-                       const int64_t *soon, int64_t count, int64_t cols, int64_t wide, \
-                       const float *weights, float *out)                               \
-    {                                                                                  \
-        product all = {matrix, stride, rows, count, cols, wide, weights, out};         \
-        int64_t parts = hpcsgd_parts(time_of(&all));                                   \
-        if (parts > 1)                                                                 \
-            hpcsgd_share(parts, NAME##_part, &all);                                    \
-        else                                                                           \
-            NAME##_rows(matrix, stride, rows, soon, count, cols, wide, weights, out);  \
+        NAME##_turned((const TYPE *)p->matrix, p->stride, p->rows + first, 0,          \
+                      last - first, p->cols, p->wide, p->from,                         \
+                      p->to + first * p->wide);                                        \
     }                                                                                  \
     EXPORT void NAME(const TYPE *matrix, int64_t stride, const int64_t *rows,          \
                      int64_t count, int64_t cols, int64_t wide, const float *weights,  \
                      float *out, float *scratch)                                       \
     {                                                                                  \
         turned(weights, cols, wide, scratch);                                          \
-        NAME##_turned(matrix, stride, rows, 0, count, cols, wide, scratch, out);       \
+        product all = {matrix, stride, rows, count, cols, wide, scratch, out};         \
+        hpcsgd_share(hpcsgd_parts(time_of(&all)), NAME##_part, &all);                  \
     }
 
 #define UPDATE(NAME, TYPE, LOAD, ONE)                                                  \
@@ -185,14 +176,15 @@ INLINE void fetch(const void *from, int64_t bytes)
                        const float *residuals, float *gradient)                        \
     {                                                                                  \
         product all = {matrix, stride, rows, count, cols, wide, residuals, gradient};  \
-        hpcsgd_share(hpcsgd_parts(time_of(&all)), NAME##_part, &all);                  \
+        NAME##_columns(&all, 0, cols);                                                 \
     }                                                                                  \
     EXPORT void NAME(const TYPE *matrix, int64_t stride, const int64_t *rows,          \
                      int64_t count, int64_t cols, int64_t wide,                        \
                      const float *residuals, float *weights, float *scratch)           \
     {                                                                                  \
         memset(scratch, 0, (size_t)(cols * wide) * sizeof *scratch);                   \
-        NAME##_turned(matrix, stride, rows, count, cols, wide, residuals, scratch);    \
+        product all = {matrix, stride, rows, count, cols, wide, residuals, scratch};   \
+        hpcsgd_share(hpcsgd_parts(time_of(&all)), NAME##_part, &all);                  \
         for (int64_t k = 0; k < cols; k++)                                             \
             for (int64_t c = 0; c < wide; c++)                                         \
                 weights[k * wide + c] += scratch[c * cols + k];                        \

@@ -70,9 +70,9 @@ EXPORT void hpcsgd_widen_rows_bf16(const uint16_t *matrix, int64_t row_stride,
     }                                                                                  \
     /* `soon` are as many rows that will be wanted after these, or NULL: then the next \
        rows of these are fetched. */                                                   \
-    static void NAME##_rows(const TYPE *matrix, int64_t stride, const int64_t *rows,   \
-                            const int64_t *soon, int64_t count, int64_t cols,          \
-                            const float *weights, float *out)                          \
+    void NAME##_before(const TYPE *matrix, int64_t stride, const int64_t *rows,        \
+                       const int64_t *soon, int64_t count, int64_t cols,               \
+                       const float *weights, float *out)                               \
     {                                                                                  \
         int64_t i = 0;                                                                 \
         for (; soon && i + AT_ONCE <= count; i += AT_ONCE)                             \
@@ -91,24 +91,14 @@ EXPORT void hpcsgd_widen_rows_bf16(const uint16_t *matrix, int64_t row_stride,
         const product *p = (const product *)work;                                      \
         int64_t first = part_edge(p->count, part, parts, AT_ONCE);                     \
         int64_t last = part_edge(p->count, part + 1, parts, AT_ONCE);                  \
-        NAME##_rows((const TYPE *)p->matrix, p->stride, p->rows + first, 0,            \
-                    last - first, p->cols, p->from, p->to + first);                    \
-    }                                                                                  \
-    void NAME##_before(const TYPE *matrix, int64_t stride, const int64_t *rows,        \
-                       const int64_t *soon, int64_t count, int64_t cols,               \
-                       const float *weights, float *out)                               \
-    {                                                                                  \
-        product all = {matrix, stride, rows, count, cols, 1, weights, out};            \
-        int64_t parts = hpcsgd_parts(time_of(&all));                                   \
-        if (parts > 1)                                                                 \
-            hpcsgd_share(parts, NAME##_part, &all);                                    \
-        else                                                                           \
-            NAME##_rows(matrix, stride, rows, soon, count, cols, weights, out);        \
+        NAME##_before((const TYPE *)p->matrix, p->stride, p->rows + first, 0,          \
+                      last - first, p->cols, p->from, p->to + first);                  \
     }                                                                                  \
     EXPORT void NAME(const TYPE *matrix, int64_t stride, const int64_t *rows,          \
                      int64_t count, int64_t cols, const float *weights, float *out)    \
     {                                                                                  \
-        NAME##_before(matrix, stride, rows, 0, count, cols, weights, out);             \
+        product all = {matrix, stride, rows, count, cols, 1, weights, out};            \
+        hpcsgd_share(hpcsgd_parts(time_of(&all)), NAME##_part, &all);                  \
     }
 
 #define UPDATE(NAME, TYPE, LOAD, ONE)                                                  \
@@ -174,19 +164,14 @@ EXPORT void hpcsgd_widen_rows_bf16(const uint16_t *matrix, int64_t row_stride,
                        const int64_t *soon, int64_t count, int64_t cols,               \
                        const float *residuals, float *weights)                         \
     {                                                                                  \
-        product all = {matrix, stride, rows, count, cols, 1, residuals, weights};      \
-        int64_t parts = hpcsgd_parts(time_of(&all));                                   \
-        if (parts > 1)                                                                 \
-            hpcsgd_share(parts, NAME##_part, &all);                                    \
-        else                                                                           \
-            NAME##_columns(matrix, stride, rows, soon, count, 0, cols, residuals,      \
-                           weights);                                                   \
+        NAME##_columns(matrix, stride, rows, soon, count, 0, cols, residuals, weights);\
     }                                                                                  \
     EXPORT void NAME(const TYPE *matrix, int64_t stride, const int64_t *rows,          \
                      int64_t count, int64_t cols, const float *residuals,              \
                      float *weights)                                                   \
     {                                                                                  \
-        NAME##_before(matrix, stride, rows, 0, count, cols, residuals, weights);       \
+        product all = {matrix, stride, rows, count, cols, 1, residuals, weights};      \
+        hpcsgd_share(hpcsgd_parts(time_of(&all)), NAME##_part, &all);                  \
     }
 
 MARGINS(hpcsgd_margins_f32, float, load_f32, tail_f32)

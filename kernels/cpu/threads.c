@@ -33,6 +33,9 @@ void hpcsgd_share(int64_t parts, part_of what, void *work)
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
+#if defined(__linux__)
+#include <sys/prctl.h>
+#endif
 
 #define MOST 256
 #define SPINS 2000 /* before a thread sleeps: some ten microseconds */
@@ -103,6 +106,9 @@ static void wake(void)
 static void *serve(void *first)
 {
     uint64_t seen = (uint64_t)(uintptr_t)first;
+#if defined(__linux__)
+    prctl(PR_SET_NAME, "hpcsgd-kernels", 0, 0, 0); /* as top shows it */
+#endif
     while (!atomic_load(&pool.ends)) {
         int spins = 0;
         while (NUMBER(atomic_load(&pool.now)) == seen && spins++ < SPINS)

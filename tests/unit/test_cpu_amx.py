@@ -56,7 +56,7 @@ def emulated(request, tmp_path_factory):
     out = tmp_path_factory.mktemp("tiles") / f"tiles_{request.param}.so"
     flags = ["-O2", "-ffp-contract=off", "-shared", "-fPIC", "-Wno-psabi"]
     flags += [*packings()[request.param], "-DHPCSGD_TILES_EMULATED"]
-    done = compile_c(*flags, probe, "-o", out, "-lm")
+    done = compile_c(*flags, probe, "-o", out, "-lm", "-pthread")
     assert done.returncode == 0, done.stderr
     library = ctypes.CDLL(str(out))
     yield library
@@ -119,6 +119,20 @@ def test_sums_of_any_numbers(kernels, d):
     error = np.abs(found - gram_of(exact[rows], sizes))
     assert (error <= 1e-6 * gram_of(np.abs(exact[rows]), sizes)).all()
     assert gram(stored, rows, sizes).tobytes() == found.tobytes()
+
+
+@pytest.mark.parametrize("sizes", RAGGED, ids=lambda s: f"{len(s)}x{s[0]}")
+@pytest.mark.parametrize("d", [33, 1100])
+def test_threads_change_no_bit(kernels, d, sizes):
+    """Each has tiles of its own, which are released behind its part."""
+    stored, _, rows = sampled(30, d, sum(sizes), "bf16", spare=d % 2)
+    use = kernels.hpcsgd_set_threads
+    use.argtypes, use.restype = (ctypes.c_int64, ctypes.c_int64), None
+    alone = gram(stored, rows, sizes).tobytes()
+    for count in (2, 3, 5):
+        use(count, 1)
+        assert gram(stored, rows, sizes).tobytes() == alone
+    use(1, 0)
 
 
 @pytest.mark.parametrize("d", [5, 700])

@@ -64,6 +64,9 @@ class UpdateConfig:
 
     kind: str = "sgd"
     momentum: float = 0.9  # ignored by sgd
+    clip: str = "none"  # gradients that are too large: by value, or in norm
+    clip_at: float = 1.0  # the largest value, or norm
+    clip_over: str = "step"  # exchange: the mean of s gradients, another method
 
 
 @dataclass(frozen=True)
@@ -95,18 +98,23 @@ class RunSection:
     check_every: int = 64  # exchanges between looks at non-finite weights and stops
     node_sharing: str = "auto"  # memory shared by ranks of a node: auto, on or off
     evaluate_every: int = 1  # epochs between full losses; 0 = only at the two ends
+    gap_every: int = 50  # exchanges between looks at the recurrence; 0 = never
+    fall_back: bool = True  # after an alarm or a divergence: go on more carefully
     record: int = 3  # exchanges kept for `hpcsgd verify`; 0 = none
     on_failure: str = "stop"  # shrink: go on with the ranks that are left (ULFM)
     timeout: float = 20.0  # seconds a rank waits for one that does nothing; 0 = ever
     emulate_members: int = 0  # this rank as one of so many, for times; 0 = no
+    threads: int = 1  # of each rank, in compiled kernels; larger = ranks on more cores
     profile: bool = False  # report where the time went, on all ranks
 
     def __post_init__(self) -> None:
         for name, least, remedy in (
             ("check_members", 0, "0 never compares"),
             ("check_every", 1, "64 is usual"),
+            ("gap_every", 0, "0 never looks"),
             ("record", 0, "0 keeps none"),
             ("emulate_members", 0, "0 emulates none"),
+            ("threads", 1, "1 is one core a rank"),
             ("evaluate_every", 0, "0 measures at the two ends only"),
         ):
             value = getattr(self, name)

@@ -129,12 +129,15 @@ def predict(
     kept = keeps.get(kind, 0)
     if kind == "auto" and again and grid.members.size > 1:
         kept = min(max(keeps.values()), CACHE_BUDGET)
+    looks = kind not in ("direct", *GATHERS) and config.run.gap_every > 0
+    # Good states, the one that a checkpoint is made of, and the walk of a look.
+    copies = 2 + 4 * config.run.fall_back + 3 * looks
     need = Need(
         matrix=rows * cols * _bytes(precision.matrix),
         columns=rows * (3 * working + 8),
-        exchange=2 * (m * held * working + travelling),
+        exchange=2 * (m * held * working + travelling) + looks * gram,
         kept=kept,
-        weights=held * states * get_format(precision.weights).carrier.itemsize * 2
+        weights=held * states * get_format(precision.weights).carrier.itemsize * copies
         + 2 * reader.cols * states * 8,
         reading=max(3 * CHUNK_BYTES, block_rows(reader.cols) * cols * 16)
         if rows * cols * 8 > CHUNK_BYTES

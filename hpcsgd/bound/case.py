@@ -7,7 +7,14 @@ Then t̂_j = Y_j ŵ_j + e_j, r̂_j = residual(t̂_j) + σ_j, and δ_j = ŵ_j −
 
 so that  ‖δ_s‖ ≤ Σ_j growth_j h_j ‖Y_j‖ (‖l e_j‖ + ‖σ_j‖),
 
-l a column of bounds on ∂r/∂t, one a row.
+l a column of bounds on ∂r/∂t, one a row. Where only scores are off, σ = 0, the squares
+can be added instead. With x = Y_j δ_j + e_j and r̂ − r = D x,
+
+    ‖δ_{j+1}‖² = ρ² ‖δ_j‖² − 2ρh ⟨x − e, D x⟩ + h² ‖YᵀD x‖²
+               ≤ ‖δ_j‖² − 2ρh (1 − θ) ‖√D x‖² + 2ρh ⟨e, D x⟩,  θ = h l_j ‖Y_j‖² / 2ρ,
+               ≤ ‖δ_j‖² + ρh ‖√l e‖² / (2 (1 − θ)),
+
+which grows like √s, the sum of norms like s.
 """
 
 from dataclasses import dataclass
@@ -56,8 +63,21 @@ class Case:
         return self.working.unit_roundoff
 
     def from_scores(self, errors: Array) -> float:
-        """‖δw‖ where scores are off by `errors`, (m, K)."""
-        return self.from_residuals(self.exchange.slopes * errors)
+        """‖δw‖ where scores are off by `errors`, (m, K): the less of two bounds."""
+        straight = self.from_residuals(self.exchange.slopes * errors)
+        return min(straight, self._by_energy(errors))
+
+    def _by_energy(self, errors: Array) -> float:
+        """√ Σ_j ρ h ‖√l e_j‖² / (2 (1 − θ_j)), θ = h l ‖Y‖² / 2ρ; inf where θ ≥ 1."""
+        of = self.exchange
+        rho = 1.0 - np.array(of.rates) * of.l2
+        if rho.min() <= 0 or (of.l2 > 0 and of.intercept is not None):
+            return float("inf")
+        share = of.per_row * of.steepest * of.norms.values**2 / (2.0 * rho)
+        if share.max() >= 1:
+            return float("inf")
+        squares = self._norms(np.sqrt(of.slopes) * errors) ** 2
+        return float(np.sqrt(np.sum(rho * of.per_row * squares / (2 * (1 - share)))))
 
     def from_residuals(self, errors: Array) -> float:
         """‖δw‖ where residuals are off by `errors`, (m, K)."""

@@ -80,6 +80,11 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "run.emulate_members",
         {"type": int, "metavar": "N", "help": "time one rank as one of N"},
     ),
+    (
+        "--threads",
+        "run.threads",
+        {"type": int, "metavar": "N", "help": "of each rank, in compiled kernels"},
+    ),
     ("--hdf5", "data.hdf5", {"choices": list(DRIVERS), "help": "how ranks read"}),
     ("--sampling", "sampling.mode", {"choices": list(MODES), "help": "row order"}),
     ("--seed", "sampling.seed", {"type": int, "help": "of the row order"}),
@@ -141,6 +146,11 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         },
     ),
     (
+        "--gap-every",
+        "run.gap_every",
+        {"type": int, "metavar": "N", "help": "exchanges between looks at the gap"},
+    ),
+    (
         "--record",
         "run.record",
         {"type": int, "metavar": "N", "help": "exchanges kept for hpcsgd verify"},
@@ -150,6 +160,15 @@ SWITCHES = (
     ("--intercept", "problem.intercept", "learn an intercept (never penalised)"),
     ("--reproducible", "run.reproducible", "every member holds the same bits"),
     ("--profile", "run.profile", "say where the time went, on all ranks"),
+)
+
+
+NEGATIVE = (
+    (
+        "--no-fall-back",
+        "run.fall_back",
+        "an alarm or a divergence changes no settings",
+    ),
 )
 
 
@@ -180,6 +199,10 @@ def add_settings(parser: Any) -> None:
     for flag, setting, text in SWITCHES:
         parser.add_argument(
             flag, dest=setting, default=None, action="store_true", help=text
+        )
+    for flag, setting, text in NEGATIVE:
+        parser.add_argument(
+            flag, dest=setting, default=None, action="store_false", help=text
         )
     parser.add_argument("--grid", metavar="RxC", help="replicas x members; 1xN default")
     parser.add_argument("--ranks", type=int, metavar="N", help="start N MPI ranks")
@@ -220,7 +243,7 @@ def overlaid(
 ) -> dict[str, dict[str, Any]]:
     """`tables` with --set over them and the flags over both."""
     merged = apply_settings(tables, arguments.sets)
-    asked = [name for _, name, _ in FLAGS] + [name for _, name, _ in SWITCHES]
+    asked = [name for _, name, _ in (*FLAGS, *SWITCHES, *NEGATIVE)]
     for setting in asked:
         value = getattr(arguments, setting)
         if value is not None:
@@ -265,6 +288,6 @@ def _show(result: Result, arguments: argparse.Namespace) -> None:
     print(result.json() if arguments.json else summary(result), flush=True)
     if "profile" in result.report:
         show_profile(result.report)
-    if result.status.advice:
-        said = f"{result.status.value}: {result.status.advice}"
+    if result.advice:
+        said = f"{result.status.value}: {result.advice}"
         print(f"hpcsgd: {said}", file=sys.stderr)

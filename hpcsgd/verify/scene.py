@@ -134,6 +134,11 @@ def _by_windows(rng: np.random.Generator, rows: int, block: int, window: int) ->
 def open_scene(folder: Path) -> Scene:
     """Read the folder; a run without a recording is refused."""
     result = load_result(folder)
+    if result.config["update"].get("clip", "none") != "none":
+        raise DataError(
+            f"{folder} is of a run that clipped its gradients, and verify replays plain"
+            " SGD; verify a run with update.clip = 'none'"
+        )
     if not (folder / NAME).exists():
         raise DataError(
             f"{folder} holds no {NAME}, so no exchange can be replayed; train with"

@@ -91,6 +91,19 @@ def test_underflow_is_within_the_bound(field):
     assert passed > 5
 
 
+@pytest.mark.parametrize("name", ["fp16", "fp8-e4m3", "fp8-e5m2"])
+def test_one_message_of_loud_and_soft_values_is_within_the_bound(name):
+    """G is divided until it fits; z, in the same message, loses its small values."""
+    precision = make_precision("fp64", {"gram_wire": name, "margin_sum": name})
+    for seed in range(40):
+        drawn = draws.draw_exchange(seed, draws.SMALL, "logistic")
+        parts = draws.parts_of(drawn.rows.shape[1], min(2, drawn.rows.shape[1]))
+        loud = replace(drawn, rows=drawn.rows * 512, before=drawn.before / 2**16)
+        loud = replace(loud, parts=parts, rates=(2.0**-20,) * len(loud.sizes))
+        said = sum(one.relative for one in bound(loud, precision).values())
+        assert relative_error(loud, precision) <= said, seed
+
+
 def test_errors_of_any_machine_are_at_least_those_of_this_one():
     """The usual constants are larger wherever the model here is sharper."""
     for seed in range(40):

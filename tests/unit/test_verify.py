@@ -165,10 +165,14 @@ def test_sampling_rates_and_two_messages(tmp_path, mode, rate):
 
 @pytest.mark.parametrize("product", list(PRODUCTS))
 @pytest.mark.parametrize("at", [2, 5, 7])
-def test_a_resumed_run(tmp_path, product, at):
+@pytest.mark.parametrize("gap_every", [50, 1, 2, 3])
+def test_a_resumed_run(tmp_path, product, at, gap_every):
     """What is summed again is counted again, to the byte."""
     drawn = make_problem("logistic")
-    sections = {"products": PRODUCTS[product], "run": {"record": 6}}
+    sections = {
+        "products": PRODUCTS[product],
+        "run": {"record": 6, "gap_every": gap_every},
+    }
     interrupted(2, drawn, tmp_path, at=at, **sections)
     check(tmp_path, reader_of(drawn, data=False))
 

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from time import perf_counter
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -245,15 +245,6 @@ class Communicator(Hooks):
         """
         self.timeout = timeout
 
-    @property
-    def mpi_handle(self) -> Any:
-        """The communicator of mpi4py beneath, for libraries that want one, or None."""
-        return None
-
-    def has_lost_ranks(self, error: BaseException) -> bool:
-        """True where `error` says that other ranks are gone and we may go on."""
-        return False
-
     def survivors(self) -> "Communicator":
         """Those that are left; called by all of them, after such an error."""
         raise TransportError(
@@ -267,14 +258,6 @@ class Communicator(Hooks):
     @abstractmethod
     def split(self, color: int, key: int) -> "Communicator":
         """The ranks that gave the same color, ordered by key; shares the ledger."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of what the transport holds."""
-
-    @abstractmethod
-    def abort(self, code: int = 1) -> NoReturn:
-        """End all ranks now."""
 
     def _workspace(self, words: int, dtype: Any) -> Workspace:
         """The transport's own kind of it."""

@@ -16,7 +16,7 @@ Array = NDArray[Any]
 # In the order of the numbers that kernels/cpu/casts.c gives.
 KINDS = ("bf16", "fp16", "fp8-e4m3", "fp8-e5m2")
 _pointer, _count, _real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-_CAST = [_pointer, _pointer, _count, ctypes.c_int, _real]
+_CAST = [_pointer, _pointer, _count, ctypes.c_int]
 
 
 @lru_cache(maxsize=1)
@@ -24,7 +24,8 @@ def library() -> Any:
     """The compiled casts, or None."""
     found, _ = load(Path(__file__).parent, "_casts", "NumPy")
     if found is not None:
-        found.hpcsgd_encode.argtypes = found.hpcsgd_decode.argtypes = _CAST
+        found.hpcsgd_encode.argtypes = [*_CAST, _real]
+        found.hpcsgd_decode.argtypes = _CAST
         found.hpcsgd_encode.restype = found.hpcsgd_decode.restype = None
         found.hpcsgd_largest.argtypes = [_pointer, _count]
         found.hpcsgd_largest.restype = _real
@@ -49,18 +50,15 @@ def narrow(values: Array, name: str, factor: float, out: Array) -> None:
         out[...] = encode(scaled, name).view(out.dtype)
 
 
-def widen(held: Array, name: str, factor: float, out: Array) -> None:
-    """out ← the float32 values of bits, times `factor`."""
+def widen(held: Array, name: str, out: Array) -> None:
+    """out ← the float32 values of bits."""
     assert held.size == out.size
     compiled = library()
     if compiled is not None:
         ends = held.ctypes.data, out.ctypes.data
-        compiled.hpcsgd_decode(*ends, held.size, KINDS.index(name), factor)
+        compiled.hpcsgd_decode(*ends, held.size, KINDS.index(name))
         return
-    with np.errstate(over="ignore", invalid="ignore"):
-        decode(held.view(get_format(name).dtype), name, np.float32, out)
-        if factor != 1.0:
-            out *= np.float32(factor)
+    decode(held.view(get_format(name).dtype), name, np.float32, out)
 
 
 def largest_finite(values: Array) -> float:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,23 @@ class Hooks(ABC):
 
     rank: int
     size: int
+
+    @property
+    def mpi_handle(self) -> Any:
+        """The communicator of mpi4py beneath, for libraries that want one, or None."""
+        return None
+
+    def has_lost_ranks(self, error: BaseException) -> bool:
+        """True where `error` says that other ranks are gone and we may go on."""
+        return False
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what the transport holds."""
+
+    @abstractmethod
+    def abort(self, code: int = 1) -> NoReturn:
+        """End all ranks now."""
 
     @abstractmethod
     def _sum(self, buffer: Array) -> None: ...

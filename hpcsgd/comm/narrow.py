@@ -185,9 +185,9 @@ class Pieces:
         """out ← the values that are held."""
         name = self.form.name
         if not self.header:
-            widen(self.held, name, 1.0, out)
+            widen(self.held, name, out)
             return
-        widen(self.held, name, 1.0, self._wide)
+        widen(self.held, name, self._wide)
         factors = np.ldexp(np.float32(1), self._exponents[self._heads])
         for body, place, factor in zip(
             self._bodies, self._places, factors, strict=True

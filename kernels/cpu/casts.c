@@ -2,8 +2,8 @@
 
    Rounded to nearest, ties to even; subnormal numbers, infinities and NaN are those of
    the format, and what lies beyond its largest number becomes infinity, or NaN where it
-   has none. A factor, a power of two, goes with each call. Everything is chosen without
-   a branch, so that the loops become vectors. */
+   has none. Values are multiplied by a power of two before they are rounded. All is chosen
+   without a branch, so that the loops become vectors. */
 
 #include <stdint.h>
 #include <string.h>
@@ -88,7 +88,7 @@ static inline float of_upper_half(uint16_t held)
     LOOP((type *)out)[i] = (type)(narrowed(values[i] * factor, to)                       \
                                   | ((bits_of(values[i]) >> 31) & 1) << (top))
 #define VALUE(type, top, of)                                                             \
-    signed_as(widened(((const type *)held)[i] & ((1 << (top)) - 1), of) * factor,        \
+    signed_as(widened(((const type *)held)[i] & ((1 << (top)) - 1), of),                 \
               ((const type *)held)[i] >> (top))
 
 static inline float signed_as(float size, int32_t is_negative)
@@ -109,12 +109,12 @@ VECTORS EXPORT void hpcsgd_encode(const float *restrict values, void *restrict o
     }
 }
 
-/* out ← held · factor. */
+/* out ← what is held. */
 VECTORS EXPORT void hpcsgd_decode(const void *restrict held, float *restrict out,
-                                  int64_t count, int kind, float factor)
+                                  int64_t count, int kind)
 {
     switch (kind) {
-    case 0: LOOP out[i] = of_upper_half(((const uint16_t *)held)[i]) * factor; break;
+    case 0: LOOP out[i] = of_upper_half(((const uint16_t *)held)[i]); break;
     case 1: LOOP out[i] = VALUE(uint16_t, 15, FP16); break;
     case 2: LOOP out[i] = VALUE(uint8_t, 7, E4M3); break;
     default: LOOP out[i] = VALUE(uint8_t, 7, E5M2);

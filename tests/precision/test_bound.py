@@ -84,8 +84,9 @@ def test_underflow_is_within_the_bound(field):
         small = replace(drawn, rows=drawn.rows * 2.0**-20, rates=rates)
         for name in ("fp16", "fp8-e4m3", "fp8-e5m2"):
             precision = as_one_field(field, name)
-            error = relative_error(small, precision)
-            assert error <= term(small, precision, field).relative + NOISE
+            said = term(small, precision, field).relative
+            # Updates are 2⁻²⁴ of the weights: so much less is known of them.
+            assert relative_error(small, precision) <= said * (1 + 2.0**-24)
         without = term(small, as_one_field(field, "tf32"), field).relative
         passed += relative_error(small, as_one_field(field, "fp16")) > without
     assert passed > 5

@@ -1,6 +1,7 @@
 """The one thing that setup.cfg cannot hold: the optional extensions."""
 
 import platform
+import sys
 
 from setuptools import Extension, setup
 
@@ -17,16 +18,18 @@ SETS = {
 }
 NAMES = (
     *("level", "exact", "looks", "rows", "gram", "gram_pairs", "gram_amx"),
-    *("steps", "csr", "columns", "softmax"),
+    *("steps", "csr", "columns", "softmax", "softmax_steps"),
+    "threads",
 )
 SOURCES = [f"kernels/cpu/{name}.c" for name in NAMES]
 HEADERS = [
     f"kernels/cpu/{name}.h"
     for name in (
-        *("csr", "lanes", "reals", "softmax_body", "steps_body"),
-        *("tiles", "tiles_emulated", "turn"),
+        *("csr", "lanes", "reals", "softmax_body", "softmax_link", "steps_body"),
+        *("threads", "tiles", "tiles_emulated", "turn", "walk"),
     )
 ]
+LIBRARIES = ["m"] if sys.platform == "win32" else ["m", "pthread"]
 INTEL = platform.machine().lower() in ("x86_64", "amd64")
 
 # optional: without a C compiler the build goes on, and NumPy does the kernels' work
@@ -47,7 +50,7 @@ setup(
                 SOURCES,
                 depends=HEADERS,
                 extra_compile_args=[*FLAGS, *flags],
-                libraries=["m"],
+                libraries=LIBRARIES,
                 optional=True,
             )
             for name, flags in SETS.items()

@@ -49,7 +49,7 @@ def cost(result: Result) -> str:
 def advise(result: Result) -> str:
     """What to try next: what the ending says, else about the loss and the time."""
     if result.status is not Status.COMPLETED:
-        return result.status.advice
+        return result.advice
     found = [*_about_loss(result), *_about_time(result)]
     return "; ".join(found) or "nothing stands out: keep these settings"
 

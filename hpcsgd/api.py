@@ -7,6 +7,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
+from hpcsgd.auto_precision import settle_precision
 from hpcsgd.callbacks import Callback
 from hpcsgd.comm import open_world
 from hpcsgd.comm.base import Communicator
@@ -61,7 +62,8 @@ def train(
     reader = _reader(config, X, y, sample_weight, offset)
     opened = world is None
     comm = world if world is not None else open_world(config.run.comm)
-    session = Session(config, comm, reader, callbacks or [], began, setup)
+    config, notes = settle_precision(config, comm, reader)
+    session = Session(config, comm, reader, callbacks or [], began, setup, notes)
     result = session.run()
     # Not after an error: others may still be in a sum, and closing waits for them.
     if opened:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from hpcsgd.assembly.live import Live, assemble
 from hpcsgd.assembly.vocabulary import resolve
-from hpcsgd.backends import cpu
+from hpcsgd.backends import cpu, threads
 from hpcsgd.callbacks.base import Callback
 from hpcsgd.checkpoint import Checkpoint
 from hpcsgd.comm.base import Communicator
@@ -37,6 +37,7 @@ def build(
     """
     own = world.together(cpu.instructions)
     cpu.settle(world.exchange_objects(own))
+    _use_threads(config.run.threads, world)
     words = world.together(lambda: resolve(config, world))
     grid = Grid(words.world, config.grid.replicas, words.members)
     opened = grid.world.together(lambda: reader(grid.world))
@@ -67,3 +68,10 @@ def _router(config: RunConfig, replica: int) -> Callable[[int], Route]:
     return lambda rows: Route(
         make_sampler(config.sampling, rows, replica), config.schedule.epochs
     )
+
+
+def _use_threads(count: int, world: Communicator) -> None:
+    """In the kernels that all ranks have settled on."""
+    threads.use(count)
+    if count > 1:
+        threads.warn(count, world.exchange_objects(threads.place()), world.rank)

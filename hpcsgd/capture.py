@@ -16,6 +16,7 @@ from hpcsgd.columns import Columns
 from hpcsgd.comm.grid import Grid
 from hpcsgd.data.partition import split_range
 from hpcsgd.evaluation import Evaluation
+from hpcsgd.fall_back import ASKED
 from hpcsgd.products.base import Array, State
 from hpcsgd.timing import Clock
 
@@ -76,6 +77,7 @@ class Capture:
             "seconds": view.seconds,
             "loss": view.loss,
             "history": list(view.history),
+            "events": list(view.events),
             "ledger": self.grid.world.ledger.as_dict(),
             "phases": dict(self.clock.seconds),
             "evaluation": {
@@ -118,6 +120,9 @@ class Capture:
         view.rows = rows * self.grid.replicas.size
         view.loss, view.seconds = said["loss"], said["seconds"]
         view.history[:] = said["history"]
+        view.events[:] = said.get("events", [])
+        if ASKED in said:  # it fell back before
+            self.facts[ASKED] = said[ASKED]
 
     def position(self, said: dict[str, Any]) -> int:
         """Exchanges done, on this grid: another number of replicas has other epochs."""

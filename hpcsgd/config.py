@@ -11,7 +11,7 @@ from hpcsgd.checkpoint import CheckpointConfig
 from hpcsgd.data.partition import PARTITIONS
 from hpcsgd.data.sampling import SamplingConfig
 from hpcsgd.errors import ConfigError
-from hpcsgd.precision import FIELDS, ROUNDINGS, SCALES, Precision, make_precision
+from hpcsgd.precision import PrecisionConfig
 from hpcsgd.products.choose import ProductsConfig
 from hpcsgd.rates import RateConfig
 from hpcsgd.schedule import Schedule
@@ -64,6 +64,9 @@ class UpdateConfig:
 
     kind: str = "sgd"
     momentum: float = 0.9  # ignored by sgd
+    clip: str = "none"  # gradients that are too large: by value, or in norm
+    clip_at: float = 1.0  # the largest value, or norm
+    clip_over: str = "step"  # exchange: the mean of s gradients, another method
 
 
 @dataclass(frozen=True)
@@ -71,36 +74,6 @@ class AgreementConfig:
     """How replicas agree."""
 
     kind: str = "auto"  # average where there is more than one replica
-
-
-@dataclass(frozen=True)
-class PrecisionConfig:
-    """A recipe, and any of its nine fields set by hand."""
-
-    recipe: str = "fp32"
-    matrix: str | None = None
-    margin: str | None = None
-    margin_sum: str | None = None
-    gram_sum: str | None = None
-    gram_wire: str | None = None
-    inner: str | None = None
-    residual: str | None = None
-    gradient_sum: str | None = None
-    weights: str | None = None
-    scale: str = "column"  # powers of two that an fp16 or fp8 matrix is stored times
-    rounding: str = "nearest"  # of weights
-    loss_scale: float = 0.0  # of residuals in fp16 or fp8; 0: found, and adapted
-
-    def resolve(self) -> Precision:
-        """The nine choices."""
-        for key, known in (("scale", SCALES), ("rounding", ROUNDINGS)):
-            if getattr(self, key) not in known:
-                raise ConfigError(
-                    f"[precision] unknown {key}: {getattr(self, key)!r};"
-                    f" known: {list(known)}"
-                )
-        asked = {name: getattr(self, name) for name in FIELDS if getattr(self, name)}
-        return make_precision(self.recipe, asked)
 
 
 @dataclass(frozen=True)
@@ -125,18 +98,23 @@ class RunSection:
     check_every: int = 64  # exchanges between looks at non-finite weights and stops
     node_sharing: str = "auto"  # memory shared by ranks of a node: auto, on or off
     evaluate_every: int = 1  # epochs between full losses; 0 = only at the two ends
+    gap_every: int = 50  # exchanges between looks at the recurrence; 0 = never
+    fall_back: bool = True  # after an alarm or a divergence: go on more carefully
     record: int = 3  # exchanges kept for `hpcsgd verify`; 0 = none
     on_failure: str = "stop"  # shrink: go on with the ranks that are left (ULFM)
     timeout: float = 20.0  # seconds a rank waits for one that does nothing; 0 = ever
     emulate_members: int = 0  # this rank as one of so many, for times; 0 = no
+    threads: int = 1  # of each rank, in compiled kernels; larger = ranks on more cores
     profile: bool = False  # report where the time went, on all ranks
 
     def __post_init__(self) -> None:
         for name, least, remedy in (
             ("check_members", 0, "0 never compares"),
             ("check_every", 1, "64 is usual"),
+            ("gap_every", 0, "0 never looks"),
             ("record", 0, "0 keeps none"),
             ("emulate_members", 0, "0 emulates none"),
+            ("threads", 1, "1 is one core a rank"),
             ("evaluate_every", 0, "0 measures at the two ends only"),
         ):
             value = getattr(self, name)

@@ -8,6 +8,9 @@ bytes that a ring moves:
     cached       the same in one epoch, without G in all others
     gather       [α + β r(e_Y m d) + s plain steps on d columns + c_0] / s
     gather-once  the same in one epoch, without the message in all others
+
+G and z that are summed in different formats are two messages, each with its α. A sum in
+16 or 8 bits takes two α, its own bytes, and time for its casts.
 """
 
 from collections.abc import Callable
@@ -16,6 +19,9 @@ from typing import Any
 
 from hpcsgd.comm import wire
 from hpcsgd.schedule import Blocks, uniform_blocks
+
+COMPUTED = 4  # bytes of a word that sums are computed with, at least
+CAST = 1e-9  # seconds of a word that is rounded, added and widened on its way
 
 
 @dataclass(frozen=True)
@@ -65,8 +71,9 @@ class Job:
     epochs: int
     comes_again: bool  # the same groups in every epoch
     matrix: float  # bytes of a value as it is stored; a mean over columns where sparse
-    gram_wire: int  # bytes of a word of G
+    gram_wire: int  # bytes of a word of G on the wire
     margin_sum: int  # and of z
+    apart: bool = False  # G and z travel in two messages
     scores: int = 1  # columns of weights, K
     states: int = 1  # S
 
@@ -81,7 +88,8 @@ def kept_bytes(product: str, steps: int, job: Job) -> int:
     if product == "gather-once":
         return int(job.rows * job.columns * job.matrix)
     if product == "cached":
-        return job.rows * job.batch * (steps - 1) // 2 * job.gram_wire
+        words = job.rows * job.batch * (steps - 1) // 2
+        return words * max(job.gram_wire, COMPUTED)
     return 0
 
 
@@ -106,15 +114,27 @@ class _Exchange:
         """The part of the exchanges in which nothing is kept yet."""
         return 1.0 / self.job.epochs if self.job.comes_again else 1.0
 
-    def summed(self, size: float) -> float:
-        job, machine = self.job, self.machine
-        wire_bytes = wire.sum_bytes(int(size), job.members)
-        return machine.latency + machine.per_byte * wire_bytes
+    def calls(self, size: int) -> int:
+        """Collectives of a sum in words of so many bytes."""
+        return 2 if size < COMPUTED else 1
+
+    def moved(self, words: int, size: int) -> float:
+        """A sum of words of so many bytes, but for its latency."""
+        wire_bytes = wire.sum_bytes(words * size, self.job.members)
+        casts = CAST * words if size < COMPUTED else 0.0
+        return self.machine.per_byte * wire_bytes + casts
 
     def margins(self, rows: int) -> float:
         """The sum of z."""
         job = self.job
-        return self.summed(job.margin_sum * rows * job.scores * job.states)
+        words, size = rows * job.scores * job.states, job.margin_sum
+        return self.calls(size) * self.machine.latency + self.moved(words, size)
+
+    def gram(self) -> float:
+        """What the sum of G adds to that of z."""
+        size = self.job.gram_wire
+        calls = self.calls(size) if self.job.apart else 0
+        return calls * self.machine.latency + self.moved(self.blocks.gram_words, size)
 
     def passes(self, columns: int, rate: float) -> float:
         """One pass over the sampled rows at `rate`, as arithmetic or memory allows."""
@@ -133,7 +153,7 @@ class _Exchange:
         """The recurrence, its Gram read at so many bytes a second."""
         words = self.blocks.gram_words
         work = words * self.job.scores / self.machine.inner
-        return max(work, words * self.job.gram_wire / rate)
+        return max(work, words * max(self.job.gram_wire, COMPUTED) / rate)
 
 
 def _direct(x: _Exchange) -> float:
@@ -149,10 +169,8 @@ def _later(x: _Exchange, rate: float) -> float:
 
 
 def _gram(x: _Exchange) -> float:
-    job, words = x.job, x.blocks.gram_words
-    size = job.gram_wire * words
-    sent = x.machine.per_byte * wire.sum_bytes(size, job.members)
-    return _later(x, x.machine.again) + sent + words * job.held / x.machine.gram
+    flops = x.blocks.gram_words * x.job.held
+    return _later(x, x.machine.again) + x.gram() + flops / x.machine.gram
 
 
 def _cached(x: _Exchange) -> float:

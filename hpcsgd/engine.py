@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -11,8 +12,11 @@ from hpcsgd.callbacks.base import Callback, View, Wish, wish_of
 from hpcsgd.callbacks.guards import MemberCheck
 from hpcsgd.comm.grid import Grid
 from hpcsgd.evaluation import Evaluation
-from hpcsgd.looks import BROKEN, Looks
+from hpcsgd.events import alarm_text, note
+from hpcsgd.good_states import GoodStates
+from hpcsgd.looks import BROKEN, GAP, Looks
 from hpcsgd.products.base import Group, Product, State
+from hpcsgd.products.watcher import UNWATCHED, Unwatched
 from hpcsgd.recording import Recorder
 from hpcsgd.result import Status
 from hpcsgd.saving import Saver
@@ -23,6 +27,7 @@ ENDINGS = {
     Wish.PREEMPT: Status.PREEMPTED,
     Wish.INTERRUPT: Status.INTERRUPTED,
 }
+FALLING = "falling back"  # what callbacks see where it goes on with other settings
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,9 @@ class Engine:
         callbacks: list[Callback],
         clock: Clock,
         recorder: Recorder,
+        monitor: Unwatched = UNWATCHED,
+        states: GoodStates | None = None,
+        falls_back: bool = False,
     ) -> None:
         self.grid = grid
         self.product = product
@@ -69,6 +77,10 @@ class Engine:
         self.callbacks = callbacks
         self.clock = clock
         self.recorder = recorder
+        self.monitor = monitor
+        self.falls_back = falls_back  # False: an alarm is noted, and no more
+        self.states = states or GoodStates(0, active=False)
+        self.alarm: dict[str, Any] | None = None  # that ended it
         self.wish = Wish.NONE
 
     def run(self, state: State, groups: Iterator[Group | None]) -> tuple[State, Status]:
@@ -77,6 +89,7 @@ class Engine:
         if not self.view.history:
             self._evaluate(state)
         first = self.view.exchanges
+        self.states.begin(state, self.view)
         status = self._train(state, groups)
         with self.grid.world.working("writing what was recorded"):
             self.recorder.finish(first, self.view.exchanges)
@@ -86,7 +99,8 @@ class Engine:
             status = self._evaluate(state) or status
         if status is Status.DIVERGED:
             self.view.loss = self.evaluation.restore(state)
-        self.view.status = status.value
+        falls = status is Status.DIVERGED and self.states.active
+        self.view.status = FALLING if falls else status.value
         self._tell("on_end")
         self.saver.finish()
         return state, status
@@ -109,6 +123,7 @@ class Engine:
             self.view.exchanges = number
             self.agreement.after_exchange(state, number)
             self.guard.after_exchange(state, number)
+            self.states.after_exchange(state, self.view)
             self.view.seconds += perf_counter() - began
             self._tell("on_exchange")
             ending = self._look(state, number)
@@ -127,10 +142,16 @@ class Engine:
         began = perf_counter()
         wish = max(self.wish, self.saver.wish())
         bad = not np.isfinite(state.weights).all()
-        answer = self.looks.ask(BROKEN if bad else wish, number, self.view.seconds)
+        flag = BROKEN if bad else GAP if self.monitor.alarm else wish
+        answer = self.looks.ask(flag, number, self.view.seconds)
         self.view.seconds += perf_counter() - began
         if answer == BROKEN:
             return Status.DIVERGED
+        if answer == GAP:
+            if self._alarm():
+                return Status.DIVERGED
+            answer = Wish.NONE  # wishes are heard the next time
+        self.states.passed(number)
         if epoch_ends and self._evaluates(self.view.epoch) and self._evaluate(state):
             return Status.DIVERGED
         began = perf_counter()
@@ -140,6 +161,16 @@ class Engine:
                 self.wish = Wish.NONE  # granted; a wish to end stays
         self.view.seconds += perf_counter() - began
         return ENDINGS.get(Wish(answer))
+
+    def _alarm(self) -> bool:
+        """Note what one of the ranks has found; whether that ends this leg."""
+        found = self.grid.world.exchange_objects(self.monitor.alarm)
+        alarm = next(one for one in found if one is not None)
+        self.monitor.alarm = None
+        facts = {name: alarm[name] for name in ("of", "gap", "tolerance")}
+        note(self.view, "gap", alarm_text(alarm), looked_at=alarm["exchange"], **facts)
+        self.alarm = alarm if self.falls_back else None
+        return self.falls_back
 
     def _evaluates(self, epoch: int) -> bool:
         every = self.pace.evaluate_every
@@ -151,6 +182,8 @@ class Engine:
         self.clock.lap("evaluate")
         self.view.history.append(_record(self.view))
         self._tell("on_evaluate")
+        if good:
+            self.states.has_good_loss(state, self.view)
         return None if good else Status.DIVERGED
 
     def _tell(self, event: str) -> None:

@@ -9,6 +9,7 @@ those who raise it the shortest way to the next look.
 from hpcsgd.comm.base import Communicator
 
 BROKEN = 7  # weights are not finite; graver than any wish
+GAP = 6  # the recurrence is off by more than rounding; graver than any wish, too
 PATIENCE = 1.0  # seconds between looks where exchanges are slow
 SPAN = 2**20  # more exchanges than any way to the next look
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from hpcsgd.backends.sparse import HEAVY
 from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.narrow import bytes_of_word
 from hpcsgd.config import RunConfig
 from hpcsgd.data.partition import split_range
 from hpcsgd.data.readers import CHUNK_BYTES, RowReader, is_sparse, stored_in
@@ -114,12 +115,10 @@ def predict(
     cols = _length(reader.cols, grid.members.size, grid.member)
     m = min(schedule.batch * schedule.most_steps, rows)
     working = precision.working.itemsize
-    gram = (
-        m
-        * max(m - schedule.batch, 0)
-        // 2
-        * get_format(precision.gram_wire).carrier.itemsize
-    )
+    words = m * max(m - schedule.batch, 0) // 2
+    gram = words * get_format(precision.gram_wire).carrier.itemsize
+    # What is sent and received lies beside a Gram that travels in narrow words.
+    travelling = words * bytes_of_word(precision.gram_wire, grid.members.size)
     kind = config.products.kind
     held = reader.cols if kind in GATHERS else cols
     again = config.sampling.mode == "shuffle-once" and schedule.epochs > 1
@@ -130,12 +129,15 @@ def predict(
     kept = keeps.get(kind, 0)
     if kind == "auto" and again and grid.members.size > 1:
         kept = min(max(keeps.values()), CACHE_BUDGET)
+    looks = kind not in ("direct", *GATHERS) and config.run.gap_every > 0
+    # Good states, the one that a checkpoint is made of, and the walk of a look.
+    copies = 2 + 4 * config.run.fall_back + 3 * looks
     need = Need(
         matrix=rows * cols * _bytes(precision.matrix),
         columns=rows * (3 * working + 8),
-        exchange=2 * (m * held * working + gram),
+        exchange=2 * (m * held * working + travelling) + looks * gram,
         kept=kept,
-        weights=held * states * get_format(precision.weights).carrier.itemsize * 2
+        weights=held * states * get_format(precision.weights).carrier.itemsize * copies
         + 2 * reader.cols * states * 8,
         reading=max(3 * CHUNK_BYTES, block_rows(reader.cols) * cols * 16)
         if rows * cols * 8 > CHUNK_BYTES

@@ -63,6 +63,7 @@ class Precision:
         return np.dtype("float64" if "fp64" in needed else "float32")
 
 
+AUTO = "auto"  # in the place of a recipe: pilots choose one
 SCALES = ("column", "global", "none")
 ROUNDINGS = ("nearest", "stochastic")
 FIELDS = tuple(field.name for field in fields(Precision))
@@ -93,3 +94,36 @@ def make_precision(
             f"[precision] unknown recipe: {recipe!r}; known: {sorted(RECIPES)}"
         )
     return replace(RECIPES[recipe], **(overrides or {}))
+
+
+@dataclass(frozen=True)
+class PrecisionConfig:
+    """A recipe, and any of its nine fields set by hand."""
+
+    recipe: str = "fp32"
+    tolerance: float = 0.005  # loss gap to fp64 that `auto` may choose a recipe with
+    matrix: str | None = None
+    margin: str | None = None
+    margin_sum: str | None = None
+    gram_sum: str | None = None
+    gram_wire: str | None = None
+    inner: str | None = None
+    residual: str | None = None
+    gradient_sum: str | None = None
+    weights: str | None = None
+    scale: str = "column"  # powers of two that an fp16 or fp8 matrix is stored times
+    rounding: str = "nearest"  # of weights
+    loss_scale: float = 0.0  # of residuals in fp16 or fp8; 0: found, and adapted
+
+    def resolve(self) -> Precision:
+        """The nine choices."""
+        for key, known in (("scale", SCALES), ("rounding", ROUNDINGS)):
+            if getattr(self, key) not in known:
+                raise ConfigError(
+                    f"[precision] unknown {key}: {getattr(self, key)!r};"
+                    f" known: {list(known)}"
+                )
+        asked = {name: getattr(self, name) for name in FIELDS if getattr(self, name)}
+        # Until pilots have chosen.
+        recipe = "fp32" if self.recipe == AUTO else self.recipe
+        return make_precision(recipe, asked)

@@ -79,6 +79,8 @@ def _facts(
         **_casts(live),
         "clipped_scores": live.engine.evaluation.clipped,
         "mended_members": live.engine.guard.mended,
+        "events": list(view.events),
+        "gap_looks": live.task.monitor.looks,
         "seconds_total": view.seconds,
         "seconds_setup": sum(setup.values()),
         "seconds_evaluate": evaluate,
@@ -105,6 +107,8 @@ def _casts(live: Live) -> dict[str, int | float]:
     """What became of values that a narrow format could not hold."""
     backend = live.task.backend
     found: dict[str, int | float] = {}
+    if live.task.clip is not None:
+        found["clipped_updates"] = live.task.clip.clipped
     if backend.scaling is not None:
         found |= {
             "matrix_saturated": backend.scaling.saturated,

@@ -116,6 +116,20 @@ class Result:
     report: dict[str, Any]  # seconds, grid, classes, versions, what ran how
 
     @property
+    def events(self) -> list[dict[str, Any]]:
+        """Alarms, and what was done about them."""
+        return list(self.report.get("events", []))
+
+    @property
+    def advice(self) -> str:
+        """What to do now, or nothing; after fall-backs that did not help, which."""
+        said = self.status.advice
+        if self.status is not Status.DIVERGED:
+            return said
+        tried = [e["change"] for e in self.events if e["event"] == "fall-back"]
+        return f"{said}; tried before: {', '.join(tried)}" if tried else said
+
+    @property
     def weights_sha256(self) -> str:
         """A fingerprint of the model's bits."""
         digest = hashlib.sha256(np.ascontiguousarray(self.weights).tobytes())
@@ -127,7 +141,7 @@ class Result:
         """Everything but the arrays, ready for JSON."""
         return {
             "status": self.status.value,
-            "advice": self.status.advice,
+            "advice": self.advice,
             "loss": self.loss,
             "iterations": self.iterations,
             "exchanges": self.exchanges,

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from stat import S_ISDIR
 from typing import Any
@@ -15,6 +16,7 @@ from hpcsgd.checkpoint import FOLDER, Checkpoint, Store, read_checkpoint
 from hpcsgd.comm.base import Communicator
 from hpcsgd.config import RunConfig, RunSection
 from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.fall_back import ASKED, going_on
 from hpcsgd.sealed import unreadable
 
 log = logging.getLogger(__name__)
@@ -64,6 +66,36 @@ def earlier_choice(
     own = world.together(look)
     earlier: Earlier | None = world.exchange_objects(own)[0]
     return earlier
+
+
+def earlier_tables(run: RunSection) -> dict[str, dict[str, Any]] | None:
+    """What a run that goes on was to do, before it fell back; on one rank."""
+    found = _find(run)
+    if found is None:
+        return None
+    said = found[1].document
+    return dict(said.get(ASKED) or said["config"])
+
+
+def as_it_fell(config: RunConfig, world: Communicator) -> RunConfig:
+    """`config` with what the run that is gone on with had fallen back to."""
+    if config.run.resume == "no":
+        return config
+    own = world.together(lambda: _document(config.run) if world.rank == 0 else None)
+    said = world.exchange_objects(own)[0]
+    return config if said is None else going_on(config, said)
+
+
+def _document(run: RunSection) -> dict[str, Any] | None:
+    """What decides settings in the newest whole checkpoint; `resume` says the rest."""
+    path = Path(run.out or "") if run.resume == "auto" else Path(run.resume)
+    with suppress(OSError):
+        paths = Store(path, 1).paths() if path.is_dir() else [path]
+        for one in paths:
+            with suppress(DataError):
+                said = read_checkpoint(one).document
+                return {k: said[k] for k in (ASKED, "config") if k in said}
+    return None
 
 
 def _choice_of(document: Mapping[str, Any]) -> Earlier:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hpcsgd.callbacks.history import as_lines
+from hpcsgd.callbacks.history import as_lines, in_order
 from hpcsgd.checkpoint import FOLDER, Store
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
@@ -81,7 +81,7 @@ class RunFolder:
 
     def _complete_history(self, path: Path, result: Result) -> None:
         """Write it once more where a disk was full when a line came."""
-        lines = as_lines(result.history)
+        lines = as_lines(in_order(result.history, result.events))
         with saving(path):
             if not path.is_file() or path.read_text(encoding="utf-8") != lines:
                 write_text(path, lines)

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,16 +12,18 @@ from hpcsgd.assembly.choice import note_measured
 from hpcsgd.assembly.live import Live
 from hpcsgd.backends.ways import emulated
 from hpcsgd.build import build
-from hpcsgd.callbacks import Callback, History
+from hpcsgd.callbacks import Callback, History, Wish
 from hpcsgd.checkpoint import Checkpoint
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.config import RunConfig
 from hpcsgd.damage import find_damage
 from hpcsgd.data.readers import RowReader
+from hpcsgd.events import fallen
+from hpcsgd.fall_back import ASKED, moved, next_rung
 from hpcsgd.report import report
 from hpcsgd.result import Result, Status
-from hpcsgd.resume import resume
+from hpcsgd.resume import as_it_fell, resume
 from hpcsgd.run_folder import RunFolder
 from hpcsgd.survive import last_common, smaller_grid
 from hpcsgd.timing import Clock
@@ -41,7 +43,9 @@ class Session:
         callbacks: list[Callback],
         began: float,
         setup: Clock,
+        notes: Mapping[str, Any] | None = None,
     ) -> None:
+        self.notes = notes or {}  # what was found before, for the report
         self.config = config
         self.world = world
         self.reader = reader
@@ -51,6 +55,8 @@ class Session:
         self.live: Live | None = None
         self.last: Checkpoint | None = None  # what survivors go on from
         self.lost = 0  # ranks
+        self.asked: RunConfig | None = None  # before the first fall-back
+        self.wish = Wish.NONE  # of callbacks, in the leg before
 
     def run(self) -> Result:
         """Train; a rank that leaves takes all others along."""
@@ -68,7 +74,9 @@ class Session:
     def _until_done(self) -> Result:
         while True:
             try:
-                return self._watched()
+                result = self._watched()
+                if result is not None:
+                    return result
             except Exception as error:
                 shrinks = self.config.run.on_failure == "shrink"
                 if not (shrinks and self.world.has_lost_ranks(error)):
@@ -98,9 +106,13 @@ class Session:
                 else f"after exchange {self.last.exchanges}",
             )
 
-    def _watched(self) -> Result:
-        config, world, self.live = self.config, self.world, None
-        world.watch(config.run.timeout)
+    def _watched(self) -> Result | None:
+        """The result; None where it goes on with more careful settings."""
+        world, self.live = self.world, None
+        world.watch(self.config.run.timeout)
+        if self.last is None:
+            self.config = as_it_fell(self.config, world)
+        config = self.config
         folder = RunFolder(config.run.out if world.rank == 0 else None)
         callbacks = [History(folder.history), *self.callbacks]
         self.live = build(config, world, self.reader, callbacks, self.setup, self.last)
@@ -115,12 +127,13 @@ class Session:
         world.unwatch()
         return result
 
-    def _in_folder(self, live: Live, folder: RunFolder) -> Result:
+    def _in_folder(self, live: Live, folder: RunFolder) -> Result | None:
         """Go on or begin, train, and leave everything where it belongs."""
         config, world, setup = live.config, live.grid.world, self.setup
         with world.working("preparing the run folder"):
             goes_on = resume(config, live, self.last)
             world.together(lambda: folder.begin(config, goes_on))
+        self._take_over(live)
         log.info(*_chosen(live), extra=ONCE)
         made_up = emulated(live.task.precision)
         if made_up:
@@ -138,7 +151,9 @@ class Session:
             state, status = live.engine.run(live.state, groups)
         log.debug("training: %s", live.task.clock)
         damage = find_damage(live) if status is Status.DIVERGED else ""
-        more = {"damage": damage, "lost_ranks": self.lost}
+        if status is Status.DIVERGED and not damage and self._falls_back(live):
+            return None
+        more = {"damage": damage, "lost_ranks": self.lost, **self.notes}
         result = report(live, state, status, self.began, setup.seconds, more)
         each = result.report["seconds_total"] / max(result.iterations, 1)
         note_measured(config, live.chosen, each, world.rank)
@@ -149,6 +164,39 @@ class Session:
             result.report["unsaved"] = unsaved
             log.error("%s", unsaved, extra=ONCE)
         return result
+
+    def _falls_back(self, live: Live) -> bool:
+        """Stand where all was well, with the next rung of settings, if there is one."""
+        engine = live.engine
+        if not engine.falls_back:
+            return False
+        rung = next_rung(live.config, live.product_name)
+        alarm, states = engine.alarm, engine.states
+        kept = states.after_alarm() if alarm else states.after_divergence()
+        if rung is None or kept is None:
+            return False
+        stopped = engine.view.exchanges
+        kept.put_back(live.state, engine.view)
+        taken = live.capture.take(live.state, engine.view)
+        self.last = moved(taken, live.config, rung.config)
+        self.last.document["events"].append(
+            fallen(engine.view, rung, alarm, stopped, self.last.exchanges)
+        )
+        self.asked = self.asked or self.config
+        self.config, self.wish = rung.config, engine.wish
+        # Put back with the state: what was sent for nothing was sent, too.
+        live.grid.world.ledger.entries = Ledger().entries
+        return True
+
+    def _take_over(self, live: Live) -> None:
+        """What a leg after a fall-back has from the one before it."""
+        if self.asked is None:
+            return
+        engine = live.engine
+        live.capture.facts.setdefault(ASKED, self.asked.tables())
+        engine.wish, self.wish = max(engine.wish, self.wish), Wish.NONE
+        # At once: what is on disk was made with the settings that failed.
+        engine.saver.save(live.state, engine.view)
 
 
 @contextmanager

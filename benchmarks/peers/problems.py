@@ -102,12 +102,17 @@ def make(name: str, rows: int, tuning: bool) -> Problem:
     """One draw of a set."""
     kind = KINDS[name]
     seed = TUNING_SEED if tuning else TIMED_SEED
+    X, y = make_of(kind, rows, seed)
+    return Problem(name, kind.family, X, y)
+
+
+def make_of(kind: Kind, rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and targets in float32."""
     maker: Callable[..., tuple[np.ndarray, np.ndarray]] = (
         _drawn if kind.file is None else _shuffled
     )
     X, y = maker(kind, rows, seed)
-    X = np.ascontiguousarray(X, dtype=np.float32)
-    return Problem(name, kind.family, X, y.astype(np.float32))
+    return np.ascontiguousarray(X, dtype=np.float32), y.astype(np.float32)
 
 
 def _drawn(kind: Kind, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -125,20 +130,21 @@ def _shuffled(kind: Kind, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]
     """Rows of a real file: the first after a shuffle, another one for each seed."""
     X, y = _libsvm(kind.file)
     order = np.random.default_rng((seed, 3)).permutation(len(y))[:rows]
+    y = y if kind.family == "gaussian" else (y > 0).astype(np.float64)
     return X[order], y[order]
 
 
 def _libsvm(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Labels as 0 and 1, rows dense."""
+    """Labels as they are, rows dense."""
     labels, entries = [], []
     with path.open() as lines:
         for number, line in enumerate(lines):
             label, *pairs = line.split()
-            labels.append(float(label) > 0)
+            labels.append(float(label))
             for pair in pairs:
                 column, value = pair.split(":")
                 entries.append((number, int(column) - 1, float(value)))
     rows, columns, values = (np.array(part) for part in zip(*entries, strict=True))
     X = np.zeros((len(labels), int(columns.max()) + 1), dtype=np.float32)
     X[rows.astype(int), columns.astype(int)] = values
-    return X, np.array(labels, dtype=np.float64)
+    return X, np.array(labels)

@@ -6,9 +6,9 @@ from hpcsgd.backends.base import Backend
 from hpcsgd.backends.dice import Dice
 from hpcsgd.backends.loss_scale import make_loss_scale
 from hpcsgd.backends.rounded import RoundedBackend
-from hpcsgd.config import PrecisionConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
+from hpcsgd.precision import PrecisionConfig
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from hpcsgd.machine_file import Known, MachineFile
 from hpcsgd.products import GATHERS, KEEPS
 from hpcsgd.products.base import Task
 from hpcsgd.products.choose import Choice, candidates, uses_look_ahead
+from hpcsgd.products.clip import may_clip, refuse
 
 log = logging.getLogger(__name__)
 WORTH_MEASURING = 2.0  # seconds of training from which a tenth of one is no matter
@@ -63,13 +64,20 @@ def choose_run(
         steps = steps or earlier.steps
         if kind == "auto" and earlier.members == task.members.size:
             return Chosen(earlier.product, steps, earlier.look_ahead)
+    over, how = config.update.clip_over, config.update.clip
+    clips = how != "none"
+    if clips and kind != "auto" and not may_clip(kind, steps, over):
+        raise refuse(kind, how)
     if kind != "auto" and steps:
         ahead = uses_look_ahead(config.products, kind, words.latency)
         return Chosen(kind, steps, ahead)
     job = _job(config, words, task, loaded)
     known, key = _machine(config, words.world, task, job)
+    found = candidates(kind, steps, job, known.machine)
+    if clips:
+        found = (c for c in found if may_clip(c.product, c.steps, over))
     best = min(
-        _corrected(candidates(kind, steps, job, known.machine), known),
+        _corrected(found, known),
         key=lambda choice: choice.seconds,
     )
     ahead = uses_look_ahead(config.products, best.product, words.latency)
@@ -108,6 +116,7 @@ def _job(config: RunConfig, words: Vocabulary, task: Task, loaded: Loaded) -> Jo
         matrix=each,
         gram_wire=get_format(precision.gram_wire).dtype.itemsize,
         margin_sum=get_format(precision.margin_sum).dtype.itemsize,
+        apart=not precision.one_message,
         scores=task.columns,
         states=task.states,
     )

@@ -10,6 +10,7 @@ from hpcsgd.assembly.choice import Chosen, Earlier, choose_run
 from hpcsgd.assembly.feed import Feed, make_feed, steps_in
 from hpcsgd.assembly.motor import Parts, make_engine
 from hpcsgd.assembly.vocabulary import Vocabulary
+from hpcsgd.backends.base import Backend
 from hpcsgd.callbacks.base import Callback
 from hpcsgd.capture import Capture
 from hpcsgd.checkpoint import Checkpoint
@@ -19,11 +20,16 @@ from hpcsgd.config import RunConfig
 from hpcsgd.data.sampling import plan_groups
 from hpcsgd.data.stream import Streamed
 from hpcsgd.engine import Engine
+from hpcsgd.errors import ConfigError
+from hpcsgd.formats import get_format
 from hpcsgd.load import Loaded
-from hpcsgd.products import GATHERS, get_product
+from hpcsgd.products import GATHERS, RECURS, get_product
 from hpcsgd.products.base import Product, State, Task
+from hpcsgd.products.clip import Clip, make_clip
+from hpcsgd.products.gap import GapMonitor
 from hpcsgd.products.lookahead import LookAheadGram
 from hpcsgd.products.plan import Planner
+from hpcsgd.products.watcher import UNWATCHED, Unwatched
 from hpcsgd.rates import make_rate
 from hpcsgd.timing import Clock
 
@@ -59,6 +65,7 @@ class Live:
         self.capture.put_back(
             checkpoint, self.state, self.engine.view, self.feed.progress
         )
+        self.task.monitor.begin(self.engine.view.exchanges, self.feed.plans)
 
     def close(self) -> None:
         """Let go of the file and of the groups, with all ranks; the world stays."""
@@ -101,8 +108,9 @@ def assemble(
     schedule = replace(config.schedule, steps=chosen.steps)
     config = replace(config, schedule=schedule)
     name, look_ahead = chosen.product, chosen.look_ahead
-    product = _product(name, look_ahead, task)
     feed = _feed(config, words, grid, loaded)
+    task = replace(task, monitor=_monitor(config, name, feed))
+    product = _product(name, look_ahead, task)
     columns = Columns(grid, loaded.shard.parts, product.holds_all_columns)
     parts = Parts(
         config, words, grid, loaded, task, product, name, look_ahead, feed, columns
@@ -139,7 +147,28 @@ def _task(config: RunConfig, words: Vocabulary, grid: Grid, loaded: Loaded) -> T
         states=words.update.states,
         probe=words.update.probe(),
         clock=Clock(),
+        clip=_clip(config, backend),
     )
+
+
+def _clip(config: RunConfig, backend: Backend) -> Clip | None:
+    update = config.update
+    clip = make_clip(update.clip, update.clip_at, update.clip_over)
+    weights = get_format(backend.precision.weights)
+    if clip is not None and not weights.is_wide:
+        raise ConfigError(
+            f"[update] clip = {update.clip!r} is not offered for weights in"
+            f" {weights.name}; use --set precision.weights=fp32"
+        )
+    return clip
+
+
+def _monitor(config: RunConfig, name: str, feed: Feed) -> Unwatched:
+    """Who looks at the recurrence, where there is one and it is that of all ranks."""
+    run = config.run
+    if name not in RECURS or not run.gap_every or run.emulate_members:
+        return UNWATCHED
+    return GapMonitor(run.gap_every, feed.exchanges_per_epoch, config.sampling.seed)
 
 
 def _product(name: str, look_ahead: bool, task: Task) -> Product:

@@ -17,11 +17,14 @@ from hpcsgd.comm.ledger import Ledger
 from hpcsgd.config import RunConfig
 from hpcsgd.engine import Engine, Pace
 from hpcsgd.evaluation import Evaluation
+from hpcsgd.fall_back import next_rung
+from hpcsgd.good_states import GoodStates
 from hpcsgd.load import Loaded
 from hpcsgd.looks import Looks
 from hpcsgd.objective import Objective
 from hpcsgd.penalties import Ridge
 from hpcsgd.products.base import Product, Task
+from hpcsgd.products.watcher import UNWATCHED
 from hpcsgd.recording import NAME, Recorder, choose_exchanges
 from hpcsgd.saving import Saver
 from hpcsgd.timing import Clock
@@ -58,7 +61,7 @@ def make_engine(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Engin
         guard=guard,
         evaluation=evaluation,
         saver=_saver(parts, capture),
-        looks=Looks(grid.world, config.run.check_every),
+        looks=Looks(grid.world, _looks_every(parts)),
         pace=Pace(schedule.epochs, each, config.run.evaluate_every),
         view=View(
             epochs=schedule.epochs,
@@ -71,7 +74,34 @@ def make_engine(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Engin
         callbacks=callbacks,
         clock=task.clock,
         recorder=_recorder(parts),
+        monitor=task.monitor,
+        states=_good_states(parts),
+        falls_back=_falls_back(parts),
     )
+
+
+def _looks_every(parts: Parts) -> int:
+    """Verdicts on the recurrence are heard of when all ranks look up: soon."""
+    run = parts.config.run
+    if not _is_watched(parts):
+        return run.check_every
+    return min(run.check_every, run.gap_every)
+
+
+def _is_watched(parts: Parts) -> bool:
+    return parts.task.monitor is not UNWATCHED
+
+
+def _good_states(parts: Parts) -> GoodStates:
+    """Copies are kept where there is something to fall back to."""
+    every = parts.config.run.gap_every if _is_watched(parts) else 0
+    rung = next_rung(parts.config, parts.product_name) if _falls_back(parts) else None
+    return GoodStates(every, rung is not None)
+
+
+def _falls_back(parts: Parts) -> bool:
+    run = parts.config.run
+    return run.fall_back and not run.emulate_members
 
 
 def phases_so_far(clock: Clock, ledger: Ledger) -> dict[str, float]:
@@ -143,7 +173,8 @@ def _saver(parts: Parts, capture: Capture) -> Saver:
 def _recorder(parts: Parts) -> Recorder:
     config, grid = parts.config, parts.grid
     run, total = config.run, parts.feed.exchanges_per_epoch * config.schedule.epochs
-    if run.out is None or not run.record or grid.replica:
+    clips = config.update.clip != "none"  # a replay of plain SGD would not be the same
+    if run.out is None or not run.record or grid.replica or clips:
         return Recorder(frozenset())
     return Recorder(
         chosen=choose_exchanges(run.record, config.sampling.seed, total),
@@ -161,6 +192,7 @@ def _recorder(parts: Parts) -> Recorder:
             "product": parts.product_name,
             "look_ahead": parts.look_ahead,
             "reproducible": grid.world.reproducible,
+            "gap_every": run.gap_every if _is_watched(parts) else 0,
         },
     )
 

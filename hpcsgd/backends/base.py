@@ -39,6 +39,7 @@ class Plan(Protocol):
     """The coefficients of an exchange, prepared once for one device."""
 
     blocks: Blocks
+    unrolled: Unrolled
 
 
 class Backend(Protocol):

@@ -41,6 +41,10 @@ KERNELS = (
     "hpcsgd_walk_bf16",
     "hpcsgd_between_f32",
     "hpcsgd_between_bf16",
+    "hpcsgd_walk_softmax_f32",
+    "hpcsgd_walk_softmax_bf16",
+    "hpcsgd_between_softmax_f32",
+    "hpcsgd_between_softmax_bf16",
 )
 # By the letter of the element type: asking for its name takes longer than a kernel.
 MATRICES = {"f": "_f32", "H": "_bf16"}

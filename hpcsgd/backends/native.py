@@ -14,16 +14,13 @@ from numpy.typing import NDArray
 from hpcsgd.backends import columns, cpu, softmax_steps
 from hpcsgd.backends.base import Batch, Plain
 from hpcsgd.backends.host import HostBackend, HostPlan
-from hpcsgd.backends.plain import Between, Walk
+from hpcsgd.backends.plain import FAMILIES, SOFTMAX, Between, Walk, for_family
 from hpcsgd.families.base import Family, exp_bound
 from hpcsgd.precision import Precision
 from hpcsgd.schedule import Blocks
 from hpcsgd.updates.unroll import PlainSteps, Unrolled
 
 Array = NDArray[Any]
-# Families in the order of the numbers that kernels/cpu/steps.c gives them.
-FAMILIES = ("logistic", "gaussian", "poisson", "gamma", "squared-hinge", "huber")
-SOFTMAX = "softmax"  # K scores a row have a kernel of their own
 MOST_STATES = 8
 PAIRS_FROM = 48  # sampled rows from which turning them pays
 DOTS_FROM = 256  # columns from which a dot product is worth its last addition
@@ -183,31 +180,29 @@ class NativeBackend(HostBackend):
         rows = plain.rows
         matrix = rows.matrix if isinstance(rows, Sampled) else rows
         numbers = rows.rows if isinstance(rows, Sampled) else np.arange(len(rows))
-        if not self._walks(weights, plain) or matrix.dtype.char not in cpu.MATRICES:
+        if not self._walks_dense(matrix, weights, plain):
             return None
-        by = cpu.kernel("hpcsgd_walk", matrix)
+        by = cpu.kernel(for_family("hpcsgd_walk", plain), matrix)
         place = (matrix, cpu.stride_of(matrix), numbers, matrix.shape[1])
-        return self._walk(plain).all_at_once(by, place, weights, plain)
+        return self._walk(plain, weights).all_at_once(by, place, weights, plain)
 
     def stepwise(self, weights: Array, plain: Plain) -> tuple[Between, Array] | None:
         """The same for steps that sums over members part; None where NumPy has to."""
         rows = plain.rows
-        if not isinstance(rows, Sampled) or not self._walks(weights, plain):
+        if not isinstance(rows, Sampled):
             return None
         matrix = rows.matrix
-        if matrix.dtype.char not in cpu.MATRICES:
+        if not self._walks_dense(matrix, weights, plain):
             return None
-        by = cpu.kernel("hpcsgd_between", matrix)
+        by = cpu.kernel(for_family("hpcsgd_between", plain), matrix)
         place = (matrix, cpu.stride_of(matrix), rows.rows, matrix.shape[1])
-        return self._walk(plain).one_at_a_time(by, place, weights, plain)
+        return self._walk(plain, weights).one_at_a_time(by, place, weights, plain)
 
-    def _walk(self, plain: Plain) -> Walk:
+    def _walk(self, plain: Plain, weights: Array) -> Walk:
         """The coefficients as the kernel wants them; the last ones are remembered."""
         steps, family, known = plain.steps, plain.family, self._last_walk
         if known is None or known[0] is not steps or known[1] != family.name:
-            number = FAMILIES.index(family.name)
-            setting = getattr(family, "delta", exp_bound(np.float32))
-            go = Walk(steps, plain.blocks, number, setting, self._rounds_margins)
+            go = Walk(plain, weights.shape[1], self._rounds_margins)
             known = self._last_walk = (steps, family.name, go)
         return known[2]
 
@@ -228,11 +223,21 @@ class NativeBackend(HostBackend):
         return is_narrow and pays and self._way_to_gram(rows, other) != "numpy"
 
     def _walks(self, weights: Array, plain: Plain) -> bool:
-        states = plain.steps.states
+        """True for one score a row."""
+        fits = self._fits(weights, plain) and plain.family.name in FAMILIES
+        return fits and weights.shape[1] == plain.steps.states
+
+    def _walks_dense(self, matrix: Array, weights: Array, plain: Plain) -> bool:
+        """True for K scores a row too, where the rows are dense."""
+        is_softmax = plain.family.name == SOFTMAX and self._fits(weights, plain)
+        fits = is_softmax or self._walks(weights, plain)
+        return fits and matrix.dtype.char in cpu.MATRICES
+
+    def _fits(self, weights: Array, plain: Plain) -> bool:
         narrow = {np.dtype(np.float32)}
         fits = {self.inner, self.weights, weights.dtype} == narrow
-        fits = fits and weights.flags.c_contiguous and states <= MOST_STATES
-        return fits and weights.shape[1] == states and plain.family.name in FAMILIES
+        few = plain.steps.states <= MOST_STATES
+        return fits and few and weights.flags.c_contiguous
 
     def _copy(self, rows: Any) -> Any:
         """The rows as NumPy takes them, copied once."""

@@ -108,7 +108,7 @@ class NativeSparseBackend(SparseHostBackend, NativeBackend):
         rows = plain.rows
         if not isinstance(rows, SampledCsr) or not self._walks(weights, plain):
             return None
-        go = self._walk(plain)
+        go = self._walk(plain, weights)
         return csr_kernels.walk(go, rows.stored, rows.rows, weights, plain)
 
     def _is_for_kernels(self, stored: Csr) -> bool:

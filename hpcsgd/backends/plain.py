@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 from hpcsgd.backends import cpu
 from hpcsgd.backends.base import Plain
 from hpcsgd.backends.call import Call
-from hpcsgd.schedule import Blocks
-from hpcsgd.updates.unroll import PlainSteps
+from hpcsgd.families.base import exp_bound
 
 Array = NDArray[Any]
 POINTER, INT = ctypes.c_void_p, ctypes.c_int64
 PLACE = 11  # words of `place` in kernels/cpu/steps.c
+# Families in the order of the numbers that kernels/cpu/steps.c gives them.
+FAMILIES = ("logistic", "gaussian", "poisson", "gamma", "squared-hinge", "huber")
+SOFTMAX = "softmax"  # K scores a row have kernels of their own
 # The end of step j (from -1) by its summed margins, and the margins of the next one.
 Between = Callable[[int, Array | None, Array | None], None]
 
@@ -24,20 +26,20 @@ Between = Callable[[int, Array | None, Array | None], None]
 class Walk:
     """The coefficients of plain steps as the kernels want them."""
 
-    def __init__(
-        self,
-        steps: PlainSteps,
-        blocks: Blocks,
-        family: int,
-        setting: float,
-        rounds: bool,
-    ) -> None:
-        starts = np.array(blocks.starts, dtype=np.int64)
+    def __init__(self, plain: Plain, width: int, rounds: bool) -> None:
+        steps, name = plain.steps, plain.family.name
+        starts = np.array(plain.blocks.starts, dtype=np.int64)
         own = (steps.carry, steps.gain, steps.free, steps.gain, steps.probe)
         self.kept = [starts, *(np.ascontiguousarray(a, dtype=np.float64) for a in own)]
-        sizes = (len(blocks.sizes), steps.states, family, int(rounds))
+        number = 0 if name == SOFTMAX else FAMILIES.index(name)
+        setting = getattr(plain.family, "delta", exp_bound(np.float32))
+        sizes = (len(starts) - 1, steps.states, number, int(rounds))
         self.plan = _Walk(*sizes, setting, *(a.ctypes.data for a in self.kept))
-        self.pointer = ctypes.addressof(self.plan)
+        self.columns = width // steps.states  # scores of a row
+        self.is_turned = name == SOFTMAX
+        pointer = ctypes.addressof(self.plan)
+        # What each call begins with.
+        self.words = (pointer, self.columns) if self.is_turned else (pointer,)
 
     def all_at_once(
         self,
@@ -50,8 +52,8 @@ class Walk:
 
         `rows` are what they lie in, its stride, their numbers, and how many columns.
         """
-        stood = _Place(rows, weights, plain)
-        walk(self.pointer, stood.place)
+        stood = self._stand(rows, weights, plain)
+        walk(*self.words, stood.place)
         return stood.residuals
 
     def one_at_a_time(
@@ -62,9 +64,20 @@ class Walk:
         plain: Plain,
     ) -> tuple[Between, Array]:
         """What to call between two messages, and the residuals that it fills."""
-        stood = _Place(rows, weights, plain)
-        call = _Held(partial(between, self.pointer, stood.place), (self, stood))
+        stood = self._stand(rows, weights, plain)
+        call = _Held(partial(between, *self.words, stood.place), (self, stood))
         return call, stood.residuals
+
+    def _stand(self, rows: tuple[Any, ...], weights: Array, plain: Plain) -> "_Place":
+        """With room for a point, a gradient, and scaled residuals.
+
+        Softmax also has room for weights that are turned, and one state of it reads
+        those as they are.
+        """
+        d, m = len(weights), len(plain.batch.targets)
+        many = 0 if self.is_turned and plain.steps.states == 1 else 2
+        words = (many * d + m) * self.columns + self.is_turned * weights.size
+        return _Place(rows, weights, plain, (m, self.columns), words)
 
 
 class _Held:
@@ -86,10 +99,12 @@ class _Place:
         rows: tuple[Any, ...],
         weights: Array,
         plain: Plain,
+        shape: tuple[int, int],
+        words: int,
     ) -> None:
-        batch, m, cols = plain.batch, len(plain.batch.targets), len(weights)
-        self.residuals = np.empty((m, 1), dtype=np.float32)
-        scratch = np.empty(2 * cols + m, dtype=np.float32)
+        batch = plain.batch
+        self.residuals = np.empty(shape, dtype=np.float32)
+        scratch = np.empty(words, dtype=np.float32)
         fields = (
             *(*rows, weights, batch.targets, batch.weights, batch.offsets),
             *(plain.intercept, self.residuals, scratch),
@@ -110,3 +125,8 @@ class _Walk(ctypes.Structure):
             for name in ("starts", "carry", "gain", "free", "push", "probe")
         ),
     )
+
+
+def for_family(name: str, plain: Plain) -> str:
+    """The kernel of softmax has a name of its own."""
+    return f"{name}_softmax" if plain.family.name == SOFTMAX else name

@@ -34,6 +34,7 @@ class View:
     evaluations_planned: int = 0  # full losses, the one before the first exchange too
     status: str = "running"
     history: list[dict[str, Any]] = field(default_factory=list)  # of evaluations
+    events: list[dict[str, Any]] = field(default_factory=list)  # alarms, fall-backs
 
 
 class Callback:

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class History(Callback):
-    """One record for each evaluation, written and flushed as it comes.
+    """One record for each evaluation, written and flushed as it comes; and for events.
 
     Training is worth more than its history: what cannot be written (a full disk, a
     quota) is said once, and follows as soon as it can be.
@@ -37,8 +37,8 @@ class History(Callback):
         self._catch_up(view)
 
     def on_end(self, view: View) -> None:
-        """Once more for what could not be written."""
-        if self.lines < len(view.history):
+        """Once more for what could not be written, and for the last events."""
+        if self.lines < len(view.history) + len(view.events):
             self._catch_up(view)
 
     def _catch_up(self, view: View) -> None:
@@ -46,7 +46,7 @@ class History(Callback):
         if self.path is None:
             return
         try:
-            self._write(self.path, view.history)
+            self._write(self.path, in_order(view.history, view.events))
         except OSError as error:
             with suppress(OSError):
                 os.truncate(self.path, self.end)
@@ -75,6 +75,19 @@ class History(Callback):
             self.path,
             error.strerror or error,
         )
+
+
+def in_order(
+    history: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """All records, each event between the losses that it came between."""
+    found: list[dict[str, Any]] = []
+    waiting = list(events)
+    for number, record in enumerate(history):
+        while waiting and waiting[0]["evaluations"] <= number:
+            found.append(waiting.pop(0))
+        found.append(record)
+    return found + waiting
 
 
 def as_lines(records: Sequence[dict[str, Any]]) -> str:

@@ -130,12 +130,14 @@ def _unfinished(path: Path) -> Facts:
 
 
 def _last_record(lines: list[str]) -> Any:
-    """The last whole line of a history; the very last may be cut off."""
+    """The last loss of a history; the very last line may be cut off."""
     for line in reversed(lines):
         try:
-            return json.loads(line)
+            record = json.loads(line)
         except json.JSONDecodeError:
             continue
+        if "loss" in record:
+            return record
     return "nothing yet"
 
 

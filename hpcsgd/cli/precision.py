@@ -17,7 +17,7 @@ from hpcsgd.config import RunConfig
 from hpcsgd.data.readers import open_reader
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import FORMATS
-from hpcsgd.study.precision import PrecisionReport, Question, is_safe, study
+from hpcsgd.study.precision import PrecisionReport, Question, study
 
 WIDTH = 130  # where standard output is no terminal
 log = logging.getLogger(__name__)
@@ -110,13 +110,25 @@ def _show(found: PrecisionReport, arguments: argparse.Namespace) -> None:
         for table in (fields_table(found), recipes_table(found)):
             console.print(table)
         console.print(*sentences(found), sep="\n", soft_wrap=True)
-    if not is_safe(found):
-        print(
-            f"hpcsgd: the rate {found.rate:g} is above the limit of stability on these"
-            f" rows: errors may grow from step to step; the largest safe rate is"
-            f" {found.safe_rate:.3g}",
-            file=sys.stderr,
+    for said in warnings(found):
+        print(f"hpcsgd: {said}", file=sys.stderr)
+
+
+def warnings(found: PrecisionReport) -> list[str]:
+    """What not to trust."""
+    said = []
+    if not found.covers_update:
+        said.append(
+            "bounds and errors are of plain SGD, momentum is beyond the theory; the"
+            " pilots have it"
         )
+    if not found.is_safe:
+        said.append(
+            f"the rate {found.rate:g} is above the limit of stability on these rows:"
+            " errors may grow from step to step; the largest safe rate is"
+            f" {found.safe_rate:.3g}"
+        )
+    return said
 
 
 def fields_table(found: PrecisionReport) -> Table:

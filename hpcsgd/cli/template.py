@@ -12,12 +12,15 @@ from hpcsgd.comm import COMMUNICATORS
 from hpcsgd.config import RunConfig
 from hpcsgd.formats import FORMATS
 from hpcsgd.precision import FIELDS, ROUNDINGS, SCALES, Precision
+from hpcsgd.products.clip import OVERS, WAYS
 from hpcsgd.toml_text import toml_literal
 
 WIDTH = 88
 # settings that no flag has; those of flags know their choices themselves
 CHOICES: dict[str, list[str]] = {
     "run.comm": ["auto", *COMMUNICATORS],
+    "update.clip": list(WAYS),
+    "update.clip_over": list(OVERS),
     "precision.scale": list(SCALES),
     "precision.rounding": list(ROUNDINGS),
     **{f"precision.{name}": list(FORMATS) for name in FIELDS},

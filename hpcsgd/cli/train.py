@@ -20,7 +20,7 @@ from hpcsgd.data.partition import PARTITIONS
 from hpcsgd.data.sampling import MODES
 from hpcsgd.errors import ConfigError
 from hpcsgd.families import FAMILIES
-from hpcsgd.precision import RECIPES
+from hpcsgd.precision import AUTO, RECIPES
 from hpcsgd.products import PRODUCTS
 from hpcsgd.rates import RATES
 from hpcsgd.result import Result
@@ -61,7 +61,11 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ),
     ("--period", "schedule.period", {"type": int, "help": "exchanges per agreement"}),
     ("--epochs", "schedule.epochs", {"type": int, "help": "passes over the rows"}),
-    ("--precision", "precision.recipe", {"choices": list(RECIPES), "help": "recipe"}),
+    (
+        "--precision",
+        "precision.recipe",
+        {"choices": [*RECIPES, AUTO], "help": "recipe; auto: chosen by pilot runs"},
+    ),
     ("--rate", "rate.value", {"type": float, "help": "step size"}),
     ("--rate-kind", "rate.kind", {"choices": list(RATES), "help": "rate schedule"}),
     ("--update", "update.kind", {"choices": list(UPDATES), "help": "step rule"}),
@@ -75,6 +79,11 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "--emulate-members",
         "run.emulate_members",
         {"type": int, "metavar": "N", "help": "time one rank as one of N"},
+    ),
+    (
+        "--threads",
+        "run.threads",
+        {"type": int, "metavar": "N", "help": "of each rank, in compiled kernels"},
     ),
     ("--hdf5", "data.hdf5", {"choices": list(DRIVERS), "help": "how ranks read"}),
     ("--sampling", "sampling.mode", {"choices": list(MODES), "help": "row order"}),
@@ -137,6 +146,11 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         },
     ),
     (
+        "--gap-every",
+        "run.gap_every",
+        {"type": int, "metavar": "N", "help": "exchanges between looks at the gap"},
+    ),
+    (
         "--record",
         "run.record",
         {"type": int, "metavar": "N", "help": "exchanges kept for hpcsgd verify"},
@@ -146,6 +160,15 @@ SWITCHES = (
     ("--intercept", "problem.intercept", "learn an intercept (never penalised)"),
     ("--reproducible", "run.reproducible", "every member holds the same bits"),
     ("--profile", "run.profile", "say where the time went, on all ranks"),
+)
+
+
+NEGATIVE = (
+    (
+        "--no-fall-back",
+        "run.fall_back",
+        "an alarm or a divergence changes no settings",
+    ),
 )
 
 
@@ -176,6 +199,10 @@ def add_settings(parser: Any) -> None:
     for flag, setting, text in SWITCHES:
         parser.add_argument(
             flag, dest=setting, default=None, action="store_true", help=text
+        )
+    for flag, setting, text in NEGATIVE:
+        parser.add_argument(
+            flag, dest=setting, default=None, action="store_false", help=text
         )
     parser.add_argument("--grid", metavar="RxC", help="replicas x members; 1xN default")
     parser.add_argument("--ranks", type=int, metavar="N", help="start N MPI ranks")
@@ -216,7 +243,7 @@ def overlaid(
 ) -> dict[str, dict[str, Any]]:
     """`tables` with --set over them and the flags over both."""
     merged = apply_settings(tables, arguments.sets)
-    asked = [name for _, name, _ in FLAGS] + [name for _, name, _ in SWITCHES]
+    asked = [name for _, name, _ in (*FLAGS, *SWITCHES, *NEGATIVE)]
     for setting in asked:
         value = getattr(arguments, setting)
         if value is not None:
@@ -261,6 +288,6 @@ def _show(result: Result, arguments: argparse.Namespace) -> None:
     print(result.json() if arguments.json else summary(result), flush=True)
     if "profile" in result.report:
         show_profile(result.report)
-    if result.status.advice:
-        said = f"{result.status.value}: {result.status.advice}"
+    if result.advice:
+        said = f"{result.status.value}: {result.advice}"
         print(f"hpcsgd: {said}", file=sys.stderr)

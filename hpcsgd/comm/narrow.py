@@ -10,6 +10,7 @@ takes its largest value just below the format's; the exponent stands before each
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import accumulate
 from math import frexp
 from typing import TYPE_CHECKING
@@ -51,6 +52,17 @@ def open_message(
 def is_narrow(form: Format) -> bool:
     """True where a word on the wire is smaller than the one it is computed with."""
     return form.dtype.itemsize < form.carrier.itemsize
+
+
+def bytes_of_word(name: str, ranks: int) -> int:
+    """What one rank holds of each word of a message, once it has been summed."""
+    form = get_format(name)
+    wide, narrow = form.carrier.itemsize, form.dtype.itemsize
+    if ranks == 1 or not is_narrow(form):
+        return wide
+    # The message and its parts; what is sent, received, added and gathered.
+    held = 2 * wide + 4 * narrow
+    return held + 2 * wide + 2 * narrow if form.wants_scale else held
 
 
 class RoundedSum:
@@ -148,9 +160,14 @@ class Pieces:
         ]
         ends = [0, *accumulate(lengths)]
         self._places = [slice(*two) for two in zip(ends, ends[1:], strict=False)]
-        if self.header:
-            self._flat: Array = np.empty(sum(lengths), self.held.dtype)
-            self._wide: Array = np.empty(self.held.size, np.float32)
+
+    @cached_property
+    def _flat(self) -> Array:
+        return np.empty(self._places[-1].stop, self.held.dtype)
+
+    @cached_property
+    def _wide(self) -> Array:
+        return np.empty(self.held.size, np.float32)
 
     def write(self, values: Array) -> None:
         """held ← the values, rounded; all pieces have one exponent."""

@@ -14,6 +14,7 @@ PRODUCTS = {
 }
 
 GATHERS = ("gather", "gather-once")  # every member holds all columns
+RECURS = ("gram", "cached")  # with a recurrence, which a monitor can look at
 KEEPS = ("gather-once", "cached")  # what one epoch needed is used in all later ones
 
 

@@ -15,6 +15,8 @@ from hpcsgd.data.shard import Shard, take
 from hpcsgd.families.base import Family
 from hpcsgd.formats import get_format
 from hpcsgd.precision import Precision
+from hpcsgd.products.clip import Clip
+from hpcsgd.products.watcher import UNWATCHED, Unwatched
 from hpcsgd.schedule import Blocks
 from hpcsgd.timing import Clock
 
@@ -34,6 +36,8 @@ class Task:
     states: int  # 1, or 2 with momentum
     probe: Array  # q: scores are read at q · (w, v)
     clock: Clock
+    clip: Clip | None = None
+    monitor: Unwatched = UNWATCHED  # checks the recurrence now and then
 
     @cached_property
     def margin_dtype(self) -> Any:
@@ -172,6 +176,7 @@ def iterate(
     task: Task, state: State, group: Group, rows: Rows, margins: Array, gram: Array
 ) -> State:
     """The s steps themselves: residuals from summed products, then the update."""
+    seen = task.monitor.before(state, group, margins)
     state.residuals = task.backend.corrected_residuals(
         store_margins(task, margins),
         gram,
@@ -181,6 +186,16 @@ def iterate(
         state.intercept,
     )
     task.clock.lap("inner")
-    task.backend.descend(state.weights, rows, state.residuals, group.plan)
+    if seen is not None:
+        task.monitor.after(seen, task, state, group, rows, gram)
+    descend(task, state, rows, state.residuals, group.plan)
     task.clock.lap("update")
     return state
+
+
+def descend(task: Task, state: State, rows: Rows, residuals: Array, plan: Any) -> None:
+    """weights ← Φ weights + Σ_i gain_i Y_iᵀ r_i, clipped where that was asked for."""
+    if task.clip is None:
+        task.backend.descend(state.weights, rows, residuals, plan)
+    else:
+        task.clip.descend(task, state, rows, residuals, plan)

@@ -14,6 +14,7 @@ from hpcsgd.products.base import (
     State,
     Task,
     batch_of,
+    descend,
     gather_rows,
     store_margins,
 )
@@ -33,7 +34,7 @@ class Direct:
         task = self.task
         rows = gather_rows(task, self.scratch, "rows", group)
         batch = batch_of(task, group.rows)
-        if task.members.size > 1:
+        if task.members.size > 1 and task.clip is None:
             plain = _plain(task, state, group, rows, batch)
             by_kernel = task.backend.stepwise(state.weights, plain)
             if by_kernel is not None:
@@ -57,9 +58,10 @@ class Direct:
             clock.lap("steps")
 
     def _message(self, rows: int) -> Message:
-        """Of one column of scores, for the members to sum."""
-        form = self.task.precision.margin_sum
-        return self.scratch.message(self.task.members, "margins", rows, form)
+        """Of the scores of these rows, for the members to sum."""
+        task, words = self.task, rows * self.task.columns
+        form = task.precision.margin_sum
+        return self.scratch.message(task.members, "margins", words, form)
 
     def finish(self) -> None:
         """Nothing is begun early."""
@@ -78,7 +80,7 @@ def walk(
     `batch` is what belongs to the rows, where that is known already.
     """
     batch = batch or batch_of(task, group.rows)
-    if scratch is None or task.members.size == 1:
+    if task.clip is None and (scratch is None or task.members.size == 1):
         plain = _plain(task, state, group, rows, batch)
         at_once = task.backend.walk(state.weights, plain)
         if at_once is not None:
@@ -128,7 +130,7 @@ def _step(
         margins, task.no_gram, plan, task.family, batch, state.intercept
     )
     clock.lap("inner")
-    backend.descend(state.weights, rows, residuals, plan)
+    descend(task, state, rows, residuals, plan)
     clock.lap("update")
     return residuals
 

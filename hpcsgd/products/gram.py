@@ -26,7 +26,7 @@ class Gram:
     def __init__(self, task: Task) -> None:
         self.task = task
         self.scratch = Scratch()
-        self.messages: dict[Blocks, list[Message]] = {}
+        self.messages: dict[tuple[Blocks, int], list[Message]] = {}
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Products, one message, s steps."""
@@ -42,25 +42,29 @@ class Gram:
     ) -> tuple[Array, Array]:
         """Packed G and z of `group`, summed over members."""
         task, blocks = self.task, group.blocks
-        messages = self.messages.get(group.blocks)
+        key = (group.blocks, task.monitor.words)
+        messages = self.messages.get(key)
         if messages is None:
-            messages = self.messages[group.blocks] = self._messages(group)
+            messages = self.messages[key] = self._messages(group)
         written = [message.array for message in messages]
-        gram, margins = self._parts(group, written)
+        gram, margins, more = self._parts(group, written)
+        task.monitor.post(more)
         task.backend.strict_gram(rows, blocks, gram)
         task.clock.lap("gram")
         task.backend.scores(rows, state.weights, margins)
         task.clock.lap("scores")
         totals = [message.sum("products") for message in messages]
         task.clock.lap("communicate")
-        if len(totals) == 1 and totals[0] is written[0]:
-            return gram, margins  # summed in place: the views are there already
-        return self._parts(group, totals)
+        if len(totals) > 1 or totals[0] is not written[0]:
+            gram, margins, more = self._parts(group, totals)
+        task.monitor.judge(more)
+        return gram, margins
 
     def _messages(self, group: Group) -> list[Message]:
         """What is sent: Gram and margins together where their formats are equal."""
         task, blocks = self.task, group.blocks
-        words, precision = margin_words(task, group), task.precision
+        words = margin_words(task, group) + task.monitor.words
+        precision = task.precision
         if precision.one_message:
             sizes = {"products": (blocks.gram_words + words, precision.margin_sum)}
         else:
@@ -73,12 +77,11 @@ class Gram:
             for name, size in sizes.items()
         ]
 
-    def _parts(self, group: Group, arrays: list[Array]) -> tuple[Array, Array]:
-        """The Gram and the margins as views of what is sent, or of its sums."""
-        words, shape = group.blocks.gram_words, margin_shape(self.task, group)
-        if len(arrays) == 1:
-            return arrays[0][:words], arrays[0][words:].reshape(shape)
-        return arrays[0], arrays[1].reshape(shape)
+    def _parts(self, group: Group, arrays: list[Array]) -> tuple[Array, Array, Array]:
+        """Gram, margins and the monitor's words: views of what is sent or summed."""
+        words = group.blocks.gram_words
+        behind = arrays[0][words:] if len(arrays) == 1 else arrays[1]
+        return arrays[0][:words], *margins_in(self.task, group, behind)
 
 
 def margin_shape(task: Task, group: Group) -> tuple[int, int]:
@@ -92,16 +95,26 @@ def margin_words(task: Task, group: Group) -> int:
     return rows * columns
 
 
+def margins_in(task: Task, group: Group, flat: Array) -> tuple[Array, Array]:
+    """The margins, and the words of the monitor behind them."""
+    shape = margin_shape(task, group)
+    words = shape[0] * shape[1]
+    return flat[:words].reshape(shape), flat[words:]
+
+
 def sum_margins(
     task: Task, scratch: Scratch, state: State, group: Group, rows: Rows
 ) -> Array:
     """z alone, where G is known already or travels apart."""
-    shape = margin_shape(task, group)
-    words = margin_words(task, group)
+    words = margin_words(task, group) + task.monitor.words
     form = task.precision.margin_sum
     message = scratch.message(task.members, "margins", words, form)
-    task.backend.scores(rows, state.weights, message.array.reshape(shape))
+    margins, more = margins_in(task, group, message.array)
+    task.monitor.post(more)
+    task.backend.scores(rows, state.weights, margins)
     task.clock.lap("scores")
     total = message.sum("products")
     task.clock.lap("communicate")
-    return total.reshape(shape)
+    margins, more = margins_in(task, group, total)
+    task.monitor.judge(more)
+    return margins

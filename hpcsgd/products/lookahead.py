@@ -17,7 +17,7 @@ from hpcsgd.products.base import (
     gather_rows,
     iterate,
 )
-from hpcsgd.products.gram import margin_shape, margin_words
+from hpcsgd.products.gram import margin_words, margins_in
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,13 @@ class LookAheadGram:
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Post the margins, begin the next Gram, then iterate on this one."""
         ready = self._take(group)
-        margins, travelling = self._post_margins(state, ready)
+        travelling = self._post_margins(state, ready)
         if upcoming is not None:
             self.prepared = self._prepare(upcoming)
-        travelling.wait()
+        margins, more = margins_in(self.task, group, travelling.wait())
         ready.pending.wait()
         self.task.clock.lap("communicate")
+        self.task.monitor.judge(more)
         return iterate(self.task, state, group, ready.rows, margins, ready.gram)
 
     def finish(self) -> None:
@@ -79,13 +80,15 @@ class LookAheadGram:
         task.clock.lap("communicate")
         return Prepared(group, rows, gram, pending)
 
-    def _post_margins(self, state: State, ready: Prepared) -> tuple[Array, Pending]:
-        task, words = self.task, margin_words(self.task, ready.group)
+    def _post_margins(self, state: State, ready: Prepared) -> Pending:
+        task, group = self.task, ready.group
+        words = margin_words(task, group) + task.monitor.words
         form, scratch = task.precision.margin_sum, self.scratches[0]
         message = scratch.message(task.members, "margins", words, form, travels=True)
-        margins = message.array.reshape(margin_shape(task, ready.group))
+        margins, more = margins_in(task, group, message.array)
+        task.monitor.post(more)
         task.backend.scores(ready.rows, state.weights, margins)
         task.clock.lap("scores")
         pending = message.start("products")
         task.clock.lap("communicate")
-        return margins, pending
+        return pending

@@ -40,10 +40,14 @@ class Coefficients:
         self.blocks = blocks_of(sizes)
 
     @cached_property
+    def whole(self) -> Unrolled:
+        """Of all s steps together, in float64."""
+        return unroll(self.update, self.rates, self.blocks.sizes, self.l2)
+
+    @cached_property
     def plan(self) -> Any:
-        """Of all s steps together."""
-        whole = unroll(self.update, self.rates, self.blocks.sizes, self.l2)
-        return self.backend.prepare(whole, self.blocks)
+        """The same, as the backend takes it."""
+        return self.backend.prepare(self.whole, self.blocks)
 
     @cached_property
     def steps(self) -> tuple[Any, ...]:

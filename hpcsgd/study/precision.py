@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import isfinite
 from statistics import median
 from typing import Any
 
@@ -18,11 +17,11 @@ from hpcsgd.config import RunConfig
 from hpcsgd.data.readers import RowReader
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
-from hpcsgd.pilot import Gap, Sample, draw_sample, loss_gaps
 from hpcsgd.precision import FIELDS, RECIPES, Precision
 from hpcsgd.result import finite
-from hpcsgd.study.exchange_cost import Cost, cost_of
-from hpcsgd.study.groups import Path
+from hpcsgd.trials.cost import Cost, cost_of
+from hpcsgd.trials.path import Path
+from hpcsgd.trials.pilot import Gap, Sample, draw_sample, loss_gaps
 
 APART = 3  # exchanges between the groups that are looked at
 LEVEL = "fp32"  # what gains are counted from
@@ -106,6 +105,16 @@ class PrecisionReport:
         exact = next(row for row in self.recipes if row.recipe == "fp64")
         return min(good, key=_total, default=exact)
 
+    @property
+    def is_safe(self) -> bool:
+        """True where the rate stays below the limit of stability."""
+        return self.rate <= self.safe_rate
+
+    @property
+    def covers_update(self) -> bool:
+        """False where bounds and errors are of plain SGD and the run has momentum."""
+        return self.question.config.update.kind == "sgd"
+
     def _will_do(self, row: RecipeRow) -> bool:
         return row.seconds is not None and row.predicted_gap <= self.question.tolerance
 
@@ -124,6 +133,7 @@ class PrecisionReport:
             "groups": asked.groups,
             "fields": [asdict(row) for row in self.fields],
             "recipes": [asdict(row) for row in self.recipes],
+            "bounds_cover_update": self.covers_update,
             "rate": self.rate,
             "largest_safe_rate": self.safe_rate,
             "tolerance": asked.tolerance,
@@ -299,8 +309,3 @@ def _recipe_row(
         network_seconds=cost.network,
         emulated=tuple(emulated(precision)),
     )
-
-
-def is_safe(report: PrecisionReport) -> bool:
-    """True where the rate stays below the limit of stability."""
-    return not isfinite(report.safe_rate) or report.rate <= report.safe_rate

@@ -175,6 +175,9 @@ def _traffic(scene: Scene, source: Source | None) -> Check:
             return Check("traffic", None, {}, "sparse rows are counted in their data")
         shape = scene.counting(source)
     legs, report = scene.recording.legs, scene.result.report
+    if any(event["event"] == "fall-back" for event in scene.result.events):
+        why = "the run fell back, and the formulas know the last settings alone"
+        return Check("traffic", None, {}, why)
     gap = traffic.gap_in(legs, scene.result.exchanges, report["resumes"])
     if gap:
         return Check("traffic", None, {}, gap)

@@ -10,12 +10,16 @@ For exchange k of m rows in s batches, K classes, S states, packed Gram g words:
     cached     gram where the leg first meets the group, else one sum of m·K·S
     look-ahead a sum of m·K·S, and the sum of g, which is begun one exchange early
 
+The exchange behind one that the gap monitor looks at (every `gap_every`-th) sends with
+its margins as many words more as that one's largest batch has rows, two at least; after
+a resume, too.
+
 A reproducible sum is a Reduce and a Broadcast, two calls. A sum of w words in 16 or 8
-bits is two calls too, reproducible or not: an exchange of w + C·h words and a gather, to
-which rank 0 gives ⌊w/C⌋ + h; h = 1 for the exponent before each piece of a format that
-has few of them, else 0. Every leg of the run (from a
-start or a resume to its end) is counted on its own: on a resume, look-ahead, cached and
-gather-once send again what the leg before had sent.
+bits is two calls too, reproducible or not: an exchange of w + C·h words and a gather,
+to which rank 0 gives ⌊w/C⌋ + h; h = 1 for the exponent before each piece of a format
+that has few of them, else 0. Every leg of the run (from a start or a resume to its end)
+is counted on its own: on a resume, look-ahead, cached and gather-once send again what
+the leg before had sent.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -60,7 +64,7 @@ Count = dict[str, dict[str, int]]
 
 def expected(shape: Shape, legs: list[dict[str, Any]]) -> Count:
     """Purpose -> calls, words, bytes of a whole run."""
-    products = [m for leg in legs for m in _products(shape, leg)]
+    products = [m for leg in legs for m in _products(shape, leg, leg is legs[-1])]
     agreement = [m for leg in legs for m in _agreements(shape, leg, leg is legs[-1])]
     return {"products": _add(products), "agreement": _add(agreement)}
 
@@ -87,7 +91,7 @@ def _sums(leg: dict[str, Any], *sums: Sum) -> Iterator[Message]:
     for words, name in sums:
         form = get_format(name)
         size = form.dtype.itemsize
-        if size == form.carrier.itemsize:
+        if not _is_narrow(name):
             yield from [(words, size)] * (2 if leg["reproducible"] else 1)
         else:
             head, members = int(form.wants_scale), leg["members"]
@@ -95,7 +99,13 @@ def _sums(leg: dict[str, Any], *sums: Sum) -> Iterator[Message]:
             yield words // members + head, size
 
 
-def _products(shape: Shape, leg: dict[str, Any]) -> Iterator[Message]:
+def _is_narrow(name: str) -> bool:
+    """Whether a word on the wire is smaller than the one it is computed with."""
+    form = get_format(name)
+    return form.dtype.itemsize < form.carrier.itemsize
+
+
+def _products(shape: Shape, leg: dict[str, Any], at_end: bool) -> Iterator[Message]:
     if leg["members"] == 1:
         return
     groups = shape.groups()
@@ -108,28 +118,47 @@ def _products(shape: Shape, leg: dict[str, Any]) -> Iterator[Message]:
             if fresh or leg["product"] == "gather":
                 yield _gathered(shape, leg, groups[index], number)
         else:
-            yield from _exchange(shape, leg, groups[index], epoch, fresh)
+            more = _looked(leg, groups, number)
+            yield from _exchange(shape, leg, groups[index], epoch, fresh, more)
     begun = leg["first"] < leg["last"] < leg["planned"]
     if leg["look_ahead"] and begun:
-        yield from _sums(leg, _gram(shape, groups[leg["last"] % len(groups)]))
+        gram = _gram(shape, groups[leg["last"] % len(groups)])
+        posted = list(_sums(leg, gram))
+        # A narrow sum is gathered where it is waited for: here at the very end, when a
+        # leg that others follow has saved its counts.
+        yield from posted if at_end or not _is_narrow(gram[1]) else posted[:1]
+
+
+def _looked(leg: dict[str, Any], groups: list[tuple[int, ...]], number: int) -> int:
+    """Words of the monitor in exchange `number`, from 0: of the look one before."""
+    every = leg.get("gap_every", 0)
+    if not every or not number or number % every:
+        return 0
+    return max(*groups[(number - 1) % len(groups)], 2)
 
 
 def _exchange(
-    shape: Shape, leg: dict[str, Any], sizes: tuple[int, ...], epoch: int, fresh: bool
+    shape: Shape,
+    leg: dict[str, Any],
+    sizes: tuple[int, ...],
+    epoch: int,
+    fresh: bool,
+    more: int,
 ) -> Iterator[Message]:
-    """What one exchange sends."""
+    """What one exchange sends, with `more` words behind the first margins."""
     kind, form = leg["product"], shape.precision.margin_sum
     if kind == "direct":
         yield from _sums(leg, *((b * shape.classes, form) for b in sizes))
     elif kind == "cached":
         if fresh:
-            yield from _sums(leg, *_whole(shape, sizes))
+            yield from _sums(leg, *_whole(shape, sizes, more))
         if not fresh or epoch:
-            yield from _sums(leg, _margins(shape, sizes))
+            rest = 0 if fresh else more
+            yield from _sums(leg, _margins(shape, sizes, rest))
     elif leg["look_ahead"]:
-        yield from _sums(leg, _margins(shape, sizes), _gram(shape, sizes))
+        yield from _sums(leg, _margins(shape, sizes, more), _gram(shape, sizes))
     else:
-        yield from _sums(leg, *_whole(shape, sizes))
+        yield from _sums(leg, *_whole(shape, sizes, more))
 
 
 def _gathered(
@@ -145,9 +174,9 @@ def _gathered(
     return shape.stored(number, own) * pair, word
 
 
-def _whole(shape: Shape, sizes: tuple[int, ...]) -> list[Sum]:
+def _whole(shape: Shape, sizes: tuple[int, ...], more: int) -> list[Sum]:
     """G and z, in one message where their formats are equal."""
-    gram, margins = _gram(shape, sizes), _margins(shape, sizes)
+    gram, margins = _gram(shape, sizes), _margins(shape, sizes, more)
     if shape.precision.one_message:
         return [(gram[0] + margins[0], margins[1])]
     return [gram, margins]
@@ -159,8 +188,8 @@ def _gram(shape: Shape, sizes: tuple[int, ...]) -> Sum:
     return (m * m - sum(b * b for b in sizes)) // 2, shape.precision.gram_wire
 
 
-def _margins(shape: Shape, sizes: tuple[int, ...]) -> Sum:
-    words = sum(sizes) * shape.classes * shape.states
+def _margins(shape: Shape, sizes: tuple[int, ...], more: int) -> Sum:
+    words = sum(sizes) * shape.classes * shape.states + more
     return words, shape.precision.margin_sum
 
 

@@ -52,7 +52,7 @@ static inline int32_t narrowed(float value, struct format to)
     /* Subnormal numbers lie at equal distances: an addition rounds to them. */
     int32_t unit = (128 - to.bias + drop) << 23, least = (128 - to.bias) << 23;
     int32_t multiple = bits_of(float_of(kept) + float_of(unit)) - unit;
-    code = to.bias < 127 && kept < least ? multiple : code;
+    code = kept < least ? multiple : code;
     return size > INFINITE ? to.nan : code;
 }
 
@@ -61,16 +61,27 @@ static inline float widened(int32_t code, struct format of)
     int up = 23 - of.fraction;
     int32_t bits = code << up, shift = (127 - of.bias) << 23, least = shift + (1 << 23);
     float small = float_of(bits + least) - float_of(least);
-    float value = of.bias < 127 && code < 1 << of.fraction ? small
-                                                           : float_of(bits + shift);
+    float value = code < 1 << of.fraction ? small : float_of(bits + shift);
     int32_t none = code == of.behind && code != of.nan ? 0 : 1 << 22;
     return code >= of.behind ? float_of(INFINITE | none) : value;
 }
 
-#define BF16 ((struct format){7, 127, 0x7f80, 0x7fc0})
 #define FP16 ((struct format){10, 15, 0x7c00, 0x7e00})
 #define E4M3 ((struct format){3, 7, 0x7f, 0x7f})
 #define E5M2 ((struct format){2, 15, 0x7c, 0x7e})
+
+/* bf16 is the upper half of a float: less is to be done. */
+static inline uint16_t upper_half(float value)
+{
+    uint32_t bits = (uint32_t)bits_of(value), odd = bits >> 16 & 1;
+    uint32_t kept = (bits + 0x7fff + odd) >> 16, none = bits >> 16 | 0x40;
+    return (uint16_t)((bits & 0x7fffffff) > INFINITE ? none : kept);
+}
+
+static inline float of_upper_half(uint16_t held)
+{
+    return float_of((int32_t)((uint32_t)held << 16));
+}
 
 #define LOOP for (int64_t i = 0; i < count; i++)
 #define ENCODE(type, top, to)                                                            \
@@ -91,7 +102,7 @@ VECTORS EXPORT void hpcsgd_encode(const float *restrict values, void *restrict o
                                   int64_t count, int kind, float factor)
 {
     switch (kind) {
-    case 0: ENCODE(uint16_t, 15, BF16); break;
+    case 0: LOOP((uint16_t *)out)[i] = upper_half(values[i] * factor); break;
     case 1: ENCODE(uint16_t, 15, FP16); break;
     case 2: ENCODE(uint8_t, 7, E4M3); break;
     default: ENCODE(uint8_t, 7, E5M2);
@@ -103,7 +114,7 @@ VECTORS EXPORT void hpcsgd_decode(const void *restrict held, float *restrict out
                                   int64_t count, int kind, float factor)
 {
     switch (kind) {
-    case 0: LOOP out[i] = VALUE(uint16_t, 15, BF16); break;
+    case 0: LOOP out[i] = of_upper_half(((const uint16_t *)held)[i]) * factor; break;
     case 1: LOOP out[i] = VALUE(uint16_t, 15, FP16); break;
     case 2: LOOP out[i] = VALUE(uint8_t, 7, E4M3); break;
     default: LOOP out[i] = VALUE(uint8_t, 7, E5M2);

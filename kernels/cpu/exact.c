@@ -4,6 +4,7 @@
    more, at twice their size. Four sums a row, in a fixed order. */
 
 #include "lanes.h"
+#include "threads.h"
 
 typedef double pair __attribute__((vector_size(4 * LANES)));
 typedef float part __attribute__((vector_size(2 * LANES)));
@@ -16,12 +17,20 @@ INLINE pair widened(const float *from)
     return __builtin_convertvector(values, pair);
 }
 
-/* out[i] ← row i · weights, for `count` rows that follow each other. */
-EXPORT void hpcsgd_exact_scores(const float *matrix, int64_t stride, int64_t count,
-                                int64_t cols, const double *weights, double *out)
+typedef struct {
+    const float *matrix;
+    int64_t stride, count, cols;
+    const double *weights;
+    double *out;
+} scores;
+
+static void do_part(void *work, int64_t part, int64_t parts)
 {
-    for (int64_t i = 0; i < count; i++) {
-        const float *row = matrix + i * stride;
+    const scores *s = (const scores *)work;
+    const double *weights = s->weights;
+    int64_t cols = s->cols, last = part_edge(s->count, part + 1, parts, 1);
+    for (int64_t i = part_edge(s->count, part, parts, 1); i < last; i++) {
+        const float *row = s->matrix + i * s->stride;
         pair total[4] = {{0}, {0}, {0}, {0}};
         int64_t k = 0;
         for (; k + 4 * PARTS <= cols; k += 4 * PARTS)
@@ -34,6 +43,15 @@ EXPORT void hpcsgd_exact_scores(const float *matrix, int64_t stride, int64_t cou
         double sum = (total[0][0] + total[0][1]) + (total[0][2] + total[0][3]);
         for (; k < cols; k++)
             sum += (double)row[k] * weights[k];
-        out[i] = sum;
+        s->out[i] = sum;
     }
+}
+
+/* out[i] ← row i · weights, for `count` rows that follow each other. */
+EXPORT void hpcsgd_exact_scores(const float *matrix, int64_t stride, int64_t count,
+                                int64_t cols, const double *weights, double *out)
+{
+    scores all = {matrix, stride, count, cols, weights, out};
+    double time = (double)count * (double)cols * PER_NUMBER;
+    hpcsgd_share(hpcsgd_parts(time), do_part, &all);
 }

@@ -6,6 +6,7 @@
    sums stays in registers; pieces of DEPTH columns stay in the first caches. */
 
 #include "lanes.h"
+#include "threads.h"
 
 #define TALL (REGISTERS == 32 ? 6 : 3)
 #define FLAT 4
@@ -86,17 +87,51 @@ TILE(tile_bf16, uint16_t, load_bf16, tail_bf16)
             PLACE_OF(matrix, stride, rows, i, j, first, depth, out, width, tall, 1);   \
     }
 
+typedef struct {
+    const void *matrix;
+    int64_t stride;
+    const int64_t *rows;
+    int64_t cols;
+    const int64_t *starts;
+    int64_t batches;
+    float *packed;
+} sample;
+
+/* The first row of a part: all parts have about as many products. */
+static int64_t first_row(const sample *s, double products)
+{
+    for (int64_t b = 1; b < s->batches; b++) {
+        double width = (double)s->starts[b];
+        double own = width * (double)(s->starts[b + 1] - s->starts[b]);
+        if (products < own)
+            return s->starts[b] + (int64_t)(products / width) / TALL * TALL;
+        products -= own;
+    }
+    return s->starts[s->batches];
+}
+
+static double products_of(const sample *s)
+{
+    double products = 0;
+    for (int64_t b = 1; b < s->batches; b++)
+        products += (double)s->starts[b] * (double)(s->starts[b + 1] - s->starts[b]);
+    return products;
+}
+
 #define STRICT_GRAM(NAME, TYPE, STRIP_OF)                                              \
-    EXPORT void NAME(const TYPE *matrix, int64_t stride, const int64_t *rows,          \
-                     int64_t cols, const int64_t *starts, int64_t batches,             \
-                     float *packed)                                                    \
+    /* Rows from .. to of the sample. */                                               \
+    static void NAME##_rows(const sample *s, int64_t from, int64_t to)                 \
     {                                                                                  \
+        const TYPE *matrix = (const TYPE *)s->matrix;                                  \
+        const int64_t *rows = s->rows, *starts = s->starts;                            \
+        int64_t stride = s->stride, cols = s->cols, batches = s->batches;              \
         for (int64_t first = 0; first < cols; first += DEPTH) {                        \
             int64_t depth = cols - first < DEPTH ? cols - first : DEPTH;               \
             for (int64_t low = 0; low < starts[batches - 1]; low += PANEL) {           \
-                float *panel = packed;                                                 \
+                float *panel = s->packed;                                              \
                 for (int64_t b = 1; b < batches; b++) {                                \
-                    int64_t width = starts[b], i = starts[b], end = starts[b + 1];     \
+                    int64_t width = starts[b], i = starts[b] < from ? from : starts[b];\
+                    int64_t end = starts[b + 1] < to ? starts[b + 1] : to;             \
                     int64_t stop = low + PANEL < width ? low + PANEL : width;          \
                     for (; low < stop && i + TALL <= end; i += TALL)                   \
                         STRIP_OF(matrix, stride, rows, i, low, stop, first, depth,     \
@@ -107,10 +142,27 @@ TILE(tile_bf16, uint16_t, load_bf16, tail_bf16)
                     for (; low < stop && i < end; i++)                                 \
                         STRIP_OF(matrix, stride, rows, i, low, stop, first, depth,     \
                                  panel + (i - starts[b]) * width, width, 1);           \
-                    panel += (end - starts[b]) * width;                                \
+                    panel += (starts[b + 1] - starts[b]) * width;                      \
                 }                                                                      \
             }                                                                          \
         }                                                                              \
+    }                                                                                  \
+    static void NAME##_part(void *work, int64_t part, int64_t parts)                   \
+    {                                                                                  \
+        const sample *s = (const sample *)work;                                        \
+        double each = products_of(s) / (double)parts;                                  \
+        int64_t from = part ? first_row(s, each * (double)part) : 0;                   \
+        int64_t to = part + 1 < parts ? first_row(s, each * (double)(part + 1))        \
+                                      : s->starts[s->batches];                         \
+        NAME##_rows(s, from, to);                                                      \
+    }                                                                                  \
+    EXPORT void NAME(const TYPE *matrix, int64_t stride, const int64_t *rows,          \
+                     int64_t cols, const int64_t *starts, int64_t batches,             \
+                     float *packed)                                                    \
+    {                                                                                  \
+        sample s = {matrix, stride, rows, cols, starts, batches, packed};              \
+        double time = products_of(&s) * (double)cols * PER_PRODUCT;                    \
+        hpcsgd_share(hpcsgd_parts(time), NAME##_part, &s);                             \
     }
 
 PLACE(place_f32, float, tile_f32)

@@ -9,6 +9,7 @@
 
 #if defined(__AMX_BF16__) || defined(HPCSGD_TILES_EMULATED)
 #define HAS_TILES 1
+#include "threads.h"
 #include "tiles.h"
 #if defined(__AVX512BW__)
 #include "turn.h"
@@ -155,21 +156,47 @@ INLINE void place(const piece *at, float *const *out, int64_t b, int64_t i, int6
     }
 }
 
-/* Rows top .. end against all rows before them. */
-INLINE void chunk(const piece *at, float *const *out, int64_t b, int64_t top,
-                  int64_t end, int64_t stop)
+/* Rows top .. end against all rows before them: one step of the work, in parts. */
+typedef struct {
+    piece at;
+    float **out;
+    int64_t b, top, end, last;
+} step;
+
+static void turn_part(void *work, int64_t part, int64_t parts)
 {
-    for (int64_t low = 0; low < stop; low += 2 * SIDE)
-        for (int64_t i = top, from = b; i < end; i += 2 * SIDE) {
-            int64_t next = i + 2 * SIDE < end ? i + 2 * SIDE : end;
+    const step *s = (const step *)work;
+    int64_t from = part_edge(s->last, part, parts, SIDE);
+    int64_t to = part_edge(s->last, part + 1, parts, SIDE);
+    pack_rows(&s->at, from, to, 1, s->at.turned + from / SIDE * GROUP);
+}
+
+static void copy_part(void *work, int64_t part, int64_t parts)
+{
+    const step *s = (const step *)work;
+    int64_t from = part_edge(s->end - s->top, part, parts, SIDE);
+    int64_t to = part_edge(s->end - s->top, part + 1, parts, SIDE);
+    pack_rows(&s->at, s->top + from, s->top + to, 0, s->at.plain + from / SIDE * GROUP);
+}
+
+static void multiply_part(void *work, int64_t part, int64_t parts)
+{
+    const step *s = (const step *)work;
+    const piece *at = &s->at;
+    tile_begin();
+    for (int64_t low = part * 2 * SIDE; low < s->last; low += parts * 2 * SIDE)
+        for (int64_t i = s->top, from = s->b; i < s->end; i += 2 * SIDE) {
+            int64_t next = i + 2 * SIDE < s->end ? i + 2 * SIDE : s->end;
             while (i >= at->starts[from + 1])
                 from++;
             int64_t widest = from;
             while (next > at->starts[widest + 1])
                 widest++;
             if (at->starts[widest] > low) /* else no row of these meets `low` */
-                place(at, out, from, i, next, low, at->plain + (i - top) / SIDE * GROUP);
+                place(at, s->out, from, i, next, low,
+                      at->plain + (i - s->top) / SIDE * GROUP);
         }
+    tile_release();
 }
 
 /* `room` holds hpcsgd_tile_room(m) words; `out` a pointer for each batch. */
@@ -185,20 +212,22 @@ EXPORT void hpcsgd_strict_gram_tiles(const uint16_t *matrix, int64_t stride,
         out[b] = packed;
         packed += (starts[b + 1] - starts[b]) * starts[b];
     }
-    tile_begin();
+    /* A chunk of a piece is multiplied, packed and waited for by itself. */
+    double time = (double)last * (m < CHUNK ? m : CHUNK) * DEPTH * PER_PRODUCT / 8;
+    int64_t parts = hpcsgd_parts(time);
     for (int64_t first = 0; first < cols && last; first += DEPTH) {
         int64_t depth = cols - first < DEPTH ? cols - first : DEPTH;
         piece at = {matrix, stride, first, depth, rows, starts, turned, plain};
-        pack_rows(&at, 0, last, 1, turned);
-        for (int64_t top = starts[1], b = 1; top < m; top += CHUNK) {
-            int64_t end = top + CHUNK < m ? top + CHUNK : m;
-            while (top >= starts[b + 1])
-                b++;
-            pack_rows(&at, top, end, 0, plain);
-            chunk(&at, out, b, top, end, last);
+        step s = {at, out, 1, starts[1], 0, last};
+        hpcsgd_share(parts, turn_part, &s);
+        for (; s.top < m; s.top += CHUNK) {
+            s.end = s.top + CHUNK < m ? s.top + CHUNK : m;
+            while (s.top >= starts[s.b + 1])
+                s.b++;
+            hpcsgd_share(parts, copy_part, &s);
+            hpcsgd_share(parts, multiply_part, &s);
         }
     }
-    tile_release();
 }
 
 /* What the tiles can do at best: dot products of what is in them, four chains side by

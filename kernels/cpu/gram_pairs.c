@@ -25,6 +25,7 @@ EXPORT int64_t hpcsgd_gram_room(int64_t rows)
 
 #if defined(__AVX512BF16__)
 
+#include "threads.h"
 #include "turn.h"
 
 /* Columns first .. first + depth of up to FLAT rows, pair by pair; zeros elsewhere. */
@@ -93,7 +94,6 @@ typedef struct {
     const uint16_t *matrix;
     int64_t stride, first, depth;
     const int64_t *rows, *starts;
-    float *packed;
 } piece;
 
 /* Rows i .. i + tall, all of batch b or of those behind it, against one panel. */
@@ -114,41 +114,66 @@ INLINE void strip(const piece *at, int64_t b, const float *const *out, int64_t i
     }
 }
 
+typedef struct {
+    const uint16_t *matrix;
+    int64_t stride, cols, batches;
+    const int64_t *rows, *starts;
+    uint32_t *room;
+    const float **out;
+} sample;
+
+/* The rows behind `low` that lie in top .. end, against the panel of `low`. */
+static void against(const sample *s, const piece *at, int64_t low, int64_t top,
+                    int64_t end)
+{
+    const int64_t *starts = s->starts;
+    int64_t b = 1;
+    while (b < s->batches && starts[b] <= low) /* the first that meets `low` */
+        b++;
+    int64_t i = starts[b] > top ? starts[b] : top;
+    while (i < end && i >= starts[b + 1])
+        b++;
+    const uint32_t *panel = s->room + low * (DEPTH / 2);
+    for (; i + TALL <= end; i += TALL)
+        strip(at, b, s->out, i, low, panel, TALL);
+    for (; i + 4 <= end; i += 4)
+        strip(at, b, s->out, i, low, panel, 4);
+    for (; i < end; i++)
+        strip(at, b, s->out, i, low, panel, 1);
+}
+
+/* Every so manieth panel, and what meets it. */
+static void do_part(void *work, int64_t part, int64_t parts)
+{
+    const sample *s = (const sample *)work;
+    int64_t m = s->starts[s->batches], last = s->starts[s->batches - 1];
+    for (int64_t first = 0; first < s->cols; first += DEPTH) {
+        int64_t depth = s->cols - first < DEPTH ? s->cols - first : DEPTH;
+        piece at = {s->matrix, s->stride, first, depth, s->rows, s->starts};
+        for (int64_t low = part * FLAT; low < last; low += parts * FLAT)
+            make_panel(s->matrix, s->stride, s->rows + low,
+                       last - low < FLAT ? last - low : FLAT, first, depth,
+                       s->room + low * (DEPTH / 2));
+        for (int64_t top = s->starts[1]; top < m; top += CHUNK)
+            for (int64_t low = part * FLAT; low < last; low += parts * FLAT)
+                against(s, &at, low, top, top + CHUNK < m ? top + CHUNK : m);
+    }
+}
+
 /* `room` holds hpcsgd_gram_room(m) words; `panels` a pointer for each batch. */
 EXPORT void hpcsgd_strict_gram_pairs(const uint16_t *matrix, int64_t stride,
                                      const int64_t *rows, int64_t cols,
                                      const int64_t *starts, int64_t batches,
                                      float *packed, uint32_t *room, const float **out)
 {
-    int64_t m = starts[batches], last = starts[batches - 1];
+    const float *begin = packed;
     for (int64_t b = 0; b < batches; b++) { /* where each block row begins */
         out[b] = packed;
         packed += (starts[b + 1] - starts[b]) * starts[b];
     }
-    for (int64_t first = 0; first < cols; first += DEPTH) {
-        int64_t depth = cols - first < DEPTH ? cols - first : DEPTH;
-        piece at = {matrix, stride, first, depth, rows, starts, packed};
-        for (int64_t low = 0; low < last; low += FLAT)
-            make_panel(matrix, stride, rows + low, last - low < FLAT ? last - low : FLAT,
-                       first, depth, room + low * (DEPTH / 2));
-        for (int64_t top = starts[1]; top < m; top += CHUNK) {
-            int64_t end = top + CHUNK < m ? top + CHUNK : m;
-            for (int64_t low = 0, b = 1; low < last; low += FLAT) {
-                while (b < batches && starts[b] <= low) /* the first that meets `low` */
-                    b++;
-                int64_t from = b, i = starts[b] > top ? starts[b] : top;
-                while (i < end && i >= starts[from + 1])
-                    from++;
-                const uint32_t *panel = room + low * (DEPTH / 2);
-                for (; i + TALL <= end; i += TALL)
-                    strip(&at, from, out, i, low, panel, TALL);
-                for (; i + 4 <= end; i += 4)
-                    strip(&at, from, out, i, low, panel, 4);
-                for (; i < end; i++)
-                    strip(&at, from, out, i, low, panel, 1);
-            }
-        }
-    }
+    sample s = {matrix, stride, cols, batches, rows, starts, room, out};
+    double time = (double)(packed - begin) * (double)cols * PER_PRODUCT / 2;
+    hpcsgd_share(hpcsgd_parts(time), do_part, &s);
 }
 
 #endif

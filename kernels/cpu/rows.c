@@ -9,11 +9,15 @@
    Sums run in a fixed order: the same input gives the same bits. */
 
 #include "lanes.h"
+#include "threads.h"
 
 #define AT_ONCE 4  /* rows whose margins are summed together */
 #define ADDED 8    /* rows that are added to w together */
 #define LINE 64    /* bytes that come from memory at once */
-#define HALF(cols) ((cols) / 2 / LINE * LINE)
+/* While a batch is summed its successor is fetched, a line for every two that are read:
+   half of its rows by the margins, the others by the update. */
+#define FETCHED(count) ((count) / AT_ONCE * (AT_ONCE / 2)) /* by the margins */
+#define TOGETHER (4 * LANES) /* columns that threads do not part */
 #define PIECE 2048 /* columns of w that stay in the first cache meanwhile */
 
 EXPORT void hpcsgd_widen_rows_bf16(const uint16_t *matrix, int64_t row_stride,
@@ -30,20 +34,21 @@ EXPORT void hpcsgd_widen_rows_bf16(const uint16_t *matrix, int64_t row_stride,
 
 #define MARGINS(NAME, TYPE, LOAD, TAIL)                                                \
     INLINE void NAME##_some(const TYPE *matrix, int64_t stride, const int64_t *rows,   \
-                            const int64_t *soon, int64_t ahead, int64_t cols,          \
+                            const int64_t *soon, const int fetched, int64_t cols,      \
                             const float *weights, const int count, float *out)         \
     {                                                                                  \
         const TYPE *row[AT_ONCE], *next[AT_ONCE];                                      \
         lanes total[AT_ONCE][2];                                                       \
+        for (int i = 0; i < fetched; i++)                                              \
+            next[i] = matrix + soon[i] * stride;                                       \
         for (int i = 0; i < count; i++) {                                              \
             row[i] = matrix + rows[i] * stride;                                        \
-            next[i] = matrix + soon[i] * stride;                                       \
             total[i][0] = total[i][1] = (lanes){0};                                    \
         }                                                                              \
         int64_t k = 0;                                                                 \
         for (; k + 2 * LANES <= cols; k += 2 * LANES) {                                \
-            if (k < ahead && k % (LINE / sizeof(TYPE)) == 0)                           \
-                for (int i = 0; i < count; i++)                                        \
+            if (k % (LINE / sizeof(TYPE)) == 0)                                        \
+                for (int i = 0; i < fetched; i++)                                      \
                     __builtin_prefetch(next[i] + k, 0, 2); /* to the second cache */   \
             for (int half = 0; half < 2; half++) {                                     \
                 lanes w = load_f32(weights + k + half * LANES);                        \
@@ -63,21 +68,42 @@ EXPORT void hpcsgd_widen_rows_bf16(const uint16_t *matrix, int64_t row_stride,
             out[i] = add_up(total[i][0] + total[i][1]);                                \
         }                                                                              \
     }                                                                                  \
-    /* `soon` are as many rows that will be wanted after these, or NULL: their first   \
-       half is fetched here, their second one by the update. */                        \
+    /* `soon` are as many rows that will be wanted after these, or NULL: then the next \
+       rows of these are fetched. */                                                   \
+    static void NAME##_rows(const TYPE *matrix, int64_t stride, const int64_t *rows,   \
+                            const int64_t *soon, int64_t count, int64_t cols,          \
+                            const float *weights, float *out)                          \
+    {                                                                                  \
+        int64_t i = 0;                                                                 \
+        for (; soon && i + AT_ONCE <= count; i += AT_ONCE)                             \
+            NAME##_some(matrix, stride, rows + i, soon + FETCHED(i), AT_ONCE / 2, cols,\
+                        weights, AT_ONCE, out + i);                                    \
+        for (; i + AT_ONCE <= count; i += AT_ONCE) {                                   \
+            int64_t next = i + 2 * AT_ONCE <= count ? i + AT_ONCE : i;                 \
+            NAME##_some(matrix, stride, rows + i, rows + next, AT_ONCE, cols, weights, \
+                        AT_ONCE, out + i);                                             \
+        }                                                                              \
+        for (; i < count; i++)                                                         \
+            NAME##_some(matrix, stride, rows + i, rows, 0, cols, weights, 1, out + i); \
+    }                                                                                  \
+    static void NAME##_part(void *work, int64_t part, int64_t parts)                   \
+    {                                                                                  \
+        const product *p = (const product *)work;                                      \
+        int64_t first = part_edge(p->count, part, parts, AT_ONCE);                     \
+        int64_t last = part_edge(p->count, part + 1, parts, AT_ONCE);                  \
+        NAME##_rows((const TYPE *)p->matrix, p->stride, p->rows + first, 0,            \
+                    last - first, p->cols, p->from, p->to + first);                    \
+    }                                                                                  \
     void NAME##_before(const TYPE *matrix, int64_t stride, const int64_t *rows,        \
                        const int64_t *soon, int64_t count, int64_t cols,               \
                        const float *weights, float *out)                               \
     {                                                                                  \
-        int64_t i = 0, ahead = soon ? HALF(cols) : cols;                               \
-        for (; i + AT_ONCE <= count; i += AT_ONCE) {                                   \
-            int64_t next = i + 2 * AT_ONCE <= count ? i + AT_ONCE : i;                 \
-            NAME##_some(matrix, stride, rows + i, soon ? soon + i : rows + next,       \
-                        ahead, cols, weights, AT_ONCE, out + i);                       \
-        }                                                                              \
-        for (; i < count; i++)                                                         \
-            NAME##_some(matrix, stride, rows + i, (soon ? soon : rows) + i, ahead,     \
-                        cols, weights, 1, out + i);                                    \
+        product all = {matrix, stride, rows, count, cols, 1, weights, out};            \
+        int64_t parts = hpcsgd_parts(time_of(&all));                                   \
+        if (parts > 1)                                                                 \
+            hpcsgd_share(parts, NAME##_part, &all);                                    \
+        else                                                                           \
+            NAME##_rows(matrix, stride, rows, soon, count, cols, weights, out);        \
     }                                                                                  \
     EXPORT void NAME(const TYPE *matrix, int64_t stride, const int64_t *rows,          \
                      int64_t count, int64_t cols, const float *weights, float *out)    \
@@ -87,19 +113,19 @@ EXPORT void hpcsgd_widen_rows_bf16(const uint16_t *matrix, int64_t row_stride,
 
 #define UPDATE(NAME, TYPE, LOAD, ONE)                                                  \
     INLINE void NAME##_some(const TYPE *matrix, int64_t stride, const int64_t *rows,   \
-                            const int64_t *soon, int64_t ahead, int64_t first,         \
+                            const int64_t *soon, const int fetched, int64_t first,     \
                             int64_t last, const float *residuals, const int count,     \
                             float *weights)                                            \
     {                                                                                  \
         const TYPE *row[ADDED], *next[ADDED];                                          \
-        for (int i = 0; i < count; i++) {                                              \
-            row[i] = matrix + rows[i] * stride;                                        \
+        for (int i = 0; i < fetched; i++)                                              \
             next[i] = matrix + soon[i] * stride;                                       \
-        }                                                                              \
+        for (int i = 0; i < count; i++)                                                \
+            row[i] = matrix + rows[i] * stride;                                        \
         int64_t k = first;                                                             \
         for (; k + LANES <= last; k += LANES) {                                        \
-            if (k >= ahead && k % (LINE / sizeof(TYPE)) == 0)                          \
-                for (int i = 0; i < count; i++)                                        \
+            if (k % (LINE / sizeof(TYPE)) == 0)                                        \
+                for (int i = 0; i < fetched; i++)                                      \
                     __builtin_prefetch(next[i] + k, 0, 2);                             \
             lanes w = load_f32(weights + k);                                           \
             for (int i = 0; i < count; i++)                                            \
@@ -110,21 +136,51 @@ EXPORT void hpcsgd_widen_rows_bf16(const uint16_t *matrix, int64_t row_stride,
             for (int i = 0; i < count; i++)                                            \
                 weights[k] += ONE(row[i] + k) * residuals[i];                          \
     }                                                                                  \
+    INLINE void NAME##_piece(const TYPE *matrix, int64_t stride, const int64_t *rows,  \
+                             const int64_t *soon, const int fetched, int64_t first,    \
+                             int64_t last, int64_t count, const float *residuals,      \
+                             float *weights)                                           \
+    {                                                                                  \
+        int64_t i = 0, next = FETCHED(count);                                          \
+        for (; i + ADDED <= count; i += ADDED, next += fetched)                        \
+            NAME##_some(matrix, stride, rows + i, soon + next, fetched, first, last,   \
+                        residuals + i, ADDED, weights);                                \
+        for (; i < count; i++, next += next + 1 < count)                               \
+            NAME##_some(matrix, stride, rows + i, soon + next, fetched ? 1 : 0, first, \
+                        last, residuals + i, 1, weights);                              \
+    }                                                                                  \
+    static void NAME##_columns(const TYPE *matrix, int64_t stride, const int64_t *rows,\
+                               const int64_t *soon, int64_t count, int64_t first,      \
+                               int64_t end, const float *residuals, float *weights)    \
+    {                                                                                  \
+        for (; first < end; first += PIECE) {                                          \
+            int64_t last = first + PIECE < end ? first + PIECE : end;                  \
+            if (soon)                                                                  \
+                NAME##_piece(matrix, stride, rows, soon, ADDED / 2, first, last, count,\
+                             residuals, weights);                                      \
+            else                                                                       \
+                NAME##_piece(matrix, stride, rows, rows, 0, first, last, count,        \
+                             residuals, weights);                                      \
+        }                                                                              \
+    }                                                                                  \
+    static void NAME##_part(void *work, int64_t part, int64_t parts)                   \
+    {                                                                                  \
+        const product *p = (const product *)work;                                      \
+        NAME##_columns((const TYPE *)p->matrix, p->stride, p->rows, 0, p->count,       \
+                       part_edge(p->cols, part, parts, TOGETHER),                      \
+                       part_edge(p->cols, part + 1, parts, TOGETHER), p->from, p->to); \
+    }                                                                                  \
     void NAME##_before(const TYPE *matrix, int64_t stride, const int64_t *rows,        \
                        const int64_t *soon, int64_t count, int64_t cols,               \
                        const float *residuals, float *weights)                         \
     {                                                                                  \
-        int64_t ahead = soon ? HALF(cols) : cols;                                      \
-        soon = soon ? soon : rows;                                                     \
-        for (int64_t first = 0; first < cols; first += PIECE) {                        \
-            int64_t i = 0, last = first + PIECE < cols ? first + PIECE : cols;         \
-            for (; i + ADDED <= count; i += ADDED)                                     \
-                NAME##_some(matrix, stride, rows + i, soon + i, ahead, first, last,    \
-                            residuals + i, ADDED, weights);                            \
-            for (; i < count; i++)                                                     \
-                NAME##_some(matrix, stride, rows + i, soon + i, ahead, first, last,    \
-                            residuals + i, 1, weights);                                \
-        }                                                                              \
+        product all = {matrix, stride, rows, count, cols, 1, residuals, weights};      \
+        int64_t parts = hpcsgd_parts(time_of(&all));                                   \
+        if (parts > 1)                                                                 \
+            hpcsgd_share(parts, NAME##_part, &all);                                    \
+        else                                                                           \
+            NAME##_columns(matrix, stride, rows, soon, count, 0, cols, residuals,      \
+                           weights);                                                   \
     }                                                                                  \
     EXPORT void NAME(const TYPE *matrix, int64_t stride, const int64_t *rows,          \
                      int64_t count, int64_t cols, const float *residuals,              \

@@ -3,13 +3,7 @@
    As in steps_body.h, with K scores a row: t_j = Σ_a lead_ja z_a + Σ_{i<j} couple_ji G_ji
    r_i + β + offset, and r_j = softmax(t_j) − onehot(y_j). Included twice by softmax.c. */
 
-/* The same bytes as `plan` of steps_body.h. */
-typedef struct {
-    int64_t batches, states, family;
-    double setting;
-    const int64_t *starts;
-    const double *lead, *couple, *free, *push, *probe;
-} NAMED(classes);
+#include "softmax_link.h"
 
 /* What is known of the scores of batch j before it. */
 INLINE void NAMED(begin)(const NAMED(classes) *plan, int64_t j, int64_t K,
@@ -53,37 +47,6 @@ INLINE void NAMED(dots)(const REAL *panel, int64_t width, const REAL *scaled, in
         for (int64_t rest = k; rest < width; rest++)
             sum += panel[i * width + rest] * scaled[rest];
         scores[i * K] += sum;
-    }
-}
-
-INLINE void NAMED(link)(REAL *t, int64_t K, int64_t label, REAL weight)
-{
-    REAL top = t[0], sum = 0;
-    for (int64_t c = 1; c < K; c++)
-        top = t[c] > top ? t[c] : top;
-    for (int64_t c = 0; c < K; c++)
-        sum += t[c] = EXP(t[c] - top);
-    for (int64_t c = 0; c < K; c++)
-        t[c] = (t[c] / sum - (REAL)(c == label)) * weight;
-}
-
-/* β ← M β + u Σ r, in double; `next` holds states × K. */
-INLINE void NAMED(advance)(const NAMED(classes) *plan, int64_t j, int64_t K,
-                           const REAL *residuals, double *intercept)
-{
-    int64_t states = plan->states;
-    for (int64_t c = 0; c < K; c++) {
-        double total = 0, next[8];
-        for (int64_t i = plan->starts[j]; i < plan->starts[j + 1]; i++)
-            total += residuals[i * K + c];
-        for (int64_t a = 0; a < states; a++) {
-            next[a] = plan->push[j * states + a] * total;
-            for (int64_t b = 0; b < states; b++)
-                next[a] += plan->free[(j * states + a) * states + b] *
-                           intercept[b * K + c];
-        }
-        for (int64_t a = 0; a < states; a++)
-            intercept[a * K + c] = next[a];
     }
 }
 

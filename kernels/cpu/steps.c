@@ -2,6 +2,7 @@
 
 #include "csr.h"
 #include "lanes.h"
+#include "walk.h"
 
 #include <math.h>
 
@@ -10,36 +11,11 @@ enum { LOGISTIC, GAUSSIAN, POISSON, GAMMA, SQUARED_HINGE, HUBER };
 #define BODY "steps_body.h"
 #include "reals.h"
 
-INLINE float round_bf16(float value)
-{
-    uint32_t bits;
-    if (value != value)
-        return value;
-    memcpy(&bits, &value, 4);
-    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
-    memcpy(&value, &bits, 4);
-    return value;
-}
-
 EXPORT void hpcsgd_round_bf16(float *values, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
         values[i] = round_bf16(values[i]);
 }
-
-/* Plain steps without a message between them: margins, residuals and update of every
-   batch in one call, so that nothing but arithmetic lies between two steps.
-
-   The states of row k of the weights lie side by side; state 0 is w. */
-typedef struct {
-    int64_t steps, states, family, rounds; /* rounds: margins are stored as bf16 */
-    double setting;
-    const int64_t *starts;
-    const double *carry;         /* steps × states × states */
-    const double *gain;          /* steps × states */
-    const double *free, *push;   /* of the intercept, as in `plan` */
-    const double *probe;         /* states */
-} walk;
 
 /* q · x: where scores are read. */
 INLINE void read_at(const walk *plan, const int64_t states, const float *weights,
@@ -119,19 +95,6 @@ INLINE void scores_to_residuals(const walk *plan, int64_t step, const float *tar
     }
 }
 
-/* What steps are taken on. `scratch` holds 2 cols + m floats, `residuals` m; sample
-   weights, offsets and intercept may be NULL. */
-typedef struct {
-    const void *matrix;
-    int64_t stride;
-    const int64_t *rows;
-    int64_t cols;
-    float *weights;
-    const float *targets, *sample_weights, *offsets;
-    double *intercept;
-    float *residuals, *scratch;
-} place;
-
 EXPORT void hpcsgd_stand(place *at, const void *matrix, int64_t stride,
                          const int64_t *rows, int64_t cols, float *weights,
                          const float *targets, const float *sample_weights,
@@ -140,16 +103,6 @@ EXPORT void hpcsgd_stand(place *at, const void *matrix, int64_t stride,
 {
     *at = (place){matrix, stride, rows, cols, weights, targets, sample_weights, offsets,
                   intercept, residuals, scratch};
-}
-
-/* The batch after number j, if it is as large: it comes from memory while j is worked
-   on. */
-INLINE const int64_t *after(const walk *plan, const place *at, int64_t j)
-{
-    int64_t count = plan->starts[j + 1] - plan->starts[j];
-    if (plan->starts[j + 1] + count > plan->starts[plan->steps])
-        return 0;
-    return at->rows + plan->starts[j + 1];
 }
 
 /* read: margins of batch j. take: its residuals from the margins that stand in their

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcsgd.cli.parser import make_parser
-from hpcsgd.cli.train import FLAGS, SWITCHES
+from hpcsgd.cli.train import FLAGS, NEGATIVE, SWITCHES
 from hpcsgd.config import RunConfig
 
 ROOT = Path(__file__).parents[2]
@@ -103,5 +103,5 @@ def test_every_setting_is_documented():
 
 def test_every_flag_is_documented():
     text = "".join(path.read_text() for path in DOCUMENTS)
-    for flag, _, _ in (*FLAGS, *SWITCHES):
+    for flag, _, _ in (*FLAGS, *SWITCHES, *NEGATIVE):
         assert f"`{flag}" in text or f" {flag} " in text, flag

@@ -1,43 +1,56 @@
 """A proxy around an mpi4py communicator that counts what it is really asked to send."""
 
+from collections import defaultdict
+
 import numpy as np
+
+
+def nothing():
+    return {"calls": 0, "words": 0}
 
 
 class CountingComm:
     """Counts calls and words of buffer collectives, flags apart; passes all on."""
 
-    COUNTED = ("Allreduce", "Iallreduce", "Reduce", "Allgatherv", "Bcast")
+    COUNTED = (
+        *("Allreduce", "Iallreduce", "Reduce", "Bcast", "Allgather", "Allgatherv"),
+        *("Alltoall", "Ialltoall", "Alltoallv", "Ialltoallv"),
+    )
 
-    def __init__(self, comm, counts=None, flags=None, tally=None):
+    def __init__(self, comm, parent=None):
         self.comm = comm
-        self.counts = {"calls": 0, "words": 0} if counts is None else counts
-        self.flags = {"calls": 0, "words": 0} if flags is None else flags
-        self.tally = {"started": 0} if tally is None else tally
+        self.counts = parent.counts if parent else nothing()
+        self.flags = parent.flags if parent else nothing()
+        # Messages of 8- and 16-bit words, by the bytes of each.
+        self.narrow = parent.narrow if parent else defaultdict(nothing)
+        self.tally = parent.tally if parent else {"started": 0}
 
     def __getattr__(self, name):
         value = getattr(self.comm, name)
         if name == "Split":
-            return lambda *a: CountingComm(
-                value(*a), self.counts, self.flags, self.tally
-            )
+            return lambda *a: CountingComm(value(*a), self)
         if name == "Allreduce_init":
             return lambda *a: CountingRequest(value(*a), self, a[1])
         if name not in self.COUNTED:
             return value
 
         def counted(*arguments, **options):
-            buffer = next(a for a in arguments if isinstance(a, np.ndarray))
-            self.count(buffer)
+            sent = (a[0] if isinstance(a, list) else a for a in arguments)
+            self.count(next(a for a in sent if isinstance(a, np.ndarray)))
             return value(*arguments, **options)
 
         return counted
 
     def count(self, buffer):
         """One call that sends this buffer."""
-        for counts in (self.counts, self.flags):
-            if counts is self.counts or buffer.dtype == np.int64:
-                counts["calls"] += 1
-                counts["words"] += buffer.size
+        tables = [self.counts]
+        if buffer.dtype == np.int64:
+            tables.append(self.flags)
+        if buffer.itemsize <= 2:
+            tables.append(self.narrow[buffer.itemsize])
+        for counts in tables:
+            counts["calls"] += 1
+            counts["words"] += buffer.size
 
 
 class CountingRequest:

@@ -103,6 +103,43 @@ def test_formats_that_differ_travel_apart():
     assert ledger["bytes"] == EPOCHS * (4 * g + 8 * ROWS)
 
 
+@pytest.mark.parametrize("kind", ["gram", "cached", "look-ahead"])
+@pytest.mark.parametrize(
+    "family, update", [("logistic", "sgd"), ("softmax", "momentum")]
+)
+@pytest.mark.parametrize("every", [1, 2, 3, 4, 50])
+@pytest.mark.parametrize("wire", ["fp64", "fp32"])
+def test_looks_at_the_recurrence(kind, family, update, every, wire):
+    """b words more in the exchange behind each look; never a message more."""
+    ahead = kind == "look-ahead"
+    products = {
+        "kind": "gram" if ahead else kind,
+        "look_ahead": "on" if ahead else "off",
+    }
+    problem = make_problem(family, n=ROWS, d=COLUMNS)
+    with_looks, without = (
+        train_on(
+            3,
+            config_for(
+                problem,
+                schedule={"batch": BATCH, "steps": STEPS, "epochs": EPOCHS},
+                products=products,
+                update={"kind": update},
+                precision={"recipe": "fp64", "gram_wire": wire},
+                run={"gap_every": n},
+            ),
+            problem,
+        ).ledger["products"]
+        for n in (every, 0)
+    )
+    sizes = groups() * EPOCHS
+    looked = [g for k, g in enumerate(sizes[:-1], start=1) if k % every == 0]
+    more = sum(max(g) for g in looked)
+    assert with_looks["calls"] == without["calls"]
+    assert with_looks["words"] == without["words"] + more
+    assert with_looks["bytes"] == without["bytes"] + 8 * more
+
+
 @pytest.mark.parametrize("kind", ["direct", "gram", "gather", "gather-once", "cached"])
 def test_one_member_says_nothing(kind):
     assert run(kind, 1).ledger["products"]["calls"] == 0

@@ -124,3 +124,38 @@ def test_the_slowest_of_two_machines():
     both = one.slowest(two)
     assert (both.latency, both.gram, both.step) == (3.0, 5.0, 2.0)
     assert both == two.slowest(one)
+
+
+def narrow(gram, margins, apart):
+    fields = {"gram_wire": gram, "margin_sum": margins, "apart": apart}
+    return Job(**{**vars(JOB), **fields})
+
+
+@pytest.mark.parametrize(
+    "gram, margins, apart, calls",
+    [(4, 4, True, 2), (2, 4, True, 3), (2, 1, True, 4), (2, 2, False, 2)],
+)
+def test_narrow_sums_take_two_latencies_and_two_messages_add_theirs(
+    gram, margins, apart, calls
+):
+    job, later = narrow(gram, margins, apart), 2 if margins < 4 else 1
+    assert step("gram", job, latency=1.0) == pytest.approx(calls / S)
+    assert step("cached", job, latency=1.0) == pytest.approx(
+        (calls + 4 * later) / 5 / S
+    )
+    assert step("direct", job, latency=1.0) == pytest.approx(later)
+
+
+def test_narrow_sums_move_their_own_bytes_and_are_cast():
+    job = narrow(2, 4, True)
+    gram, z = 2 * G * RING, 4 * M * RING
+    assert step("gram", job, per_byte=1.0) == pytest.approx((gram + z) / S)
+    assert step("gram", job) == pytest.approx(1e-9 * G / S)
+    assert step("direct", narrow(4, 2, True)) == pytest.approx(1e-9 * 10)
+
+
+def test_what_is_kept_is_wide():
+    """The Gram is computed with in float32, however it travelled."""
+    assert kept_bytes("cached", S, narrow(2, 4, True)) == kept_bytes("cached", S, JOB)
+    low, high = (step("cached", narrow(g, 4, True), read=1.0) for g in (2, 4))
+    assert low - step("cached", narrow(2, 4, True)) == pytest.approx(high)

@@ -7,6 +7,7 @@ import pytest
 
 import hpcsgd.comm.delayed as delayed
 from hpcsgd.comm.delayed import NETWORKS, Delayed, Link, Network, parse_network
+from hpcsgd.comm.narrow import open_message
 from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
@@ -64,6 +65,9 @@ def one_of(ranks, network):
         def _max(self, value):
             return value  # noqa: E704
 
+        def _start_exchange(self, pieces, counts, out):
+            return lambda: None  # noqa: E704
+
         def _start_sum(self, buffer):
             return lambda: None  # noqa: E704
 
@@ -89,6 +93,23 @@ def test_other_collectives(virtual):
     comm.link.free_at = 0.0
     comm.broadcast(np.zeros(100))
     assert virtual.now == pytest.approx(2e-3 + 800 / 1e6)
+
+
+def test_a_narrow_sum_costs_two_latencies_and_half_the_bytes(virtual):
+    """An exchange of pieces and a gather, (p−1)/p of the narrow bytes each."""
+    comm = one_of(4, Network(1e-3, 1e6))
+    message = open_message(comm, 100, "bf16")
+    message.array[...] = 0
+    message.sum("products")
+    assert virtual.now == pytest.approx(2 * 2e-3 + 2 * 3 / 4 * 200 / 1e6)
+
+
+def test_a_narrow_sum_begun_early_hides_its_first_half(virtual):
+    comm = one_of(2, Network(1.0, 1e12))
+    pending = open_message(comm, 100, "bf16", travels=True).start("products")
+    virtual.now = 0.5
+    pending.wait()
+    assert virtual.now == pytest.approx(2.0)
 
 
 def test_emulated_ranks_are_felt(virtual):

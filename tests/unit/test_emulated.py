@@ -43,6 +43,21 @@ def test_it_says_what_the_first_of_so_many_ranks_says(kind, grid):
     assert result.report["grid"] == expected.report["grid"]
 
 
+@pytest.mark.parametrize("kind", ["gram", "cached", "direct"])
+@pytest.mark.parametrize("margins", ["fp32", "fp8-e4m3"])
+def test_narrow_sums_are_those_of_the_first_of_so_many(kind, margins):
+    fields = {"recipe": "d", "margin_sum": margins}
+    config, problem = emulate(kind, precision=fields)
+    result = train(config, X=problem.X, y=problem.y, world=SerialCommunicator())
+    real = config_for(
+        problem, schedule=SCHEDULE, products={"kind": kind}, precision=fields
+    )
+    one = result.ledger["products"]
+    other = train_on(6, real, problem).ledger["products"]
+    for name in ("calls", "words", "bytes", "wire_bytes"):
+        assert one[name] == other[name], name
+
+
 def test_it_gives_no_model():
     config, problem = emulate("gram")
     result = train(config, X=problem.X, y=problem.y)

@@ -5,7 +5,13 @@ import pytest
 
 from hpcsgd.comm import casts
 from hpcsgd.comm.emulated import EmulatedCommunicator
-from hpcsgd.comm.narrow import NarrowSum, Pieces, exponent_for, open_message
+from hpcsgd.comm.narrow import (
+    NarrowSum,
+    Pieces,
+    bytes_of_word,
+    exponent_for,
+    open_message,
+)
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.comm.workspace import Workspace
 from hpcsgd.formats import FORMATS, get_format
@@ -238,3 +244,27 @@ def test_one_rank_as_one_of_many():
     assert message.sum("products").shape == (100,)
     entry = world.ledger.entries["products"]
     assert (entry.calls, entry.words) == (2, 105 + 21)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_the_room_that_is_predicted_is_enough(name, ranks):
+    """And not twice what is taken."""
+    words = 100_000
+
+    def on_rank(world):
+        message = open_message(world, words, name)
+        message.array[...] = 1
+        message.sum("products")
+        return message  # held until all have summed
+
+    def held(message):
+        arrays = list(vars(message).values())
+        for pieces in [p for p in arrays if isinstance(p, Pieces)]:
+            arrays += vars(pieces).values()
+        return sum(a.nbytes for a in arrays if isinstance(a, np.ndarray))
+
+    for message in run_ranks(ranks, on_rank):
+        message = getattr(message, "wide", message)
+        taken = held(message) / words
+        assert taken <= bytes_of_word(name, ranks) <= 1.5 * taken

@@ -97,10 +97,40 @@ def test_sparse_rows(tmp_path, product, sampling):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("recipe, most", [("fp64", 1e-12), ("fp32", 2e-5), ("c", 5e-2)])
+@pytest.mark.parametrize(
+    "recipe, most", [("fp64", 1e-12), ("fp32", 2e-5), ("c", 5e-2), ("d", 5e-2)]
+)
 def test_families_and_precisions(tmp_path, family, recipe, most):
     reader = train(tmp_path, family, precision={"recipe": recipe})
     assert max(deviations(check(tmp_path, reader))) < most
+
+
+@pytest.mark.parametrize("form", ["tf32", "bf16", "fp16", "fp8-e4m3", "fp8-e5m2"])
+@pytest.mark.parametrize("product", ["direct", "gram", "cached", "look-ahead"])
+@pytest.mark.parametrize("reproducible", [True, False])
+def test_narrow_sums(tmp_path, form, product, reproducible):
+    """Messages of both fields are counted, and replays allow what they round."""
+    reader = train(
+        tmp_path,
+        ranks=3,
+        precision={"recipe": "d", "margin_sum": form},
+        products=PRODUCTS[product],
+        run={"reproducible": reproducible},
+    )
+    check(tmp_path, reader)
+
+
+@pytest.mark.parametrize("at", [2, 5])
+@pytest.mark.parametrize("product", ["gram", "cached", "look-ahead"])
+def test_narrow_sums_of_a_resumed_run(tmp_path, product, at):
+    drawn = make_problem("logistic")
+    sections = {
+        "products": PRODUCTS[product],
+        "precision": {"recipe": "c", "gram_wire": "fp8-e4m3"},
+        "run": {"record": 6},
+    }
+    interrupted(2, drawn, tmp_path, at=at, **sections)
+    check(tmp_path, reader_of(drawn, data=False))
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (1, 3), (2, 1), (3, 2)])
@@ -135,10 +165,14 @@ def test_sampling_rates_and_two_messages(tmp_path, mode, rate):
 
 @pytest.mark.parametrize("product", list(PRODUCTS))
 @pytest.mark.parametrize("at", [2, 5, 7])
-def test_a_resumed_run(tmp_path, product, at):
+@pytest.mark.parametrize("gap_every", [50, 1, 2, 3])
+def test_a_resumed_run(tmp_path, product, at, gap_every):
     """What is summed again is counted again, to the byte."""
     drawn = make_problem("logistic")
-    sections = {"products": PRODUCTS[product], "run": {"record": 6}}
+    sections = {
+        "products": PRODUCTS[product],
+        "run": {"record": 6, "gap_every": gap_every},
+    }
     interrupted(2, drawn, tmp_path, at=at, **sections)
     check(tmp_path, reader_of(drawn, data=False))
 

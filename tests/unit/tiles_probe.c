@@ -1,6 +1,7 @@
 /* The AMX kernels on emulated tiles, and one instruction by itself. */
 
 #include "gram_amx.c"
+#include "threads.c"
 
 /* sums += left × right, whole tiles of the given shape; other rows and bytes stay 0. */
 EXPORT void probe_dot(const tile_shapes *shapes, const void *left, const void *right,

@@ -14,8 +14,8 @@ from hpcsgd.data.sampling import Sampler, plan_groups
 from hpcsgd.data.targets import encode_targets
 from hpcsgd.errors import ConfigError
 from hpcsgd.families import get_family
-from hpcsgd.pilot import DEFAULT_STEPS, Sample
 from hpcsgd.rates import make_rate
+from hpcsgd.trials.pilot import DEFAULT_STEPS, Sample
 
 Array = NDArray[Any]
 MOST_BYTES = 2**30  # of the rows of one group in float64

@@ -83,7 +83,7 @@ def _network_seconds(
     network: Network | None,
     moved: dict[str, int],
 ) -> float:
-    """One message where G and z have one format, else two; narrow ones are two calls."""
+    """One message where G and z have one format, else two; narrow ones call twice."""
     members = len(exchange.parts)
     if network is None or members == 1:
         return 0.0

@@ -20,12 +20,12 @@ from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import (
     AgreementConfig,
     GridConfig,
-    PrecisionConfig,
     RunConfig,
     RunSection,
 )
 from hpcsgd.data.memory import MemoryReader
 from hpcsgd.data.readers import RowReader, is_sparse, row_words
+from hpcsgd.precision import PrecisionConfig
 from hpcsgd.products.choose import ProductsConfig
 from hpcsgd.result import Result
 from hpcsgd.session import Session

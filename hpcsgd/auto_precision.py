@@ -1,0 +1,120 @@
+"""`--precision auto`: the cheapest recipe that pilots find good enough."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hpcsgd.backends.ways import emulated
+from hpcsgd.comm.base import Communicator
+from hpcsgd.comm.delayed import Network, parse_network
+from hpcsgd.comm.serial import SerialCommunicator
+from hpcsgd.config import RunConfig
+from hpcsgd.cost import Machine
+from hpcsgd.data.readers import RowReader
+from hpcsgd.precision import AUTO, RECIPES, PrecisionConfig
+from hpcsgd.resume import earlier_tables
+from hpcsgd.trials.cost import cost_of
+from hpcsgd.trials.path import Path
+from hpcsgd.trials.pilot import DEFAULT_STEPS, draw_sample, loss_gaps
+
+log = logging.getLogger(__name__)
+WIDEST = "fp64"
+ORDER = ("c", "d", "fp32", "fp8", "fp16", "bf16", "fp64")  # usually; cheapest first
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A recipe, and why."""
+
+    recipe: str
+    predicted_gap: float
+    considered: dict[str, dict[str, float]]  # recipe -> seconds an exchange, gap
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the report."""
+        return dict(vars(self))
+
+
+def settle_precision(
+    config: RunConfig,
+    world: Communicator,
+    reader: Callable[[Communicator], RowReader],
+) -> tuple[RunConfig, dict[str, Any]]:
+    """The configuration with a recipe in the place of `auto`, and what to report.
+
+    Rank 0 tries; all ranks take what it found. A run that goes on keeps what it had.
+    """
+    if config.precision.recipe != AUTO:
+        return config, {}
+
+    def choose() -> Any:
+        if world.rank:
+            return None
+        earlier = earlier_tables(config.run)
+        if earlier is not None:
+            return PrecisionConfig(**earlier["precision"]), {}
+        ranks = config.run.emulate_members or world.size
+        found = choose_recipe(config, ranks, reader(SerialCommunicator()))
+        chosen = replace(config.precision, recipe=found.recipe)
+        return chosen, {"precision_auto": found.as_dict()}
+
+    precision, said = world.exchange_objects(world.together(choose))[0]
+    if said:
+        found = said["precision_auto"]
+        log.info(
+            "precision: %s, whose loss is expected within %.2g %% of fp64's",
+            *(found["recipe"], 100 * found["predicted_gap"]),
+            extra={"on_all_ranks": True},
+        )
+    return replace(config, precision=precision), said
+
+
+def choose_recipe(config: RunConfig, ranks: int, reader: RowReader) -> Chosen:
+    """The cheapest of what runs here as such and stays under the tolerance."""
+    members = config.grid.members or max(ranks // config.grid.replicas, 1)
+    schedule = config.schedule
+    m = schedule.batch * (schedule.steps or DEFAULT_STEPS)
+    try:
+        sample = draw_sample(reader, m, config.sampling.seed)
+    finally:
+        reader.close()
+    planned = schedule.epochs * -(-reader.rows // (m * config.grid.replicas))
+    asked = {n: replace(config.precision, recipe=n) for n in _candidates(config)}
+    gaps = loss_gaps(config, sample, asked, members, planned)
+    (exchange,) = Path(config, sample, min(members, reader.cols)).exchanges(1, 1)
+    network = _network(config)
+    costs = {
+        name: cost_of(exchange, one.resolve(), network, seconds=True).total
+        for name, one in asked.items()
+    }
+    if config.run.reproducible:  # what was measured is something else every time
+        costs = {name: float(ORDER.index(name)) for name in asked}
+    good = [n for n in asked if gaps[n].predicted <= config.precision.tolerance]
+    best = min(good, key=lambda name: costs[name], default=WIDEST)
+    return Chosen(
+        recipe=best,
+        predicted_gap=gaps[best].predicted,
+        considered={
+            name: {"seconds": costs[name], "predicted_gap": gaps[name].predicted}
+            for name in asked
+        },
+    )
+
+
+def _candidates(config: RunConfig) -> list[str]:
+    """Recipes of which nothing is emulated, with what is set by hand; fp64 always."""
+    found = []
+    for name in RECIPES:
+        one = replace(config.precision, recipe=name)
+        if name == WIDEST or not emulated(one.resolve()):
+            found.append(name)
+    return found
+
+
+def _network(config: RunConfig) -> Network:
+    """The one that is emulated, or one as it usually is."""
+    if config.run.network:
+        return parse_network(config.run.network)
+    usual = Machine()
+    return Network(usual.latency, 1 / usual.per_byte)

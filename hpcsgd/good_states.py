@@ -1,0 +1,91 @@
+"""Copies of the state at moments when all was well: what a run falls back to.
+
+The gap monitor's verdict on an exchange comes with the next one, and all ranks hear of
+it when they look up. A copy is made where a look at the recurrence is begun, on all
+ranks after the same exchange, and counts from the next time they all look up and
+nobody has found anything.
+"""
+
+from dataclasses import dataclass, field
+
+from hpcsgd.callbacks.base import View
+from hpcsgd.products.base import Array, State
+
+
+@dataclass(frozen=True)
+class Kept:
+    """This rank's part of the state after an exchange, and where the run stood."""
+
+    exchanges: int
+    epoch: int
+    loss: float
+    evaluations: int
+    weights: Array
+    intercept: Array | None
+    memory: dict[str, Array]
+
+    @classmethod
+    def of(cls, state: State, view: View) -> "Kept":
+        """A copy of how it is now."""
+        return cls(
+            exchanges=view.exchanges,
+            epoch=view.epoch,
+            loss=view.loss,
+            evaluations=len(view.history),
+            weights=state.weights.copy(),
+            intercept=None if state.intercept is None else state.intercept.copy(),
+            memory={name: kept.copy() for name, kept in state.memory.items()},
+        )
+
+    def put_back(self, state: State, view: View) -> None:
+        """Make it so again; time that was spent stays spent."""
+        state.weights[...] = self.weights
+        if state.intercept is not None and self.intercept is not None:
+            state.intercept[...] = self.intercept
+        for name, kept in self.memory.items():
+            state.memory[name][...] = kept
+        view.exchanges, view.epoch = self.exchanges, self.epoch
+        view.loss = self.loss
+        del view.history[self.evaluations :]
+
+
+@dataclass
+class GoodStates:
+    """At most four copies: checked, being checked (two), and with a good loss."""
+
+    every: int  # exchanges between looks at the recurrence; 0 = there are none
+    active: bool = True  # False: there is nothing that a run could fall back to
+    checked: Kept | None = None  # no alarm until then
+    measured: Kept | None = None  # its loss was good
+    candidates: list[Kept] = field(default_factory=list)
+
+    def begin(self, state: State, view: View) -> None:
+        """A run begins well, and one that goes on does from a good state."""
+        if self.active:
+            self.checked = Kept.of(state, view)
+
+    def after_exchange(self, state: State, view: View) -> None:
+        """A copy where a look at the recurrence is begun."""
+        if self.active and self.every and view.exchanges % self.every == 0:
+            self.candidates.append(Kept.of(state, view))
+
+    def passed(self, exchanges: int) -> None:
+        """All ranks looked up after `exchanges`, and nobody had found anything."""
+        known = [kept for kept in self.candidates if kept.exchanges < exchanges]
+        if known:
+            self.checked = known[-1]
+            self.candidates = [k for k in self.candidates if k.exchanges >= exchanges]
+
+    def has_good_loss(self, state: State, view: View) -> None:
+        """The loss was taken just now."""
+        if self.active:
+            self.measured = Kept.of(state, view)
+
+    def after_alarm(self) -> Kept | None:
+        """The last state that was checked: a loss may be good in spite of a gap."""
+        return self.checked
+
+    def after_divergence(self) -> Kept | None:
+        """The last one that was checked or has a good loss."""
+        known = [kept for kept in (self.checked, self.measured) if kept is not None]
+        return max(known, key=lambda kept: kept.exchanges, default=None)

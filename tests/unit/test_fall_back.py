@@ -1,0 +1,358 @@
+"""More careful settings after an alarm or a divergence, and never for long."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+
+from hpcsgd.api import train
+from hpcsgd.callbacks import Callback, Wish
+from hpcsgd.checkpoint import Store
+from hpcsgd.comm.threads import run_ranks
+from hpcsgd.data.sampling import plan_groups
+from hpcsgd.fall_back import fewer_steps, next_rung, widest_format
+from hpcsgd.precision import make_precision
+from hpcsgd.products import gap, gram
+from hpcsgd.result import Status, load_result
+from hpcsgd.verify.certificate import certify
+from tests.harness import config_for, make_problem, oracle_for, relative_error, train_on
+
+N, D, BATCH, STEPS = 150, 12, 4, 8
+
+
+def settings(problem, /, **sections):
+    """5 exchanges of s = 8 steps an epoch, four epochs; every second is looked at."""
+    tables = {
+        "schedule": {"batch": BATCH, "steps": STEPS, "epochs": 4},
+        "run": {"gap_every": 2, "evaluate_every": 1, **sections.pop("run", {})},
+    }
+    return config_for(problem, **{**tables, **sections})
+
+
+def changes(result):
+    return [event["change"] for event in result.events if event["event"] == "fall-back"]
+
+
+@pytest.mark.parametrize(
+    "s, all_of_them",
+    [(8, [4, 2, 1]), (6, [3, 1]), (7, [1]), (12, [6, 3, 1]), (9, [3, 1]), (2, [1])],
+)
+def test_groups_begin_where_they_began(s, all_of_them):
+    found = []
+    while s > 1:
+        s = fewer_steps(s)
+        found.append(s)
+    assert found == all_of_them
+
+
+def ladder(product="gram", steps=8, **precision):
+    config = config_for(
+        make_problem("logistic"), schedule={"steps": steps}, precision=precision
+    )
+    found = []
+    while (rung := next_rung(config, product)) is not None:
+        found.append(rung.text)
+        config = rung.config
+    return found
+
+
+HALVED = ["steps 8 -> 4", "steps 4 -> 2", "steps 2 -> 1"]
+
+
+@pytest.mark.parametrize(
+    "recipe, more",
+    [
+        ("fp64", []),
+        ("fp32", []),
+        ("c", ["margin bf16 -> fp32", "matrix bf16 -> fp32"]),
+        ("d", ["gram_wire bf16 -> fp32", "margin bf16 -> fp32", "matrix bf16 -> fp32"]),
+        (
+            "bf16",
+            [
+                "inner bf16 -> fp32",
+                "gram_wire bf16 -> fp32",
+                "margin bf16 -> fp32",
+                "matrix bf16 -> fp32",
+            ],
+        ),
+    ],
+)
+def test_fewer_steps_then_wider_formats(recipe, more):
+    assert ladder(recipe=recipe) == HALVED + more
+
+
+def test_wide_is_what_the_run_computes_in():
+    more = ["margin fp32 -> fp64", "matrix fp32 -> fp64"]
+    wide = {"recipe": "fp32", "inner": "fp64", "gram_wire": "fp64"}
+    assert ladder(**wide)[3:] == more
+    assert widest_format(make_precision("bf16")) == "fp32"
+
+
+def test_products_without_a_recurrence_keep_their_steps():
+    assert ladder("direct", recipe="c") == [
+        "margin bf16 -> fp32",
+        "matrix bf16 -> fp32",
+    ]
+    assert ladder("gather", recipe="d") == [
+        "margin bf16 -> fp32",
+        "matrix bf16 -> fp32",
+    ]
+    assert ladder("direct", recipe="fp32") == []
+
+
+@pytest.fixture
+def wrong(monkeypatch):
+    """G is wrong while an exchange has more than so many steps, after so many calls."""
+    plan = {"above": 2, "after": 0, "calls": 0}
+    iterate = gram.iterate
+
+    def bending(task, state, group, rows, margins, packed):
+        plan["calls"] += 1
+        late = plan["calls"] > plan["after"]
+        if late and len(group.blocks.sizes) > plan["above"]:
+            packed = packed.copy()
+            packed[5] *= 3
+        return iterate(task, state, group, rows, margins, packed)
+
+    monkeypatch.setattr(gram, "iterate", bending)
+    return plan
+
+
+@pytest.mark.parametrize("members", [1, 2, 3])
+def test_an_alarm_halves_the_steps_until_all_is_well(members, wrong, caplog):
+    problem = make_problem("logistic", n=N, d=D)
+    with caplog.at_level(logging.WARNING):
+        result = train_on(members, settings(problem), problem)
+    assert result.status is Status.COMPLETED
+    assert changes(result) == ["steps 8 -> 4", "steps 4 -> 2"]
+    assert result.config["schedule"]["steps"] == 2
+    # From the good state on these are the iterates of SGD, whatever s was.
+    config = settings(problem)
+    assert relative_error(result, oracle_for(config, problem)) <= 1e-10
+    assert result.exchanges == 4 * len(plan_groups(N, BATCH, 2))
+    assert result.iterations == 4 * -(-N // BATCH)
+    kinds = [event["event"] for event in result.events]
+    assert kinds == ["gap", "fall-back"] * 2
+    first = result.events[1]
+    assert first["gap"] > first["tolerance"] > 0 and first["reason"] == "gap"
+    assert "steps 8 -> 4" in caplog.text and "off from fresh products" in caplog.text
+
+
+def test_it_goes_on_from_the_last_state_that_was_checked(wrong):
+    """12 exchanges of 8 steps are right; looks at 2, 4, ... 12 pass, that at 14 not."""
+    wrong["after"] = 12
+    problem = make_problem("logistic", n=N, d=D)
+    result = train_on(1, settings(problem), problem)
+    gap_event, fall = result.events[:2]
+    assert gap_event["looked_at"] == 14
+    assert fall["exchange"] == 12 and fall["stopped"] == 15
+    # 12 exchanges: two epochs of 5, and 2 of 8 steps, which are 4 of 4 steps.
+    assert fall["now"] == 2 * len(plan_groups(N, BATCH, 4)) + 4
+    assert relative_error(result, oracle_for(settings(problem), problem)) <= 1e-10
+
+
+def test_replicas_fall_back_together(wrong):
+    problem = make_problem("logistic", n=2 * N, d=D)
+    config = settings(
+        problem, grid={"replicas": 2, "members": 2}, problem={"intercept": True}
+    )
+
+    def on_rank(world):
+        return train(config, X=problem.X, y=problem.y, world=world)
+
+    results = run_ranks(4, on_rank)
+    assert {r.weights_sha256 for r in results} == {results[0].weights_sha256}
+    assert [changes(r) for r in results] == [["steps 8 -> 4", "steps 4 -> 2"]] * 4
+
+
+@pytest.mark.parametrize("update", ["momentum", "nesterov-classic"])
+def test_momentum_is_put_back_too(update, wrong):
+    wrong["after"] = 6
+    problem = make_problem("logistic", n=N, d=D)
+    config = settings(
+        problem,
+        update={"kind": update},
+        rate={"value": 0.02},
+        problem={"intercept": True},
+    )
+    result = train_on(2, config, problem)
+    assert changes(result)
+    assert relative_error(result, oracle_for(config, problem)) <= 1e-10
+
+
+def test_without_fall_backs_an_alarm_changes_nothing(wrong):
+    problem = make_problem("logistic", n=N, d=D)
+    result = train_on(2, settings(problem, run={"fall_back": False}), problem)
+    assert {event["event"] for event in result.events} == {"gap"}
+    assert result.config["schedule"]["steps"] == STEPS
+    assert result.status is Status.COMPLETED
+
+
+def test_at_the_top_of_the_ladder_the_run_ends_and_says_what_was_tried(
+    wrong, monkeypatch
+):
+    """Residuals that are wrong whatever the settings."""
+    check = gap.Exact.residual_gap
+
+    def off(self, task, group, residuals):
+        return check(self, task, group, residuals * 1.01)
+
+    monkeypatch.setattr(gap.Exact, "residual_gap", off)
+    problem = make_problem("logistic", n=N, d=D)
+    result = train_on(2, settings(problem, precision={"recipe": "c"}), problem)
+    assert result.status is Status.DIVERGED
+    all_of_them = [*HALVED, "margin bf16 -> fp32", "matrix bf16 -> fp32"]
+    assert changes(result) == all_of_them
+    assert result.advice.endswith(f"tried before: {', '.join(all_of_them)}")
+    assert np.isfinite(result.weights).all()
+
+
+@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize("recipe", ["fp64", "c"])
+def test_a_rate_far_too_high_ends_soon(members, recipe):
+    problem = make_problem("gaussian", n=N, d=D)
+    starts = []
+
+    class Counts(Callback):
+        def on_start(self, view):
+            starts.append(view.status)
+
+        def on_end(self, view):
+            starts.append(view.status)
+
+    config = settings(problem, rate={"value": 400.0}, precision={"recipe": recipe})
+    result = train_on(members, config, problem, callbacks=[Counts()])
+    assert result.status is Status.DIVERGED and "lower the rate" in result.advice
+    legs = len(ladder(recipe=recipe)) + 1
+    assert len(changes(result)) == legs - 1
+    seen = ["running", "falling back"] * (legs - 1) + ["running", "diverged"]
+    assert starts == seen if members == 1 else len(starts) == members * len(seen)
+    assert np.isfinite(result.loss) and np.isfinite(result.weights).all()
+    residual = problem.X @ result.weights - problem.y
+    assert result.loss == pytest.approx(np.mean(residual**2) / 2)
+
+
+def test_the_run_folder_tells_the_story(wrong, tmp_path):
+    problem = make_problem("logistic", n=N, d=D)
+    config = settings(problem, run={"out": str(tmp_path)})
+    result = train_on(2, config, problem)
+    lines = [
+        json.loads(t) for t in (tmp_path / "history.jsonl").read_text().splitlines()
+    ]
+    events = [line for line in lines if line.get("kind") == "event"]
+    assert events == result.events and len(events) == 4
+    assert [line for line in lines if "loss" in line] == result.history
+    said = json.loads((tmp_path / "result.json").read_text())
+    assert said["events"] == result.events == load_result(tmp_path).events
+    assert not (tmp_path / "earlier-1").exists(), "it is one run"
+    assert result.report["resumes"] == 0
+
+
+def test_the_ledger_counts_what_was_sent_for_nothing(wrong):
+    problem = make_problem("logistic", n=N, d=D)
+    sent = train_on(2, settings(problem), problem).ledger["products"]["calls"]
+    wrong["above"] = STEPS
+    direct = train_on(
+        2,
+        settings(problem, schedule={"batch": BATCH, "steps": 2, "epochs": 4}),
+        problem,
+    ).ledger["products"]["calls"]
+    # Two legs of three exchanges each came to nothing.
+    assert sent == direct + 2 * 3
+
+
+class Ends(Callback):
+    def __init__(self, at):
+        self.at = at
+
+    def on_exchange(self, view):
+        return Wish.PREEMPT if view.exchanges >= self.at else None
+
+
+@pytest.mark.parametrize("said", [8, "auto"])
+def test_a_run_that_fell_back_is_resumed_with_what_it_fell_back_to(
+    said, wrong, tmp_path
+):
+    problem = make_problem("logistic", n=N, d=D)
+    if said == "auto":  # choose 8, whatever the machine is
+        wrong["above"] = 0
+    schedule = {"batch": BATCH, "steps": STEPS, "epochs": 4}
+    run = {"out": str(tmp_path), "resume": "auto", "check_every": 1}
+    config = settings(problem, schedule=schedule, run=run)
+    wrong["above"] = 2
+    whole = train_on(2, settings(problem), problem)
+    broken = train_on(2, config, problem, callbacks=[Ends(40)])
+    assert broken.status is Status.PREEMPTED and len(changes(broken)) == 2
+    again = train_on(2, config, problem)
+    assert again.status is Status.COMPLETED
+    assert again.config["schedule"]["steps"] == 2
+    assert again.weights_sha256 == whole.weights_sha256
+    assert changes(again) == changes(broken), "and it did not fall again"
+    third = train_on(2, config, problem)
+    assert third.weights_sha256 == whole.weights_sha256
+
+
+def test_a_fall_back_is_on_disk_at_once(wrong, tmp_path):
+    problem = make_problem("logistic", n=N, d=D)
+    kept = []
+
+    class Looks(Callback):
+        def on_start(self, view):
+            if view.events:
+                kept.append(Store(tmp_path, 2).paths())
+
+    class Waits(Looks):
+        def on_exchange(self, view):
+            return None
+
+    config = settings(problem, run={"out": str(tmp_path)}, checkpoint={"seconds": 0.0})
+    result = train_on(1, config, problem, callbacks=[Waits()])
+    # Two fall-backs and the end.
+    assert result.report["checkpoints_written"] >= 2 and kept
+
+
+def test_precision_that_fell_back_is_resumed(tmp_path, monkeypatch):
+    """Wrong for as long as the matrix is low."""
+    check = gap.Exact.residual_gap
+
+    def off(self, task, group, residuals):
+        low = task.precision.matrix == "bf16"
+        return check(self, task, group, residuals * (1.1 if low else 1.0))
+
+    monkeypatch.setattr(gap.Exact, "residual_gap", off)
+    problem = make_problem("logistic", n=N, d=D)
+    run = {"out": str(tmp_path), "resume": "auto", "check_every": 1}
+    config = settings(problem, run=run, precision={"recipe": "c"})
+    first = train_on(2, config, problem, callbacks=[Ends(100)])
+    assert (
+        first.status is Status.PREEMPTED
+        and first.report["precision"]["matrix"] == "fp32"
+    )
+    again = train_on(2, config, problem)
+    assert again.status is Status.COMPLETED
+    assert again.report["precision"]["matrix"] == "fp32"
+    assert changes(again) == changes(first)
+
+
+def test_a_certificate_says_what_it_covers(wrong, tmp_path):
+    wrong["after"] = 3
+    problem = make_problem("logistic", n=N, d=D)
+    from hpcsgd.data.memory import MemoryReader
+
+    config = settings(problem, run={"out": str(tmp_path), "record": 20})
+    result = train_on(2, config, problem)
+    assert changes(result)
+    found = certify(tmp_path, exchanges=8, reader=MemoryReader(problem.X, problem.y))
+    assert found.ok
+    traffic = next(check for check in found.checks if check.name == "traffic")
+    assert traffic.ok is None and "fell back" in traffic.why
+    assert any(
+        check.name.startswith("exchange ") and check.ok for check in found.checks
+    )
+
+
+def test_good_runs_have_no_events():
+    problem = make_problem("logistic", n=N, d=D)
+    result = train_on(2, settings(problem), problem)
+    assert result.events == [] and result.as_dict()["events"] == []

@@ -49,13 +49,16 @@ def partial_sums(parts: Iterable[Array], form: Format) -> Array:
 
     With s_k the exact sum of the first k parts, and ŝ_k = fl(ŝ_{k−1} + p_k),
 
-        |ŝ_k − s_k| ≤ (1 + u) |ŝ_{k−1} − s_{k−1}| + u |s_k|.
+        |ŝ_k − s_k| ≤ |ŝ_{k−1} − s_{k−1}| + min(u |ŝ_{k−1} + p_k|, |p_k|):
+
+    the nearest number is no further than ŝ_{k−1}, which is one.
     """
     unit = form.unit_roundoff
     total = error = np.zeros(1)
     for part in parts:
         total = total + part
-        error = (1.0 + unit) * error + unit * rounded(total, form)
+        last = unit * (rounded(total, form) + error)
+        error = error + np.minimum(last, np.abs(part))
     return error
 
 

@@ -91,11 +91,13 @@ def inner(case: Case) -> float:
     total = error = np.zeros_like(path.scores)
     for piece in chunks(slice(0, len(of.rows)), TOGETHER):
         r = path.residuals[piece]
-        total = total + products[:, piece] @ r
+        part = products[:, piece] @ r
+        total = total + part
         off = size[:, piece] @ np.abs(r)
         lost = floor[:, piece].sum(axis=1, keepdims=True)
         off = (2 * u + u * u + gamma(TOGETHER + 1, case.hidden)) * off + 2 * u * lost
-        moved = (1 + u) * (error + off) + u * rounded(total, case.form)
+        last = u * (rounded(total, case.form) + error + off)
+        moved = error + off + np.minimum(last, np.abs(part) + off)
         error = np.where(of.begins > piece.start, moved, error)
     return case.from_scores(error + u * (rounded(path.scores, case.form) + error))
 

@@ -84,8 +84,9 @@ def test_underflow_is_within_the_bound(field):
         small = replace(drawn, rows=drawn.rows * 2.0**-20, rates=rates)
         for name in ("fp16", "fp8-e4m3", "fp8-e5m2"):
             precision = as_one_field(field, name)
-            error = relative_error(small, precision)
-            assert error <= term(small, precision, field).relative + NOISE
+            said = term(small, precision, field).relative
+            # Updates are 2⁻²⁴ of the weights: so much less is known of them.
+            assert relative_error(small, precision) <= said * (1 + 2.0**-24)
         without = term(small, as_one_field(field, "tf32"), field).relative
         passed += relative_error(small, as_one_field(field, "fp16")) > without
     assert passed > 5
@@ -99,9 +100,28 @@ def test_one_message_of_loud_and_soft_values_is_within_the_bound(name):
         drawn = draws.draw_exchange(seed, draws.SMALL, "logistic")
         parts = draws.parts_of(drawn.rows.shape[1], min(2, drawn.rows.shape[1]))
         loud = replace(drawn, rows=drawn.rows * 512, before=drawn.before / 2**16)
-        loud = replace(loud, parts=parts, rates=(2.0**-20,) * len(loud.sizes))
+        loud = replace(loud, parts=parts, rates=(2.0**-34,) * len(loud.sizes))
         said = sum(one.relative for one in bound(loud, precision).values())
         assert relative_error(loud, precision) <= said, seed
+
+
+@pytest.mark.parametrize("field", ["margin_sum", "gram_sum", "inner", "gradient_sum"])
+def test_sums_that_stall_are_within_the_bound(field):
+    """640 equal terms: once the sum is eight chunks large, fp8-e5m2 adds no more."""
+    long, short = np.full((640, 1), 2.0**-4), np.full((1, 640), 2.0**-4)
+    tall = field in ("inner", "gradient_sum")
+    rows = long if tall else np.vstack([short, short])
+    exchange = Exchange(
+        rows=rows,
+        sizes=(639, 1) if tall else (1, 1),
+        targets=np.full((len(rows), 1), -1.0),
+        before=np.full((rows.shape[1], 1), 0.0 if tall else 2.0**-4),
+        rates=(0.25, 0.25),
+        family=get_family("gaussian"),
+    )
+    precision = as_one_field(field, "fp8-e5m2")
+    error, said = relative_error(exchange, precision), term(exchange, precision, field)
+    assert said.relative / 8 < error <= said.relative
 
 
 def test_errors_of_any_machine_are_at_least_those_of_this_one():
@@ -179,7 +199,7 @@ def test_above_the_safe_rate_the_bound_grows_with_the_error():
     grown = 0
     for seed in range(40):
         drawn = draws.draw_exchange(seed, (20, 8, 6), "gaussian")
-        wild = draws.at_share_of_safe_rate(drawn, 1.8)
+        wild = draws.at_share_of_safe_rate(drawn, 4.0)
         precision = as_one_field("margin", "bf16")
         said = term(wild, precision, "margin")
         assert relative_error(wild, precision) <= said.relative + NOISE

@@ -11,12 +11,11 @@ import hpcsgd
 from hpcsgd.agreement import Agreement
 from hpcsgd.callbacks.base import View
 from hpcsgd.callbacks.guards import MemberCheck
-from hpcsgd.checkpoint import Checkpoint
+from hpcsgd.checkpoint import ASKED, Checkpoint
 from hpcsgd.columns import Columns
 from hpcsgd.comm.grid import Grid
 from hpcsgd.data.partition import split_range
 from hpcsgd.evaluation import Evaluation
-from hpcsgd.fall_back import ASKED
 from hpcsgd.products.base import Array, State
 from hpcsgd.timing import Clock
 

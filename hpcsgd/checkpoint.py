@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 KIND, VERSION = "checkpoint", 1
 FOLDER = "checkpoints"
 DAMAGED = ".damaged"  # behind the name of one that was passed over
+ASKED = "asked"  # the settings before a run fell back
 MOST_EXCHANGES = 10**15  # of any run that ends
 # Counted through, whatever a run was put back to: the newest is the highest number.
 NAME = re.compile(r"(\d{6,12})-exchange-\d{9,18}\.h5")
@@ -59,6 +60,13 @@ SCHEMA = {
     "product": str,
     "ranks": int,
     "versions": dict,
+}
+# And what it may say: of a run to which nothing happened it need not.
+OPTIONAL = {
+    "events": [
+        {"kind": str, "event": str, "exchange": int, "evaluations": int, "text": str}
+    ],
+    ASKED: {"schedule": dict, "precision": dict},
 }
 
 
@@ -164,7 +172,8 @@ class Store:
 def read_checkpoint(path: Path) -> Checkpoint:
     """A whole checkpoint whose parts fit together; DataError for anything else."""
     document, arrays = read_sealed(path, KIND, VERSION)
-    check_schema(path, document, SCHEMA)
+    also = {key: wanted for key, wanted in OPTIONAL.items() if key in document}
+    check_schema(path, document, SCHEMA | also)
     if not _fits(document, arrays):
         raise DataError(
             f"{path} holds arrays that make no state; take an earlier checkpoint"

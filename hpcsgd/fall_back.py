@@ -9,7 +9,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hpcsgd.checkpoint import Checkpoint
+from hpcsgd.checkpoint import ASKED, Checkpoint
 from hpcsgd.config import RunConfig
 from hpcsgd.data.partition import split_range
 from hpcsgd.data.sampling import plan_groups
@@ -19,7 +19,6 @@ from hpcsgd.products import RECURS
 
 RAISED = ("inner", "gram_wire", "margin", "matrix")  # in this order
 NOT_OF_GRAMS = ("gram_wire",)  # fields that only a Gram has
-ASKED = "asked"  # in a checkpoint: the settings before the first rung
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ def going_on(config: RunConfig, document: Mapping[str, Any]) -> RunConfig:
     now, fell = config.tables(), document["config"]
     tables = {name: dict(now[name]) for name in ("schedule", "precision")}
     for name, key in (("schedule", "steps"), *(("precision", f) for f in RAISED)):
-        if now[name].get(key) == then[name].get(key) and key in fell[name]:
+        if now[name].get(key) == then[name].get(key) and key in fell.get(name, {}):
             tables[name][key] = fell[name][key]
     merged = RunConfig.parse(now | tables)
     return replace(config, schedule=merged.schedule, precision=merged.precision)

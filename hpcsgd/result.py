@@ -118,7 +118,8 @@ class Result:
     @property
     def events(self) -> list[dict[str, Any]]:
         """Alarms, and what was done about them."""
-        return list(self.report.get("events", []))
+        found = self.report.get("events")
+        return list(found) if isinstance(found, list) else []
 
     @property
     def advice(self) -> str:
@@ -126,7 +127,7 @@ class Result:
         said = self.status.advice
         if self.status is not Status.DIVERGED:
             return said
-        tried = [e["change"] for e in self.events if e["event"] == "fall-back"]
+        tried = [e["change"] for e in self.events if e.get("event") == "fall-back"]
         return f"{said}; tried before: {', '.join(tried)}" if tried else said
 
     @property

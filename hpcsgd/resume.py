@@ -12,11 +12,11 @@ import numpy as np
 from hpcsgd.assembly.choice import Earlier
 from hpcsgd.assembly.live import Live
 from hpcsgd.capture import MEMORY
-from hpcsgd.checkpoint import FOLDER, Checkpoint, Store, read_checkpoint
+from hpcsgd.checkpoint import ASKED, FOLDER, Checkpoint, Store, read_checkpoint
 from hpcsgd.comm.base import Communicator
 from hpcsgd.config import RunConfig, RunSection
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.fall_back import ASKED, going_on
+from hpcsgd.fall_back import going_on
 from hpcsgd.sealed import unreadable
 
 log = logging.getLogger(__name__)

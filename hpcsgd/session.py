@@ -13,14 +13,14 @@ from hpcsgd.assembly.live import Live
 from hpcsgd.backends.ways import emulated
 from hpcsgd.build import build
 from hpcsgd.callbacks import Callback, History, Wish
-from hpcsgd.checkpoint import Checkpoint
+from hpcsgd.checkpoint import ASKED, Checkpoint
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.config import RunConfig
 from hpcsgd.damage import find_damage
 from hpcsgd.data.readers import RowReader
 from hpcsgd.events import fallen
-from hpcsgd.fall_back import ASKED, moved, next_rung
+from hpcsgd.fall_back import moved, next_rung
 from hpcsgd.report import report
 from hpcsgd.result import Result, Status
 from hpcsgd.resume import as_it_fell, resume

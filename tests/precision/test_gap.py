@@ -122,6 +122,29 @@ def test_ill_scaled_data_is_no_alarm(kind, members, recipe, ratios):
     assert max(ratios["scores"]) < 0.7
 
 
+@pytest.mark.parametrize(
+    "low",
+    [
+        {"margin_sum": "bf16"},
+        {"gram_sum": "bf16", "gram_wire": "bf16"},
+        {"margin_sum": "fp16", "gram_sum": "fp16", "gradient_sum": "fp16"},
+        {"inner": "bf16"},
+        {"residual": "bf16", "weights": "bf16"},
+        {"recipe": "d"},
+        {"recipe": "bf16"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("members", [1, 3])
+def test_low_fields_are_no_alarm(low, members, ratios):
+    problem = make_problem("logistic", n=ROWS, d=COLUMNS)
+    form = {"recipe": "fp32", **low}
+    config = settings(problem, precision=form, run={"gap_every": 1})
+    assert not train_on(members, config, problem).events
+    assert ratios["scores"] and max(ratios["scores"]) < 0.8
+    assert max(ratios["residuals"]) < 0.8
+
+
 @pytest.mark.parametrize("sizes", [(1, 1), (1, 5), (2, 3), (3, 1), (7, 4), (64, 4)])
 @pytest.mark.parametrize("members", [1, 3])
 def test_any_batch_and_steps_are_no_alarm(sizes, members, ratios):
@@ -385,3 +408,24 @@ def test_messages_of_a_resumed_run_have_the_same_sizes(
     legs, said = said, {}
     run(2, problem, tmp_path / "whole", **sections)
     assert legs == said and max(map(max, said.values())) == 4
+
+
+@pytest.mark.parametrize("sizes", [(8, 8, 8), (4, 4, 1), (1, 1), (2,), (5, 5, 5, 2)])
+def test_a_fold_has_a_word_for_each_place_and_covers_every_row(sizes):
+    from hpcsgd.products.fresh import Fold, words_of
+    from hpcsgd.schedule import Blocks
+
+    fold = Fold(Blocks(sizes), 3, (0, 1))
+    assert words_of(sizes) == max(max(sizes), 2)
+    assert fold.places == words_of(sizes) - 1
+    ones = np.zeros((sum(sizes), 3))
+    seen = set()
+    for row in range(len(ones)):
+        for column in range(3):
+            ones[row, column] = 1.0
+            word = fold.signed(ones)
+            ones[row, column] = 0.0
+            assert np.abs(word).sum() == 1.0
+            seen.add(int(np.argmax(np.abs(word))))
+    assert seen == set(range(min(fold.places, max(sizes))))
+    assert set(np.unique(fold.signs)) <= {-1.0, 1.0}

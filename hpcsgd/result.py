@@ -66,8 +66,8 @@ _ADVICE = {
     ),
     Status.DIVERGED: (
         "the loss grew without bound or is not finite; lower the rate"
-        " (--rate, try a tenth; hpcsgd precision names the largest safe one) or widen the"
-        " precision; the weights kept are the last ones with a good loss"
+        " (--rate, try a tenth; hpcsgd precision names the largest safe one) or widen"
+        " the precision; the weights kept are the last ones with a good loss"
     ),
 }
 

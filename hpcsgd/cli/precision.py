@@ -17,7 +17,8 @@ from hpcsgd.config import RunConfig
 from hpcsgd.data.readers import open_reader
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import FORMATS
-from hpcsgd.study.precision import PrecisionReport, Question, study
+from hpcsgd.study.precision import PrecisionReport, study
+from hpcsgd.study.precision_rows import Question
 
 WIDTH = 130  # where standard output is no terminal
 log = logging.getLogger(__name__)

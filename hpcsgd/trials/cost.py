@@ -14,7 +14,7 @@ from hpcsgd.backends.base import Batch
 from hpcsgd.backends.scaling import make_scaling
 from hpcsgd.backends.ways import emulated
 from hpcsgd.bound import Exchange
-from hpcsgd.comm import wire
+from hpcsgd.comm import narrow, wire
 from hpcsgd.comm.delayed import Network
 from hpcsgd.formats import get_format
 from hpcsgd.precision import FIELDS, Precision
@@ -91,12 +91,14 @@ def _network_seconds(
     parts = [("gram_wire", moved["gram_wire"]), ("margin_sum", moved["margin_sum"])]
     if precision.one_message:
         parts = [("gram_wire", sum(size for _, size in parts))]
-    calls = sum(
-        2 if not get_format(getattr(precision, name)).is_wide else 1
-        for name, _ in parts
-    )
+    calls = sum(2 if _is_narrow(getattr(precision, name)) else 1 for name, _ in parts)
     carried = wire.sum_bytes(sum(size for _, size in parts), felt)
     return calls * network.alpha * ceil(log2(felt)) + carried / network.bandwidth
+
+
+def _is_narrow(name: str) -> bool:
+    """Whether a sum in this format travels in pieces: two calls."""
+    return narrow.is_narrow(get_format(name))
 
 
 def exchange_seconds(exchange: Exchange, precision: Precision) -> float:

@@ -107,21 +107,57 @@ def test_one_message_of_loud_and_soft_values_is_within_the_bound(name):
 
 @pytest.mark.parametrize("field", ["margin_sum", "gram_sum", "inner", "gradient_sum"])
 def test_sums_that_stall_are_within_the_bound(field):
-    """640 equal terms: once the sum is eight chunks large, fp8-e5m2 adds no more."""
-    long, short = np.full((640, 1), 2.0**-4), np.full((1, 640), 2.0**-4)
+    """1024 equal terms: once the sum is 16 chunks large, fp8-e4m3 adds no more."""
     tall = field in ("inner", "gradient_sum")
-    rows = long if tall else np.vstack([short, short])
+    rows = np.full((1025, 1) if tall else (2, 1024), 2.0**-4)
     exchange = Exchange(
         rows=rows,
-        sizes=(639, 1) if tall else (1, 1),
+        sizes=(1024, 1) if tall else (1, 1),
         targets=np.full((len(rows), 1), -1.0),
         before=np.full((rows.shape[1], 1), 0.0 if tall else 2.0**-4),
-        rates=(0.25, 0.25),
+        rates=(64.0, 0.25) if tall else (0.25, 0.25),
         family=get_family("gaussian"),
     )
-    precision = as_one_field(field, "fp8-e5m2")
+    precision = as_one_field(field, "fp8-e4m3")
     error, said = relative_error(exchange, precision), term(exchange, precision, field)
     assert said.relative / 8 < error <= said.relative
+
+
+@pytest.mark.parametrize("field", ["inner", "gradient_sum"])
+def test_small_terms_after_a_large_one_are_lost(field):
+    """Chunks of 16: the first is 1, fifteen are just below half of bf16's next step."""
+    u = 2.0**-8
+    terms = np.repeat([1.0] + [u * 31 / 32] * 15, 16)[:, None] / 16
+    exchange = Exchange(
+        rows=np.ones((257, 1)),
+        sizes=(256, 1),
+        targets=np.vstack([-256 * terms, [[0.0]]]),
+        before=np.zeros((1, 1)),
+        rates=(1.0, 0.25),
+        family=get_family("gaussian"),
+    )
+    precision = as_one_field(field, "bf16")
+    error = relative_error(exchange, precision)
+    said = term(exchange, precision, field).relative
+    assert said / 1.5 < error <= said
+
+
+def test_parts_and_totals_are_rounded_both():
+    """Two parts just below half of a step, and a total that lies on one: 4 u of 2."""
+    u = 2.0**-8
+    exchange = Exchange(
+        rows=np.array([[1.0, 1.0], [1 + 0.99 * u, 1 + 2.99 * u]]),
+        sizes=(1, 1),
+        targets=np.array([[-1.0], [0.0]]),
+        before=np.zeros((2, 1)),
+        rates=(0.1, 0.1),
+        family=get_family("gaussian"),
+        parts=draws.parts_of(2, 2),
+    )
+    precision = as_one_field("gram_wire", "bf16")
+    error = relative_error(exchange, precision)
+    said = term(exchange, precision, "gram_wire").relative
+    assert said / 1.05 < error <= said
 
 
 def test_errors_of_any_machine_are_at_least_those_of_this_one():

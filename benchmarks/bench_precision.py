@@ -17,7 +17,7 @@ from hpcsgd.bound import Exchange, largest_safe_rate, term
 from hpcsgd.data.partition import split_range
 from hpcsgd.families import get_family
 from hpcsgd.precision import FIELDS
-from hpcsgd.trial import as_one_field, held, relative_error
+from hpcsgd.trials.exchange import as_one_field, held, relative_error
 
 FORMAT = "bf16"
 DRAWS = 12

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from hpcsgd import trial
 from hpcsgd.backends.scaling import make_scaling
 from hpcsgd.backends.ways import emulated
 from hpcsgd.bound import Exchange, Term, bound
@@ -14,6 +13,7 @@ from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
 from hpcsgd.precision import FIELDS, RECIPES, Precision
+from hpcsgd.trials import exchange as trial
 from hpcsgd.trials.cost import Cost, cost_of
 from hpcsgd.trials.pilot import DEFAULT_STEPS, Gap, Sample, loss_gaps
 

@@ -62,7 +62,6 @@ LAYERS = (
         "trials",
         "auto_precision",
         "survive",
-        "trial",
         "prediction",
         "assessment",
         "config",

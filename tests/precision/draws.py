@@ -10,7 +10,7 @@ from hpcsgd.data.partition import split_range
 from hpcsgd.families import get_family
 from hpcsgd.formats import get_format
 from hpcsgd.precision import FIELDS
-from hpcsgd.trial import as_one_field, held
+from hpcsgd.trials.exchange import as_one_field, held
 
 LOW = ("fp32", "tf32", "bf16", "fp16", "fp8-e4m3", "fp8-e5m2")
 FAMILIES = ("gaussian", "logistic", "poisson", "softmax")

@@ -10,7 +10,7 @@ from hpcsgd.bound import Exchange, bound, gamma, largest_safe_rate, term
 from hpcsgd.errors import ConfigError
 from hpcsgd.families import get_family
 from hpcsgd.precision import FIELDS, RECIPES, make_precision
-from hpcsgd.trial import EXACT, as_one_field, perform, relative_error
+from hpcsgd.trials.exchange import EXACT, as_one_field, perform, relative_error
 from tests.precision import draws
 
 DRAWN = [(seed, draws.TINY) for seed in range(160)]

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import bench_precision as bench
 from hpcsgd.bound import term
 from hpcsgd.precision import FIELDS
-from hpcsgd.trial import as_one_field
+from hpcsgd.trials.exchange import as_one_field
 
 PAGE = Path(__file__).parents[2] / "docs" / "precision.md"
 

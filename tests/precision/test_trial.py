@@ -16,7 +16,7 @@ from hpcsgd.products.base import Group, State, Task
 from hpcsgd.products.gram import Gram
 from hpcsgd.products.plan import Coefficients
 from hpcsgd.timing import Clock
-from hpcsgd.trial import as_one_field, perform
+from hpcsgd.trials.exchange import as_one_field, perform
 from hpcsgd.updates import make_update
 from tests.precision import draws
 

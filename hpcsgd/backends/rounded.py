@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.backends import cpu
 from hpcsgd.backends.base import Batch
 from hpcsgd.backends.dice import Dice
 from hpcsgd.backends.host import HostBackend, HostPlan, block_rows, carry_on
@@ -35,8 +36,17 @@ def accumulate(left: Array, right: Array, name: str) -> Array:
     for first in range(0, left.shape[1], TOGETHER):
         part = slice(first, first + TOGETHER)
         total += left[:, part] @ right[part]
-        round_through(total, name)
+        round_values(total, name)
     return total
+
+
+def round_values(values: Array, name: str) -> None:
+    """`round_through`, by a kernel where there is one."""
+    has = name == "bf16" and values.dtype == np.float32 and values.flags.c_contiguous
+    if has and cpu.available():
+        cpu.round_bf16(values)
+    else:
+        round_through(values, name)
 
 
 class RoundedBackend(HostBackend):
@@ -87,7 +97,7 @@ class RoundedBackend(HostBackend):
     ) -> Array:
         """As on the host, with G, scaled residuals and scores in `precision.inner`."""
         gram = gram.astype(self.working)
-        round_through(gram, self.precision.inner)
+        round_values(gram, self.precision.inner)
         given = margins.astype(self.working)
         before = None if intercept is None else intercept.copy()
         residuals = super().corrected_residuals(
@@ -109,15 +119,15 @@ class RoundedBackend(HostBackend):
     def _correct(self, score: Array, panel: Array, scaled: Array) -> None:
         """score ← score + panel · scaled."""
         name = self.precision.inner
-        round_through(scaled, name)
+        round_values(scaled, name)
         score += accumulate(panel, scaled, name)
 
     def _residual(self, family: Family, score: Array, targets: Array) -> None:
         """score ← ∂ℓ/∂t at the score, both in `precision.residual`."""
-        round_through(score, self.precision.inner)
+        round_values(score, self.precision.inner)
         form = get_format(self.precision.residual)
         given = score.astype(form.carrier)
-        round_through(given, form.name)
+        round_values(given, form.name)
         score[...] = family.residual(given, targets.astype(form.carrier, copy=False))
         self._round_residual(score)
 
@@ -128,10 +138,10 @@ class RoundedBackend(HostBackend):
 
     def _round_residual(self, score: Array) -> None:
         if self.loss_scale is None:
-            round_through(score, self.precision.residual)
+            round_values(score, self.precision.residual)
             return
         score *= self.loss_scale.value
-        round_through(score, self.precision.residual)
+        round_values(score, self.precision.residual)
         score /= self.loss_scale.value
 
     def _move(self, weights: Array, rows: Any, scaled: Array, plan: HostPlan) -> None:
@@ -148,6 +158,6 @@ class RoundedBackend(HostBackend):
     def _settle(self, weights: Array) -> None:
         """To the format in which weights are kept."""
         if self.dice is None:
-            round_through(weights, self.precision.weights)
+            round_values(weights, self.precision.weights)
         else:
             round_randomly(weights, self.precision.weights, self.dice.throw(weights))

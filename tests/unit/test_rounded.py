@@ -14,7 +14,7 @@ from hpcsgd.backends.loss_scale import (
     LossScale,
     make_loss_scale,
 )
-from hpcsgd.backends.rounded import TOGETHER, RoundedBackend, accumulate
+from hpcsgd.backends.rounded import TOGETHER, RoundedBackend, accumulate, round_values
 from hpcsgd.backends.scaling import make_scaling
 from hpcsgd.backends.ways import emulated, ways
 from hpcsgd.config import RunConfig
@@ -46,6 +46,24 @@ def test_an_accumulator_is_rounded_after_every_sixteen_products(name):
         total = rounded(total + part, name)
     np.testing.assert_array_equal(accumulate(left, right, name), total)
     assert (total != left @ right).any()
+
+
+def test_the_kernel_rounds_as_the_definition_does():
+    """Every float32 exponent, ties, infinities and NaN."""
+    bits = np.random.default_rng(1).integers(0, 2**32, size=100_000, dtype=np.uint32)
+    bits[::3] = bits[::3] & 0xFFFF0000 | 0x8000
+    values = np.append(bits.view(np.float32), np.float32([np.inf, -np.inf, np.nan]))
+    with np.errstate(all="ignore"):
+        wanted, found = values.copy(), values.copy()
+        round_through(wanted, "bf16")
+        round_values(found, "bf16")
+    np.testing.assert_array_equal(found, wanted)
+    for kind in (np.float64, np.float32):  # transposed: no kernel takes it
+        square = np.random.default_rng(2).normal(size=(9, 9)).astype(kind).T
+        wanted = square.copy()
+        round_through(wanted, "bf16")
+        round_values(square, "bf16")
+        np.testing.assert_array_equal(square, wanted)
 
 
 def test_an_accumulator_as_wide_as_the_values_is_the_library_s():

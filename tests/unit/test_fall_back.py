@@ -11,6 +11,7 @@ from hpcsgd.callbacks import Callback, Wish
 from hpcsgd.checkpoint import Store
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.sampling import plan_groups
+from hpcsgd.errors import ConfigError
 from hpcsgd.fall_back import fewer_steps, next_rung, widest_format
 from hpcsgd.precision import make_precision
 from hpcsgd.products import gap, gram
@@ -356,3 +357,24 @@ def test_good_runs_have_no_events():
     problem = make_problem("logistic", n=N, d=D)
     result = train_on(2, settings(problem), problem)
     assert result.events == [] and result.as_dict()["events"] == []
+
+
+@pytest.mark.parametrize(
+    "flags, every, falls",
+    [
+        ([], 50, True),
+        (["--gap-every", "7"], 7, True),
+        (["--no-fall-back", "--gap-every", "0"], 0, False),
+    ],
+)
+def test_flags(flags, every, falls):
+    from hpcsgd.cli.parser import make_parser
+    from hpcsgd.cli.train import configuration
+
+    found = configuration(make_parser().parse_args(["train", *flags])).run
+    assert (found.gap_every, found.fall_back) == (every, falls)
+
+
+def test_a_negative_count_is_refused():
+    with pytest.raises(ConfigError, match="gap_every = -1 must be at least 0"):
+        settings(make_problem("logistic"), run={"gap_every": -1})

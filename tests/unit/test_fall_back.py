@@ -378,3 +378,19 @@ def test_flags(flags, every, falls):
 def test_a_negative_count_is_refused():
     with pytest.raises(ConfigError, match="gap_every = -1 must be at least 0"):
         settings(make_problem("logistic"), run={"gap_every": -1})
+
+
+def test_losses_behind_the_good_state_are_forgotten(wrong, tmp_path):
+    """Right until 7, whose look passes; 8 to 14 are not, and a loss is taken at 10."""
+    wrong["after"] = 7
+    problem = make_problem("logistic", n=N, d=D)
+    config = settings(problem, run={"gap_every": 7, "out": str(tmp_path)})
+    result = train_on(1, config, problem)
+    fall = next(event for event in result.events if event["event"] == "fall-back")
+    assert fall["exchange"] == 7, "not 10, whose loss was good"
+    assert [record["epoch"] for record in result.history] == [0, 1, 2, 3, 4]
+    assert relative_error(result, oracle_for(config, problem)) <= 1e-10
+    lines = [
+        json.loads(t) for t in (tmp_path / "history.jsonl").read_text().splitlines()
+    ]
+    assert [line["epoch"] for line in lines if "epoch" in line] == [0, 1, 2, 3, 4]

@@ -394,3 +394,14 @@ def test_losses_behind_the_good_state_are_forgotten(wrong, tmp_path):
         json.loads(t) for t in (tmp_path / "history.jsonl").read_text().splitlines()
     ]
     assert [line["epoch"] for line in lines if "epoch" in line] == [0, 1, 2, 3, 4]
+
+
+def test_a_divergence_goes_back_to_a_good_loss():
+    """Weights that grow pass every look; they are not what to go on from."""
+    problem = make_problem("gaussian", n=N, d=D)
+    config = settings(problem, rate={"value": 30.0})
+    result = train_on(2, config, problem)
+    assert result.status is Status.DIVERGED
+    falls = [e for e in result.events if e["event"] == "fall-back"]
+    assert len(falls) == 3 and {e["exchange"] for e in falls} == {0}
+    assert min(e["stopped"] for e in falls) > 3, "looks passed before it was found"

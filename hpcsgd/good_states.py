@@ -56,13 +56,13 @@ class GoodStates:
     every: int  # exchanges between looks at the recurrence; 0 = there are none
     active: bool = True  # False: there is nothing that a run could fall back to
     checked: Kept | None = None  # no alarm until then
-    measured: Kept | None = None  # its loss was good
+    measured: Kept | None = None  # its loss was good, or the run began there
     candidates: list[Kept] = field(default_factory=list)
 
     def begin(self, state: State, view: View) -> None:
         """A run begins well, and one that goes on does from a good state."""
         if self.active:
-            self.checked = Kept.of(state, view)
+            self.checked = self.measured = Kept.of(state, view)
 
     def after_exchange(self, state: State, view: View) -> None:
         """A copy where a look at the recurrence is begun."""
@@ -86,6 +86,5 @@ class GoodStates:
         return self.checked
 
     def after_divergence(self) -> Kept | None:
-        """The last one that was checked or has a good loss."""
-        known = [kept for kept in (self.checked, self.measured) if kept is not None]
-        return max(known, key=lambda kept: kept.exchanges, default=None)
+        """The last one with a good loss: what grows may be without a gap."""
+        return self.measured

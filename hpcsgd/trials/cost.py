@@ -101,7 +101,7 @@ def _is_narrow(name: str) -> bool:
 
 
 def exchange_seconds(exchange: Exchange, precision: Precision) -> float:
-    """The first member's arithmetic, its rows not in cache: the shortest of a few times.
+    """The first member's arithmetic, its rows not in cache: the shortest time of a few.
 
     Others on the machine, and BLAS threads that wait for a core, only ever add.
     """

@@ -63,7 +63,7 @@ def test_the_same_warning_of_all_ranks_is_shown_once(hpcsgd, tmp_path):
     assert hpcsgd("data", "synth", *made).returncode == 0
     done = hpcsgd(
         *("train", "--data", data, "--family", "poisson", "--rate", 1e5),
-        *("--epochs", 1, "--ranks", 2, "--products", "gram"),
+        *("--epochs", 1, "--ranks", 2, "--products", "gram", "--no-fall-back"),
     )
     clipped = [line for line in done.stderr.splitlines() if "were clipped" in line]
     assert len(clipped) == 1, done.stderr

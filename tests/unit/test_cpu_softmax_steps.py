@@ -8,7 +8,8 @@ from hpcsgd.backends.base import Batch, Plain
 from hpcsgd.backends.host import HostBackend
 from hpcsgd.backends.native import NativeBackend
 from hpcsgd.families import get_family
-from hpcsgd.precision import RECIPES, encode, widen_bf16
+from hpcsgd.precision import RECIPES
+from hpcsgd.storage import encode, widen_bf16
 from hpcsgd.updates import UPDATES, make_update
 from hpcsgd.updates.unroll import plain_steps
 from tests.harness import config_for, make_problem, train_on

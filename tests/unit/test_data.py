@@ -13,7 +13,7 @@ from hpcsgd.data.store_writer import StoreWriter
 from hpcsgd.data.synthetic import BLOCK, SHAPES, make_synthetic, write_synthetic
 from hpcsgd.data.targets import encode_targets
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.precision import encode as encode_as
+from hpcsgd.storage import encode as encode_as
 
 
 def test_what_is_written_is_read(tmp_path):

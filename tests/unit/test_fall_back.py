@@ -11,6 +11,7 @@ from hpcsgd.callbacks import Callback, Wish
 from hpcsgd.checkpoint import Store
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.sampling import plan_groups
+from hpcsgd.errors import ConfigError
 from hpcsgd.fall_back import fewer_steps, next_rung, widest_format
 from hpcsgd.precision import make_precision
 from hpcsgd.products import gap, gram
@@ -356,3 +357,51 @@ def test_good_runs_have_no_events():
     problem = make_problem("logistic", n=N, d=D)
     result = train_on(2, settings(problem), problem)
     assert result.events == [] and result.as_dict()["events"] == []
+
+
+@pytest.mark.parametrize(
+    "flags, every, falls",
+    [
+        ([], 50, True),
+        (["--gap-every", "7"], 7, True),
+        (["--no-fall-back", "--gap-every", "0"], 0, False),
+    ],
+)
+def test_flags(flags, every, falls):
+    from hpcsgd.cli.parser import make_parser
+    from hpcsgd.cli.train import configuration
+
+    found = configuration(make_parser().parse_args(["train", *flags])).run
+    assert (found.gap_every, found.fall_back) == (every, falls)
+
+
+def test_a_negative_count_is_refused():
+    with pytest.raises(ConfigError, match="gap_every = -1 must be at least 0"):
+        settings(make_problem("logistic"), run={"gap_every": -1})
+
+
+def test_losses_behind_the_good_state_are_forgotten(wrong, tmp_path):
+    """Right until 7, whose look passes; 8 to 14 are not, and a loss is taken at 10."""
+    wrong["after"] = 7
+    problem = make_problem("logistic", n=N, d=D)
+    config = settings(problem, run={"gap_every": 7, "out": str(tmp_path)})
+    result = train_on(1, config, problem)
+    fall = next(event for event in result.events if event["event"] == "fall-back")
+    assert fall["exchange"] == 7, "not 10, whose loss was good"
+    assert [record["epoch"] for record in result.history] == [0, 1, 2, 3, 4]
+    assert relative_error(result, oracle_for(config, problem)) <= 1e-10
+    lines = [
+        json.loads(t) for t in (tmp_path / "history.jsonl").read_text().splitlines()
+    ]
+    assert [line["epoch"] for line in lines if "epoch" in line] == [0, 1, 2, 3, 4]
+
+
+def test_a_divergence_goes_back_to_a_good_loss():
+    """Weights that grow pass every look; they are not what to go on from."""
+    problem = make_problem("gaussian", n=N, d=D)
+    config = settings(problem, rate={"value": 30.0})
+    result = train_on(2, config, problem)
+    assert result.status is Status.DIVERGED
+    falls = [e for e in result.events if e["event"] == "fall-back"]
+    assert len(falls) == 3 and {e["exchange"] for e in falls} == {0}
+    assert min(e["stopped"] for e in falls) > 3, "looks passed before it was found"

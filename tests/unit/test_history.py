@@ -177,3 +177,20 @@ def test_a_run_whose_curve_had_no_room_has_it_at_the_end(tmp_path):
     result = train(config, X=problem.X, y=problem.y, callbacks=[Spoils()])
     found = [json.loads(line)["loss"] for line in curve.read_text().splitlines()]
     assert found == [record["loss"] for record in result.history]
+
+
+def test_events_stand_between_the_losses_that_they_came_between(tmp_path):
+    path = tmp_path / "history.jsonl"
+    history, view = History(path), View(1, 1, 1)
+    history.on_start(view)
+    evaluated(history, view, 1.0)
+    view.events.append({"kind": "event", "evaluations": 1, "text": "first"})
+    evaluated(history, view, 0.5)
+    view.events.append({"kind": "event", "evaluations": 2, "text": "last"})
+    assert [r.get("loss", r.get("text")) for r in records_in(path)] == [1, "first", 0.5]
+    history.on_end(view)
+    whole = records_in(path)
+    assert [r.get("loss", r.get("text")) for r in whole] == [1, "first", 0.5, "last"]
+    again = History(path)
+    again.on_start(view)
+    assert records_in(path) == whole

@@ -114,6 +114,11 @@ class GapMonitor(Unwatched):
     ) -> None:
         """Check the residuals, walk, and leave words for the next message."""
         assert state.residuals is not None
+        if not np.isfinite(state.residuals).all():
+            # Left out by the scale of residuals, or a divergence that others see; the
+            # message has the length that it would have had.
+            self.blank = words_of(group.blocks.sizes)
+            return
         exact = Exact.of(task, seen, group, gram, state.residuals)
         gap, allowed = exact.residual_gap(task, group, state.residuals)
         self._note("residuals", seen.number, gap, allowed)

@@ -145,6 +145,19 @@ def test_low_fields_are_no_alarm(low, members, ratios):
     assert max(ratios["residuals"]) < 0.8
 
 
+@pytest.mark.parametrize("product", ["gram", "look-ahead"])
+def test_steps_that_are_left_out_are_no_alarm(product):
+    """Residuals that overflow in fp16 are smaller next time; nothing is wrong."""
+    problem = make_problem("gaussian", n=ROWS, d=COLUMNS)
+    object.__setattr__(problem, "y", problem.y * 1e3)
+    fields = {"recipe": "fp64", "residual": "fp16"}
+    every = {"gap_every": 1, "fall_back": True}
+    config = settings(problem, product, precision=fields, run=every)
+    result = train_on(2, config, problem)
+    assert result.report["skipped_exchanges"] > 0
+    assert not result.events and result.status.value == "completed"
+
+
 @pytest.mark.parametrize("sizes", [(1, 1), (1, 5), (2, 3), (3, 1), (7, 4), (64, 4)])
 @pytest.mark.parametrize("members", [1, 3])
 def test_any_batch_and_steps_are_no_alarm(sizes, members, ratios):

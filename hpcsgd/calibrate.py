@@ -85,6 +85,10 @@ def _rates(task: Task, batch: int) -> dict[str, float]:
     read, again = _median_of(
         lambda i: _passes(plain, np.roll(order, -i * sizes[0])[: sizes[0]])
     )
+    (steps,) = _median_of(
+        lambda i: _steps(plain, np.roll(order, -i * sizes[0])[: sizes[0]], batch)
+    )
+    steps = min(steps, read + again)
     (gram,) = _median_of(lambda i: _gram(plain, np.roll(order, -i * sizes[1]), blocks))
     words, size = blocks.gram_words, sizes[0] * each
     exchange, step = _overheads(plain, batch)
@@ -93,6 +97,7 @@ def _rates(task: Task, batch: int) -> dict[str, float]:
         "gram": max(words, 1) * shard.width / gram,
         "read": size / read,
         "again": size / again,
+        "plain": size / max(steps - sizes[0] * link, steps / 4),
         "inner": max(words, 1) / inner,
         "link": link,
         "exchange": exchange,
@@ -128,6 +133,19 @@ def _passes(task: Task, rows: Array) -> tuple[float, float]:
     read = perf_counter()
     backend.descend(weights, sampled, residuals, plan)
     return read - began, perf_counter() - read
+
+
+def _steps(task: Task, rows: Array, batch: int) -> tuple[float]:
+    """Seconds of plain steps on rows from memory, where one call takes them all."""
+    sizes = [batch] * (len(rows) // batch)
+    sizes += [len(rows) - sum(sizes)] if sum(sizes) < len(rows) else []
+    group, belongs = _group(task, rows, tuple(sizes)), batch_of(task, rows)
+    weights = task.backend.zeros((task.shard.width, task.columns))
+    sampled = task.backend.gather(*task.shard.at(rows), _room(task, len(rows)))
+    known = (group.blocks, group.coefficients.plain, task.family, belongs, None)
+    began = perf_counter()
+    found = task.backend.walk(weights, Plain(sampled, *known))
+    return (float("inf") if found is None else perf_counter() - began,)
 
 
 def _gram(task: Task, order: Array, blocks: Blocks) -> tuple[float]:

@@ -3,7 +3,7 @@
 Per step, with m = s·b rows of d_c columns, g = (m² − s b²)/2 words of Gram and r(·) the
 bytes that a ring moves:
 
-    direct       α + β r(e_z b) + read + update + c_1, without the message on one member
+    direct       α + β r(e_z b) + plain + c_1, without the message on one member
     gram         [α + β r(e_G g + e_z m) + g d_c / F + read + inner + update + c_0] / s
     cached       the same in one epoch, without G in all others
     gather       [α + β r(e_Y m d) + s plain steps on d columns + c_0] / s
@@ -37,6 +37,7 @@ class Machine:
     gram: float = 4e10  # F, multiply-adds a second
     read: float = 1e10  # bytes a second of rows that come from memory
     again: float = 3e10  # and of rows that were used just before
+    plain: float = 1e10  # and of rows in plain steps, both passes together
     inner: float = 1e10  # words of Gram a second in the recurrence
     link: float = 5e-9  # seconds a row for its residual
     exchange: float = 25e-6  # c_0, seconds around an exchange
@@ -44,7 +45,7 @@ class Machine:
 
     def slowest(self, other: "Machine") -> "Machine":
         """What both of them can do: ranks wait for each other."""
-        rates = ("gram", "read", "again", "inner")
+        rates = ("gram", "read", "again", "plain", "inner")
         return Machine(
             **{
                 f.name: (min if f.name in rates else max)(
@@ -143,11 +144,22 @@ class _Exchange:
         # More columns of weights: the same rows, more arithmetic.
         return max(work / rate, work * job.scores / self.machine.again)
 
-    def plain(self, columns: int) -> float:
-        """Read, link and update of the steps, on rows of so many columns."""
+    def twice(self, columns: int) -> float:
+        """Read, link and update of all steps together."""
         m = self.machine
-        both = self.passes(columns, m.read) + self.passes(columns, m.again)
-        return both + self.rows * self.job.scores * m.link
+        return self.passes(columns, m.read) + self.passes(columns, m.again) + self.links
+
+    def plain(self, columns: int) -> float:
+        """The same one step after the other, the next rows fetched meanwhile."""
+        job = self.job
+        work = self.rows * columns * job.matrix * job.states
+        least = 2 * work * job.scores / self.machine.again
+        return max(work / self.machine.plain, least) + self.links
+
+    @property
+    def links(self) -> float:
+        """The residuals of all rows."""
+        return self.rows * self.job.scores * self.machine.link
 
     def inner(self, rate: float) -> float:
         """The recurrence, its Gram read at so many bytes a second."""
@@ -165,7 +177,7 @@ def _direct(x: _Exchange) -> float:
 
 def _later(x: _Exchange, rate: float) -> float:
     """An exchange that needs z alone."""
-    return x.margins(x.rows) + x.plain(x.job.held) + x.inner(rate) + x.machine.exchange
+    return x.margins(x.rows) + x.twice(x.job.held) + x.inner(rate) + x.machine.exchange
 
 
 def _gram(x: _Exchange) -> float:

@@ -44,6 +44,7 @@ def say_lost(grid: Grid, scaling: Scaling | None, cells: int) -> None:
     counts = grid.world.exchange_objects((scaling.saturated, scaling.flushed))
     saturated, flushed = (sum(column) for column in zip(*counts, strict=True))
     scaling.saturated, scaling.flushed = saturated, flushed
+    scaling.counts = False  # rows that are streamed are stored again and again
     log.log(
         logging.WARNING if saturated else logging.INFO,
         "X in %s: %d of %d values saturated, %d became 0",

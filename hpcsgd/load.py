@@ -80,12 +80,7 @@ def load(
     seen = Fingerprint(weigh)
     sides.show(seen, rows.start if grid.member == 0 else None)
     choose_exponents(grid, reader, rows, parts, backend, scale)
-    # What a file holds is what is wanted only where nothing is scaled.
-    store, element = backend.store, "" if backend.scaling else precision.matrix
-    matrix = world.together(
-        lambda: _read_matrix(reader, rows, columns, store, element, seen, route)
-    )
-    say_lost(grid, backend.scaling, reader.rows * reader.cols)
+    matrix = _stored(grid, reader, rows, columns, backend, seen, route)
     working, keep = precision.working, grid.members.keep
     shard = Shard(
         matrix=matrix,
@@ -106,6 +101,25 @@ def load(
         stored=_count_stored(grid, shard, precision),
         fingerprint=seen.total(reader.rows, reader.cols, world.exchange_objects),
     )
+
+
+def _stored(
+    grid: Grid,
+    reader: RowReader,
+    rows: slice,
+    columns: slice,
+    backend: Backend,
+    seen: Fingerprint,
+    route: Callable[[int], Route] | None,
+) -> Array | Csr | Streamed:
+    """This rank's block as the backend wants it, on all ranks or on none."""
+    # What a file holds is what is wanted only where nothing is scaled.
+    element = "" if backend.scaling else backend.precision.matrix
+    matrix = grid.world.together(
+        lambda: _read_matrix(reader, rows, columns, backend.store, element, seen, route)
+    )
+    say_lost(grid, backend.scaling, reader.rows * reader.cols)
+    return matrix
 
 
 def _ends(part: slice) -> str:

@@ -17,7 +17,14 @@ pytest_plugins = ["tests.plugin_ranks"]
 
 HERE = Path(__file__).parent
 BUDGET_MINUTES = {  # on two cores
-    **{"unit": 2, "equivalence": 3, "ranks": 4, "kernels": 3, "slurm": 2},
+    **{
+        "unit": 3,
+        "equivalence": 3,
+        "precision": 2,
+        "ranks": 4,
+        "kernels": 3,
+        "slurm": 2,
+    },
     **{"faults": 4, "estimators": 2, "examples": 1},
 }
 SEGMENTS = pytest.StashKey()

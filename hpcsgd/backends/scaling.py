@@ -27,6 +27,7 @@ class Scaling:
     own: slice  # the columns of this rank
     saturated: int = 0  # values beyond the largest number: stored as that
     flushed: int = 0  # values that were not 0 and are stored as 0
+    counts: bool = True
 
     def up(self, values: Array) -> Array:
         """Values as they are stored: scaled, and none beyond the largest number.
@@ -34,9 +35,10 @@ class Scaling:
         A flat array is of sparse rows, whose columns share one exponent.
         """
         scaled: Array = np.ldexp(values, self._of(values))
-        saturated, flushed = count_lost(scaled, self.form.name)
-        self.saturated += saturated
-        self.flushed += flushed
+        if self.counts:
+            saturated, flushed = count_lost(scaled, self.form.name)
+            self.saturated += saturated
+            self.flushed += flushed
         return np.clip(scaled, -self.form.largest, self.form.largest)
 
     def down(self, values: Array) -> None:

@@ -10,6 +10,7 @@ FREE = Machine(
     gram=float("inf"),
     read=float("inf"),
     again=float("inf"),
+    plain=float("inf"),
     inner=float("inf"),
     link=0.0,
     exchange=0.0,
@@ -68,12 +69,15 @@ def test_arithmetic_of_the_gram():
 
 def test_passes_over_the_rows():
     own, all_columns = M * 30 * 2, M * 120 * 2
-    for product, size in (("direct", own), ("gram", own), ("gather-once", None)):
+    for product, size in (("direct", 0), ("gram", own), ("gather-once", None)):
         found = step(product, read=1.0)
-        expected = size if size else all_columns * (1 + 2 / 5)
+        expected = all_columns * 2 / 5 if size is None else size
         assert found == pytest.approx(expected / S), product
     assert step("cached", read=1.0) == pytest.approx((own + 4 / 5 * G * 4) / S)
+    for product, size in (("direct", own), ("gram", 0), ("gather-once", all_columns)):
+        assert step(product, plain=1.0) == pytest.approx(size / S), product
     # Read once more in cache, twice where arithmetic bounds the first pass.
+    assert step("gram", again=1.0) == pytest.approx((2 * own + 4 * G) / S)
     assert step("direct", again=1.0) == pytest.approx(2 * own / S)
 
 

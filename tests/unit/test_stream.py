@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -161,6 +162,33 @@ def counted(monkeypatch):
 
     monkeypatch.setattr(Streamed, "__init__", counting)
     return made
+
+
+@pytest.mark.parametrize("element", ["fp32", "fp16"])
+@pytest.mark.parametrize("matrix", ["fp16", "fp8-e4m3"])
+def test_streamed_rows_are_scaled_as_rows_in_memory(
+    element, matrix, tmp_path, monkeypatch
+):
+    """A file that holds fp16 may not be copied as it is; values are counted once."""
+    values = np.random.default_rng(0).normal(size=(900, 6)) * [1, 1e-3, 30, 1, 5, 1]
+    with StoreWriter(tmp_path / "a.h5", 6, element=element) as writer:
+        writer.append(values, (values[:, 0] > 0).astype(float))
+    tables = {"precision": {"matrix": matrix, "scale": "none"}, "rate": {"value": 1e-4}}
+    config = config_for(tmp_path / "a.h5", 0.0, products={"kind": "gram"}, **tables)
+    found = []
+    for scale in ("none", "column"):
+        precision = replace(config.precision, scale=scale)
+        scaled, results = replace(config, precision=precision), []
+        for streams in (False, True):
+            monkeypatch.setattr("hpcsgd.build.check_memory", lambda *a, s=streams: s)
+            results.append(run_ranks(2, lambda w, c=scaled: train(c, world=w))[0])
+        memory, file = results
+        assert memory.weights_sha256 == file.weights_sha256
+        lost = [r.report["matrix_flushed"] for r in results]
+        flushes = scale == "none" and matrix == "fp8-e4m3"
+        assert lost[0] == lost[1] and (lost[0] > 0) == flushes
+        found.append(memory.weights_sha256)
+    assert found[0] != found[1]
 
 
 @pytest.mark.parametrize("case", pairwise(FACTORS), ids=str)

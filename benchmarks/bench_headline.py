@@ -4,8 +4,8 @@ Both use the same compiled kernels on the same 20000 rows for ten epochs of batc
 32. Plain SGD is `direct` in FP32, in groups of the steps that were fastest; CA-SGD is
 recipe `c` with products and steps chosen by `auto`. Runs take turns; figures are
 medians of the seconds of training, set-up aside. Choices come from a machine file that
-runs of each kind have filled, until two in a row chose alike. On a network as fast as a supercomputer's, `auto` has
-to know when plain SGD is as good.
+runs of each kind have filled, until two in a row chose alike. On a network as fast as a
+supercomputer's, `auto` has to know when plain SGD is as good.
 
 One rank as one of 64 members shows larger jobs: its own work is real, the network of 64
 is modelled, and the baseline is the cheapest of three: member sums, a sum of the

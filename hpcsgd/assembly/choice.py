@@ -72,6 +72,11 @@ def choose_run(
         ahead = uses_look_ahead(config.products, kind, words.latency)
         return Chosen(kind, steps, ahead)
     job = _job(config, words, task, loaded)
+    open_to = list(candidates(kind, steps, job, Machine()))
+    if len(open_to) == 1:  # on one rank with steps given: nothing to ask a machine
+        (only,) = open_to
+        ahead = uses_look_ahead(config.products, only.product, words.latency)
+        return Chosen(only.product, only.steps, ahead)
     known, key = _machine(config, words.world, task, job)
     found = candidates(kind, steps, job, known.machine)
     if clips:

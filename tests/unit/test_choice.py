@@ -181,3 +181,28 @@ def test_the_api_takes_open_steps():
         y=problem.y,
     )
     assert result.report["products"] == "direct"
+
+
+def test_nothing_is_measured_where_there_is_no_choice(monkeypatch):
+    """One rank with its steps given takes direct, however long the run will be."""
+    monkeypatch.setattr(choice, "calibrate", None)  # to call it would fail
+    problem = make_problem("logistic", n=400, d=6)
+    schedule = {"batch": 8, "steps": 4, "epochs": 10**7}
+    config = config_for(problem, schedule=schedule, products={"kind": "auto"})
+    ended = train_on(1, config, problem, callbacks=[StopAtOnce()])
+    assert ended.report["products"] == "direct"
+    with pytest.raises(TypeError):  # but with steps left open there is one
+        train_on(
+            1,
+            config_for(
+                problem,
+                schedule={**schedule, "steps": "auto"},
+                products={"kind": "auto"},
+            ),
+            problem,
+        )
+
+
+class StopAtOnce(Callback):
+    def on_exchange(self, view):
+        return True

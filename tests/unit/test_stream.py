@@ -175,7 +175,6 @@ def test_streamed_rows_are_scaled_as_rows_in_memory(
         writer.append(values, (values[:, 0] > 0).astype(float))
     tables = {"precision": {"matrix": matrix, "scale": "none"}, "rate": {"value": 1e-4}}
     config = config_for(tmp_path / "a.h5", 0.0, products={"kind": "gram"}, **tables)
-    found = []
     for scale in ("none", "column"):
         precision = replace(config.precision, scale=scale)
         scaled, results = replace(config, precision=precision), []
@@ -187,8 +186,6 @@ def test_streamed_rows_are_scaled_as_rows_in_memory(
         lost = [r.report["matrix_flushed"] for r in results]
         flushes = scale == "none" and matrix == "fp8-e4m3"
         assert lost[0] == lost[1] and (lost[0] > 0) == flushes
-        found.append(memory.weights_sha256)
-    assert found[0] != found[1]
 
 
 @pytest.mark.parametrize("case", pairwise(FACTORS), ids=str)

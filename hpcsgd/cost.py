@@ -37,7 +37,7 @@ class Machine:
     gram: float = 4e10  # F, multiply-adds a second
     read: float = 1e10  # bytes a second of rows that come from memory
     again: float = 3e10  # and of rows that were used just before
-    plain: float = 1e10  # and of rows in plain steps, both passes together
+    plain: float = 7.5e9  # and of rows in plain steps, both passes together
     inner: float = 1e10  # words of Gram a second in the recurrence
     link: float = 5e-9  # seconds a row for its residual
     exchange: float = 25e-6  # c_0, seconds around an exchange

@@ -106,7 +106,7 @@ def _config(
             "products": {"kind": product, "look_ahead": "off"},
             "rate": {"value": rate if epochs else 1e-30},
             "precision": {"recipe": recipe},
-            "run": {"evaluate_every": 0, "record": 0},
+            "run": {"evaluate_every": 0, "record": 0, "fall_back": False},
         }
     )
 

@@ -174,7 +174,10 @@ def pilot_config(config: RunConfig, rows: int, members: int) -> RunConfig:
         products=ProductsConfig(kind="gram", look_ahead="off"),
         sampling=replace(config.sampling, mode="shuffle-once"),
         agreement=AgreementConfig(),
-        run=RunSection(comm="threads", record=0, timeout=0.0),
+        # One that fell back would be a pilot of something else.
+        run=RunSection(
+            comm="threads", record=0, timeout=0.0, gap_every=0, fall_back=False
+        ),
     )
 
 

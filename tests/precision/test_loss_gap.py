@@ -62,7 +62,7 @@ def loss(name, recipe, *, members=1, steps=1, product="gram", **more):
         }
     )
     run = run_ranks(members, lambda world: train(config, X=X, y=y, world=world))[0]
-    assert run.status.value == "completed"
+    assert run.status.value == "completed" and not run.events
     return run.loss
 
 
@@ -107,7 +107,9 @@ def stalled(recipe):
             "run": {"evaluate_every": 0},
         }
     )
-    return train(config, X=X, y=y).loss
+    ended = train(config, X=X, y=y)
+    assert not ended.events  # it did not fall back to another precision
+    return ended.loss
 
 
 def test_bf16_throughout_fails_where_it_fails():

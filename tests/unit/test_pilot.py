@@ -1,0 +1,57 @@
+"""Pilots: some rows, the very code of a run, and no help for a precision that fails."""
+
+import numpy as np
+
+from hpcsgd.config import PrecisionConfig
+from hpcsgd.data.memory import MemoryReader
+from hpcsgd.trials.pilot import EXCHANGES, draw_sample, loss_gaps, pilot_config
+from tests.harness import config_for, make_problem
+
+
+def gaps(problem, precisions, exchanges=100, **sections):
+    reader = MemoryReader(problem.X, problem.y)
+    config = config_for(problem, schedule={"batch": 8, "steps": 4}, **sections)
+    sample = draw_sample(reader, 32)
+    return loss_gaps(config, sample, precisions, 2, exchanges)
+
+
+def test_coarser_formats_have_larger_gaps_and_longer_runs_too():
+    problem = make_problem("logistic", n=300, d=12)
+    asked = {n: PrecisionConfig(recipe=n) for n in ("fp64", "fp32", "c", "fp8")}
+    found = gaps(problem, asked)
+    assert found["fp64"].measured == 0.0
+    sizes = [found[name].measured for name in ("fp32", "c", "fp8")]
+    assert 0 < sizes[0] < sizes[1] < sizes[2]
+    longer = gaps(problem, {"c": asked["c"]}, exchanges=10_000)["c"]
+    assert longer.measured == found["c"].measured
+    growth = longer.predicted / found["c"].predicted
+    assert abs(growth - 10) < 1e-9
+
+
+def test_a_precision_that_fails_is_not_helped():
+    """Margins beyond 65504 are infinite in fp16; a run would fall back to wider."""
+    problem = make_problem("gaussian", n=300, d=12)
+    object.__setattr__(problem, "y", problem.y * 1e6)
+    asked = {"low": PrecisionConfig(recipe="fp32", margin="fp16")}
+    found = gaps(problem, asked)["low"]
+    assert found.diverged and found.predicted == float("inf")
+
+
+def test_a_sample_comes_from_everywhere_and_keeps_rows_together():
+    rows = np.arange(100_000.0)
+    X, y = np.column_stack([rows, -rows]), rows % 2
+    sample = draw_sample(MemoryReader(X, y, rows + 1, rows + 2), 64)
+    first = sample.X[:, 0]
+    assert len(first) == 4096 and first.min() < 4000 and first.max() > 96_000
+    np.testing.assert_array_equal(sample.y, first % 2)
+    np.testing.assert_array_equal(sample.weights, first + 1)
+    np.testing.assert_array_equal(sample.offsets, first + 2)
+
+
+def test_a_pilot_has_exchanges_enough_and_writes_nothing():
+    problem = make_problem("logistic")
+    config = config_for(problem, run={"out": "somewhere", "record": 3})
+    pilot = pilot_config(config, 64, members=9)
+    each = -(-64 // (pilot.schedule.batch * pilot.schedule.steps))
+    assert each * pilot.schedule.epochs >= EXCHANGES
+    assert pilot.run.out is None and pilot.grid.members == 4

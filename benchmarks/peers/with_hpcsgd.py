@@ -5,9 +5,6 @@ call of its own for that many: from before the call to after its return, set-up,
 conversions and report included, and only the losses that it evaluates taken off.
 """
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -19,6 +16,7 @@ from benchmarks.peers.problems import Problem
 from benchmarks.peers.settings import Setting
 from hpcsgd.callbacks.base import Callback, View
 from hpcsgd.comm.serial import SerialCommunicator
+from hpcsgd.trials.pilot import in_silence
 
 GROUP = 32  # steps handed to the kernels together; on one rank no iterate depends on it
 
@@ -120,23 +118,11 @@ class Ours(WithRate):
             "run": {"comm": "serial", "evaluate_every": every},
         }
         world = SerialCommunicator()
-        with _in_silence():
+        with in_silence():
             follow.began = perf_counter()
             return hpcsgd.train(
                 config, X=problem.X, y=problem.y, world=world, callbacks=[follow]
             )
-
-
-@contextmanager
-def _in_silence() -> Iterator[None]:
-    """Trials may diverge; the log is as it was when they are over."""
-    log = logging.getLogger("hpcsgd")
-    before = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
 
 
 def _update(momentum: float) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def _losses(
     """One run of the pilot, without a word of it."""
     config = pilot_config(config, len(sample.y), members)
     config = replace(config, precision=precision)
-    with _in_silence():
+    with in_silence():
         ranks = config.grid.members
         found = run_ranks(ranks, lambda world: _run(config, sample, world))
     first: Result = found[0]
@@ -182,7 +182,7 @@ def pilot_config(config: RunConfig, rows: int, members: int) -> RunConfig:
 
 
 @contextmanager
-def _in_silence() -> Iterator[None]:
+def in_silence() -> Iterator[None]:
     """Runs of a pilot may diverge, and say much that nobody asked for."""
     log = logging.getLogger("hpcsgd")
     before = log.level

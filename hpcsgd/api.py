@@ -7,13 +7,16 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
+from hpcsgd.assembly.live import Live
 from hpcsgd.auto_precision import settle_precision
 from hpcsgd.callbacks import Callback
+from hpcsgd.checkpoint import PRECISION_AUTO
 from hpcsgd.comm import open_world
 from hpcsgd.comm.base import Communicator
 from hpcsgd.config import RunConfig
 from hpcsgd.data.readers import RowReader, open_reader
 from hpcsgd.errors import ConfigError
+from hpcsgd.recheck import Recheck
 from hpcsgd.result import Result
 from hpcsgd.session import Session
 from hpcsgd.timing import Clock
@@ -64,11 +67,24 @@ def train(
     comm = world if world is not None else open_world(config.run.comm)
     config, notes = settle_precision(config, comm, reader)
     session = Session(config, comm, reader, callbacks or [], began, setup, notes)
+    session.rechecks = _rechecks(config, reader, notes)
     result = session.run()
     # Not after an error: others may still be in a sum, and closing waits for them.
     if opened:
         session.world.close()
     return result
+
+
+def _rechecks(
+    config: RunConfig,
+    reader: Callable[[Communicator], RowReader],
+    notes: dict[str, Any],
+) -> Callable[[Live], Recheck] | None:
+    """Who looks again at what pilots chose; nobody where weights are made up."""
+    found = notes.get(PRECISION_AUTO)
+    if found is None or not config.precision.recheck or config.run.emulate_members:
+        return None
+    return lambda live: Recheck(live, reader, found)
 
 
 def _reader(

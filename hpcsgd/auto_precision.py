@@ -2,10 +2,12 @@
 
 import logging
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hpcsgd.backends.ways import emulated
+from hpcsgd.checkpoint import PRECISION_AUTO
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.delayed import Network, parse_network
 from hpcsgd.comm.serial import SerialCommunicator
@@ -13,7 +15,7 @@ from hpcsgd.config import RunConfig
 from hpcsgd.cost import Machine
 from hpcsgd.data.readers import RowReader
 from hpcsgd.precision import AUTO, RECIPES, PrecisionConfig
-from hpcsgd.resume import earlier_tables
+from hpcsgd.resume import earlier_run
 from hpcsgd.trials.cost import cost_of
 from hpcsgd.trials.path import Path
 from hpcsgd.trials.pilot import DEFAULT_STEPS, draw_sample, loss_gaps
@@ -51,17 +53,19 @@ def settle_precision(
     def choose() -> Any:
         if world.rank:
             return None
-        earlier = earlier_tables(config.run)
+        earlier = earlier_run(config.run)
         if earlier is not None:
-            return PrecisionConfig(**earlier["precision"]), {}
+            tables, known = earlier
+            return PrecisionConfig(**tables["precision"]), known
         ranks = config.run.emulate_members or world.size
         found = choose_recipe(config, ranks, reader(SerialCommunicator()))
         chosen = replace(config.precision, recipe=found.recipe)
-        return chosen, {"precision_auto": found.as_dict()}
+        return chosen, {PRECISION_AUTO: found.as_dict()}
 
-    precision, said = world.exchange_objects(world.together(choose))[0]
+    # Its own on every rank: what is found on the way is added.
+    precision, said = deepcopy(world.exchange_objects(world.together(choose))[0])
     if said:
-        found = said["precision_auto"]
+        found = said[PRECISION_AUTO]
         log.info(
             "precision: %s, whose loss is expected within %.2g %% of fp64's",
             *(found["recipe"], 100 * found["predicted_gap"]),
@@ -76,11 +80,14 @@ def choose_recipe(config: RunConfig, ranks: int, reader: RowReader) -> Chosen:
     schedule = config.schedule
     m = schedule.batch * (schedule.steps or DEFAULT_STEPS)
     try:
-        sample = draw_sample(reader, m, config.sampling.seed)
+        sample = draw_sample(reader, m, config.sampling.seed, config.problem.family)
     finally:
         reader.close()
     planned = schedule.epochs * -(-reader.rows // (m * config.grid.replicas))
-    asked = {n: replace(config.precision, recipe=n) for n in _candidates(config)}
+    asked = {
+        name: replace(config.precision, recipe=name)
+        for name in affordable(config.precision)
+    }
     gaps = loss_gaps(config, sample, asked, members, planned)
     (exchange,) = Path(config, sample, min(members, reader.cols)).exchanges(1, 1)
     network = _network(config)
@@ -102,11 +109,11 @@ def choose_recipe(config: RunConfig, ranks: int, reader: RowReader) -> Chosen:
     )
 
 
-def _candidates(config: RunConfig) -> list[str]:
+def affordable(asked: PrecisionConfig) -> list[str]:
     """Recipes of which nothing is emulated, with what is set by hand; fp64 always."""
     found = []
     for name in RECIPES:
-        one = replace(config.precision, recipe=name)
+        one = replace(asked, recipe=name)
         if name == WIDEST or not emulated(one.resolve()):
             found.append(name)
     return found

@@ -32,6 +32,7 @@ KIND, VERSION = "checkpoint", 1
 FOLDER = "checkpoints"
 DAMAGED = ".damaged"  # behind the name of one that was passed over
 ASKED = "asked"  # the settings before a run fell back
+PRECISION_AUTO = "precision_auto"  # what pilots found, where they chose the recipe
 MOST_EXCHANGES = 10**15  # of any run that ends
 # Counted through, whatever a run was put back to: the newest is the highest number.
 NAME = re.compile(r"(\d{6,12})-exchange-\d{9,18}\.h5")
@@ -67,6 +68,7 @@ OPTIONAL = {
         {"kind": str, "event": str, "exchange": int, "evaluations": int, "text": str}
     ],
     ASKED: {"schedule": dict, "precision": dict},
+    PRECISION_AUTO: {"recipe": str, "considered": {...: dict}},
 }
 
 

@@ -12,7 +12,8 @@ from hpcsgd.callbacks.base import Callback, View, Wish, wish_of
 from hpcsgd.callbacks.guards import MemberCheck
 from hpcsgd.comm.grid import Grid
 from hpcsgd.evaluation import Evaluation
-from hpcsgd.events import alarm_text, note
+from hpcsgd.events import alarm_text, note, too_coarse
+from hpcsgd.fall_back import Outgrown
 from hpcsgd.good_states import GoodStates
 from hpcsgd.looks import BROKEN, GAP, Looks
 from hpcsgd.products.base import Group, Product, State
@@ -21,6 +22,7 @@ from hpcsgd.recording import Recorder
 from hpcsgd.result import Status
 from hpcsgd.saving import Saver
 from hpcsgd.timing import Clock
+from hpcsgd.unchecked import UNCHECKED, Unchecked
 
 ENDINGS = {
     Wish.STOP: Status.STOPPED,
@@ -64,6 +66,7 @@ class Engine:
         monitor: Unwatched = UNWATCHED,
         states: GoodStates | None = None,
         falls_back: bool = False,
+        recheck: Unchecked = UNCHECKED,
     ) -> None:
         self.grid = grid
         self.product = product
@@ -80,7 +83,9 @@ class Engine:
         self.monitor = monitor
         self.falls_back = falls_back  # False: an alarm is noted, and no more
         self.states = states or GoodStates(0, active=False)
+        self.recheck = recheck
         self.alarm: dict[str, Any] | None = None  # that ended it
+        self.outgrown: Outgrown | None = None  # so did this, in a good state
         self.wish = Wish.NONE
 
     def run(self, state: State, groups: Iterator[Group | None]) -> tuple[State, Status]:
@@ -94,13 +99,18 @@ class Engine:
         with self.grid.world.working("writing what was recorded"):
             self.recorder.finish(first, self.view.exchanges)
         self.product.finish()
+        if self.outgrown is not None:  # nothing is over: replicas stay as they are
+            return self._end(state, status, FALLING)
         self.agreement.settle(state, self.view.exchanges)
         if status.is_finished and not self.evaluation.is_fresh(self.view):
             status = self._evaluate(state) or status
         if status is Status.DIVERGED:
             self.view.loss = self.evaluation.restore(state)
         falls = status is Status.DIVERGED and self.states.active
-        self.view.status = FALLING if falls else status.value
+        return self._end(state, status, FALLING if falls else status.value)
+
+    def _end(self, state: State, status: Status, said: str) -> tuple[State, Status]:
+        self.view.status = said
         self._tell("on_end")
         self.saver.finish()
         return state, status
@@ -154,6 +164,8 @@ class Engine:
         self.states.passed(number)
         if epoch_ends and self._evaluates(self.view.epoch) and self._evaluate(state):
             return Status.DIVERGED
+        if epoch_ends and answer < Wish.STOP and self._outgrows(state):
+            return Status.STOPPED
         began = perf_counter()
         if saves or answer >= Wish.SAVE:
             self.saver.save(state, self.view)
@@ -171,6 +183,20 @@ class Engine:
         note(self.view, "gap", alarm_text(alarm), looked_at=alarm["exchange"], **facts)
         self.alarm = alarm if self.falls_back else None
         return self.falls_back
+
+    def _outgrows(self, state: State) -> bool:
+        """Whether the recipe is too coarse from here on, and another one takes over."""
+        over = self.view.exchanges == self.pace.exchanges
+        if over or not self.recheck.is_due(self.view.epoch):
+            return False
+        found = self.recheck.look(state, self.view)
+        if found is None:
+            return False
+        if found.rung is None or not self.falls_back:
+            too_coarse(self.view, found)
+            return False
+        self.outgrown = found
+        return True
 
     def _evaluates(self, epoch: int) -> bool:
         every = self.pace.evaluate_every

@@ -37,6 +37,15 @@ class Rung:
         return f"{name} {self.before} -> {self.after}"
 
 
+@dataclass(frozen=True)
+class Outgrown:
+    """A recipe that `--precision auto` chose, and that is too coarse from here on."""
+
+    gap: float  # of the loss, predicted for what is left of the run
+    tolerance: float
+    rung: Rung | None  # what to go on with; None: there is nothing wider
+
+
 def next_rung(config: RunConfig, product: str) -> Rung | None:
     """What to change next, None at the top; `config` has its steps decided."""
     schedule, recurs = config.schedule, product in RECURS
@@ -102,7 +111,8 @@ def going_on(config: RunConfig, document: Mapping[str, Any]) -> RunConfig:
         return config
     now, fell = config.tables(), document["config"]
     tables = {name: dict(now[name]) for name in ("schedule", "precision")}
-    for name, key in (("schedule", "steps"), *(("precision", f) for f in RAISED)):
+    kept = ("recipe", *RAISED)
+    for name, key in (("schedule", "steps"), *(("precision", f) for f in kept)):
         if now[name].get(key) == then[name].get(key) and key in fell.get(name, {}):
             tables[name][key] = fell[name][key]
     merged = RunConfig.parse(now | tables)

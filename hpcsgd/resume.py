@@ -12,7 +12,14 @@ import numpy as np
 from hpcsgd.assembly.choice import Earlier
 from hpcsgd.assembly.live import Live
 from hpcsgd.capture import MEMORY
-from hpcsgd.checkpoint import ASKED, FOLDER, Checkpoint, Store, read_checkpoint
+from hpcsgd.checkpoint import (
+    ASKED,
+    FOLDER,
+    PRECISION_AUTO,
+    Checkpoint,
+    Store,
+    read_checkpoint,
+)
 from hpcsgd.comm.base import Communicator
 from hpcsgd.config import RunConfig, RunSection
 from hpcsgd.errors import ConfigError, DataError
@@ -68,13 +75,17 @@ def earlier_choice(
     return earlier
 
 
-def earlier_tables(run: RunSection) -> dict[str, dict[str, Any]] | None:
-    """What a run that goes on was to do, before it fell back; on one rank."""
+def earlier_run(run: RunSection) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """What a run that goes on was to do before it fell back, and how it was chosen.
+
+    On one rank.
+    """
     found = _find(run)
     if found is None:
         return None
     said = found[1].document
-    return dict(said.get(ASKED) or said["config"])
+    known = {PRECISION_AUTO: said[PRECISION_AUTO]} if PRECISION_AUTO in said else {}
+    return dict(said.get(ASKED) or said["config"]), known
 
 
 def as_it_fell(config: RunConfig, world: Communicator) -> RunConfig:

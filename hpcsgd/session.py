@@ -13,20 +13,22 @@ from hpcsgd.assembly.live import Live
 from hpcsgd.backends.ways import emulated
 from hpcsgd.build import build
 from hpcsgd.callbacks import Callback, History, Wish
-from hpcsgd.checkpoint import ASKED, Checkpoint
+from hpcsgd.checkpoint import ASKED, PRECISION_AUTO, Checkpoint
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.config import RunConfig
 from hpcsgd.damage import find_damage
 from hpcsgd.data.readers import RowReader
-from hpcsgd.events import fallen
-from hpcsgd.fall_back import moved, next_rung
+from hpcsgd.events import Cause, fallen
+from hpcsgd.fall_back import Outgrown, Rung, moved, next_rung
 from hpcsgd.report import report
 from hpcsgd.result import Result, Status
 from hpcsgd.resume import as_it_fell, resume
 from hpcsgd.run_folder import RunFolder
+from hpcsgd.start import Start
 from hpcsgd.survive import last_common, smaller_grid
 from hpcsgd.timing import Clock
+from hpcsgd.unchecked import Unchecked
 
 log = logging.getLogger(__name__)
 ONCE = {"on_all_ranks": True}  # all ranks would say it alike
@@ -56,6 +58,8 @@ class Session:
         self.last: Checkpoint | None = None  # what survivors go on from
         self.lost = 0  # ranks
         self.asked: RunConfig | None = None  # before the first fall-back
+        self.start: Start | None = None  # None: at zero, or at a checkpoint
+        self.rechecks: Callable[[Live], Unchecked] | None = None
         self.wish = Wish.NONE  # of callbacks, in the leg before
 
     def run(self) -> Result:
@@ -133,6 +137,8 @@ class Session:
         with world.working("preparing the run folder"):
             goes_on = resume(config, live, self.last)
             world.together(lambda: folder.begin(config, goes_on))
+            if self.start is not None:
+                self.start.put_into(live)
         self._take_over(live)
         log.info(*_chosen(live), extra=ONCE)
         made_up = emulated(live.task.precision)
@@ -150,6 +156,9 @@ class Session:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             state, status = live.engine.run(live.state, groups)
         log.debug("training: %s", live.task.clock)
+        if live.engine.outgrown is not None:
+            self._goes_wider(live, live.engine.outgrown)
+            return None
         damage = find_damage(live) if status is Status.DIVERGED else ""
         if status is Status.DIVERGED and not damage and self._falls_back(live):
             return None
@@ -177,19 +186,33 @@ class Session:
             return False
         stopped = engine.view.exchanges
         kept.put_back(live.state, engine.view)
+        self._change(live, rung, alarm, stopped)
+        return True
+
+    def _goes_wider(self, live: Live, found: Outgrown) -> None:
+        """Stand where it is, with the recipe that is good enough from here on."""
+        assert found.rung is not None
+        self._change(live, found.rung, found, live.engine.view.exchanges)
+
+    def _change(self, live: Live, rung: Rung, cause: Cause, stopped: int) -> None:
+        """From the state of the engine on, other settings."""
+        engine = live.engine
         taken = live.capture.take(live.state, engine.view)
         self.last = moved(taken, live.config, rung.config)
         self.last.document["events"].append(
-            fallen(engine.view, rung, alarm, stopped, self.last.exchanges)
+            fallen(engine.view, rung, cause, stopped, self.last.exchanges)
         )
         self.asked = self.asked or self.config
         self.config, self.wish = rung.config, engine.wish
         # Put back with the state: what was sent for nothing was sent, too.
         live.grid.world.ledger.entries = Ledger().entries
-        return True
 
     def _take_over(self, live: Live) -> None:
         """What a leg after a fall-back has from the one before it."""
+        if PRECISION_AUTO in self.notes:
+            live.capture.facts[PRECISION_AUTO] = self.notes[PRECISION_AUTO]
+        if self.rechecks is not None:
+            live.engine.recheck = self.rechecks(live)
         if self.asked is None:
             return
         engine = live.engine

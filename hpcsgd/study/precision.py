@@ -108,7 +108,9 @@ def study(
     question.check()
     config, schedule = question.config, question.config.schedule
     steps = schedule.steps or DEFAULT_STEPS
-    sample = draw_sample(reader, schedule.batch * steps, config.sampling.seed)
+    sample = draw_sample(
+        reader, schedule.batch * steps, config.sampling.seed, config.problem.family
+    )
     path = Path(config, sample, question.members)
     exchanges = path.exchanges(question.groups, APART)
     peaks = _peaks(sample)

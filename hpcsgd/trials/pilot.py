@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import (
     AgreementConfig,
@@ -25,10 +26,13 @@ from hpcsgd.config import (
 )
 from hpcsgd.data.memory import MemoryReader
 from hpcsgd.data.readers import RowReader, is_sparse, row_words
+from hpcsgd.data.targets import LABELLED, MOST_CLASSES
+from hpcsgd.families import get_family
 from hpcsgd.precision import PrecisionConfig
 from hpcsgd.products.choose import ProductsConfig
 from hpcsgd.result import Result
 from hpcsgd.session import Session
+from hpcsgd.start import Start
 from hpcsgd.timing import Clock
 
 Array = NDArray[Any]
@@ -63,11 +67,18 @@ class Gap:
     diverged: bool = False
 
 
-def draw_sample(reader: RowReader, group_rows: int, seed: int = 0) -> Sample:
-    """Rows from places all over the data; all of them where there are few."""
+def draw_sample(
+    reader: RowReader, group_rows: int, seed: int = 0, family: str = ""
+) -> Sample:
+    """Rows from places all over the data; all of them where there are few.
+
+    Of a family of classes there is a row of every class, however rare.
+    """
     fits = BYTES // (8 * row_words(reader))
     wanted = max(min(max(ROWS, 4 * group_rows), fits), 2 * group_rows)
     parts = _places(reader.rows, min(wanted, reader.rows), seed)
+    if family and get_family(family).targets in LABELLED:
+        parts += _rare_labels(reader, parts)
     every = slice(0, reader.cols)
     weights = [reader.sample_weight(part) for part in parts]
     offsets = [reader.offset(part) for part in parts]
@@ -88,6 +99,16 @@ def _places(rows: int, wanted: int, seed: int) -> list[slice]:
     rng = np.random.default_rng(seed)
     starts = [i * room + int(rng.integers(room - length + 1)) for i in range(count)]
     return [slice(start, start + length) for start in starts]
+
+
+def _rare_labels(reader: RowReader, parts: list[slice]) -> list[slice]:
+    """The first row of every label that no part has."""
+    y = reader.targets(slice(0, reader.rows))
+    labels, firsts = np.unique(y, return_index=True)
+    if len(labels) > MOST_CLASSES:
+        return []  # no classes: whoever encodes them says so
+    there = np.concatenate([np.unique(y[part]) for part in parts])
+    return [slice(int(i), int(i) + 1) for i in firsts[~np.isin(labels, there)]]
 
 
 def _rows(reader: RowReader, part: slice, columns: slice) -> Any:
@@ -115,14 +136,16 @@ def loss_gaps(
     precisions: Mapping[str, PrecisionConfig],
     members: int,
     exchanges: int,
+    start: Start | None = None,
 ) -> dict[str, Gap]:
     """The gap of every precision to float64, over a run of so many exchanges.
 
     One that ends as diverged where float64 does not has no gap: it is infinite.
     """
-    exact = _losses(config, sample, PrecisionConfig(recipe="fp64"), members)
+    pilot = pilot_config(config, len(sample.y), members)
+    exact = _losses(pilot, sample, PrecisionConfig(recipe="fp64"), start)
     return {
-        name: _gap(_losses(config, sample, one, members), exact, exchanges)
+        name: _gap(_losses(pilot, sample, one, start), exact, exchanges)
         for name, one in precisions.items()
     }
 
@@ -142,22 +165,21 @@ def _curve(result: Result) -> list[float]:
 
 
 def _losses(
-    config: RunConfig, sample: Sample, precision: PrecisionConfig, members: int
+    pilot: RunConfig, sample: Sample, precision: PrecisionConfig, start: Start | None
 ) -> Result:
     """One run of the pilot, without a word of it."""
-    config = pilot_config(config, len(sample.y), members)
-    config = replace(config, precision=precision)
+    config = replace(pilot, precision=precision)
+
+    def on_rank(world: Communicator) -> Result:
+        began, clock = time.perf_counter(), Clock()
+        session = Session(config, world, lambda _: sample.reader(), [], began, clock)
+        session.start = start
+        return session.run()
+
     with in_silence():
-        ranks = config.grid.members
-        found = run_ranks(ranks, lambda world: _run(config, sample, world))
+        found = run_ranks(config.grid.members, on_rank)
     first: Result = found[0]
     return first
-
-
-def _run(config: RunConfig, sample: Sample, world: Any) -> Result:
-    began = time.perf_counter()
-    session = Session(config, world, lambda _: sample.reader(), [], began, Clock())
-    return session.run()
 
 
 def pilot_config(config: RunConfig, rows: int, members: int) -> RunConfig:

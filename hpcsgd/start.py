@@ -1,0 +1,22 @@
+"""Where a run begins, if not at zero."""
+
+from dataclasses import dataclass
+
+from hpcsgd.assembly.live import Live
+from hpcsgd.products.base import Array
+
+
+@dataclass(frozen=True)
+class Start:
+    """All columns of the weights, with all states of the update, and the intercept."""
+
+    weights: Array  # (d, states x K)
+    intercept: Array | None  # (states, K)
+
+    def put_into(self, live: Live) -> None:
+        """On every rank: its columns, in the format that its weights have."""
+        state, precision = live.state, live.task.precision
+        state.weights[...] = self.weights[live.columns.own]
+        live.task.backend.round(state.weights, precision.weights)
+        if state.intercept is not None:
+            state.intercept[...] = self.intercept

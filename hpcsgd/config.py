@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_type_hints
@@ -172,7 +172,7 @@ class RunConfig:
     @classmethod
     def parse(cls, tables: Mapping[str, Mapping[str, Any]]) -> "RunConfig":
         """Check `tables` (section -> key -> value) against the sections."""
-        kinds = get_type_hints(cls)
+        kinds = _hints(cls)
         _reject_unknown("sections", tables, kinds)
         sections = {}
         for name, table in tables.items():
@@ -186,9 +186,10 @@ class RunConfig:
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """Section -> key -> value, without what was left open."""
+        # No value of a section has parts: nothing has to be copied deeply.
         tables = {
-            name: {k: v for k, v in table.items() if v is not None}
-            for name, table in asdict(self).items()
+            name: {k: v for k, v in vars(section).items() if v is not None}
+            for name, section in vars(self).items()
         }
         if not self.schedule.steps:
             tables["schedule"]["steps"] = "auto"
@@ -236,8 +237,18 @@ def apply_settings(
     return merged
 
 
+_HINTS: dict[Any, dict[str, Any]] = {}
+
+
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    """The types of its fields, which take long to find out."""
+    if kind not in _HINTS:
+        _HINTS[kind] = get_type_hints(kind)
+    return _HINTS[kind]
+
+
 def _section(name: str, kind: type[Any], table: Mapping[str, Any]) -> Any:
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     known = {f.name: hints[f.name] for f in fields(kind)}
     _reject_unknown(f"[{name}]", table, known)
     return kind(**{k: _typed(name, k, known[k], v) for k, v in table.items()})

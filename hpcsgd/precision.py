@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -41,8 +42,7 @@ class Precision:
     @property
     def arithmetic(self) -> frozenset[str]:
         """The formats that something is computed in, by one rank alone."""
-        stored = {"matrix", "margin", "gram_wire"}
-        return frozenset(getattr(self, name) for name in FIELDS if name not in stored)
+        return _arithmetic(self)
 
     @property
     def is_uniform(self) -> bool:
@@ -61,6 +61,13 @@ class Precision:
         """The dtype that holds all values rows are multiplied with, and the rows."""
         needed = self.arithmetic | {self.matrix}
         return np.dtype("float64" if "fp64" in needed else "float32")
+
+
+@lru_cache
+def _arithmetic(precision: Precision) -> frozenset[str]:
+    """Asked for many times in every run."""
+    stored = {"matrix", "margin", "gram_wire"}
+    return frozenset(getattr(precision, f) for f in FIELDS if f not in stored)
 
 
 AUTO = "auto"  # in the place of a recipe: pilots choose one

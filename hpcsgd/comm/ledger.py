@@ -1,7 +1,7 @@
 """Everything that crosses ranks, counted by purpose."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from hpcsgd.comm.place import Place
@@ -59,4 +59,4 @@ class Ledger:
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """purpose -> calls, words, bytes, wire_bytes, seconds."""
-        return {purpose: asdict(entry) for purpose, entry in self.entries.items()}
+        return {purpose: dict(vars(entry)) for purpose, entry in self.entries.items()}

@@ -6,6 +6,7 @@ same sum. It costs one pass over each block while that is in cache anyway.
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ Array = NDArray[Any]
 SIDE = 2**40  # columns of y, sample_weight and offset: beyond any of X
 ROWS = 2**41  # rows draw from other numbers than columns
 ROWS_AT_ONCE = 4096
+KEPT = 64  # blocks of 32 KiB that are numbered once
 
 
 # Σ_ij a_i b_j bits_ij mod 2⁶⁴, from (bits, a, b)
@@ -32,19 +34,19 @@ class Fingerprint:
 
     def add(self, block: Array, first_row: int, first_col: int) -> None:
         """A block of X, in the dtype it was read in."""
-        column = _odd(np.arange(first_col, first_col + block.shape[1]))
+        column = odd_numbers(first_col, block.shape[1])
         for start in range(0, len(block), ROWS_AT_ONCE):
             bits = _bits(block[start : start + ROWS_AT_ONCE])
-            row = _odd(np.arange(len(bits)) + (ROWS + first_row + start))
+            row = odd_numbers(ROWS + first_row + start, len(bits))
             with np.errstate(over="ignore"):
                 self.value += self.weigh(bits, row, column)
 
     def add_sparse(self, block: Csr, first_row: int, first_col: int) -> None:
         """A sparse block of X: it counts as the dense one, whose zeros add nothing."""
-        column = _odd(np.arange(first_col, first_col + block.width))
+        column = odd_numbers(first_col, block.width)
         for start in range(0, len(block), ROWS_AT_ONCE):
             part = block[start : start + ROWS_AT_ONCE]
-            row = _odd(np.arange(len(part)) + (ROWS + first_row + start))
+            row = odd_numbers(ROWS + first_row + start, len(part))
             with np.errstate(over="ignore"):
                 weight = np.repeat(row, part.lengths) * column[part.indices]
                 self.value += np.einsum("i,i->", weight, _bits(part.data))
@@ -71,6 +73,14 @@ def _bits(block: Array) -> Array:
     if block.ndim == 2 and block.strides[1] == block.itemsize:
         return block.view(word)
     return np.ascontiguousarray(block).view(word)
+
+
+@lru_cache(maxsize=KEPT)
+def odd_numbers(first: int, count: int) -> Array:
+    """Of `count` positions from `first` on; X asks for those of its rows, then y."""
+    found = _odd(np.arange(first, first + count))
+    found.flags.writeable = False
+    return found
 
 
 def _odd(position: Array) -> Array:

@@ -69,7 +69,44 @@ INLINE float one_bf16(const uint16_t *from)
     return v;
 }
 
-/* The last `count` < LANES values, zeros behind them. */
+/* The last `count` < LANES values, zeros behind them: under a mask where there are
+   some, since what was stored value by value cannot be read as a whole at once. */
+#if defined(__AVX512VL__) && defined(__AVX512BW__)
+#define FIRST(count) ((__mmask8)((1u << (count)) - 1))
+
+INLINE lanes tail_f32(const float *from, int64_t count)
+{
+    return (lanes)_mm256_maskz_loadu_ps(FIRST(count), from);
+}
+
+INLINE lanes tail_bf16(const uint16_t *from, int64_t count)
+{
+    __m128i half = _mm_maskz_loadu_epi16(FIRST(count), from);
+    return (lanes)_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16);
+}
+
+INLINE void store_tail_f32(float *to, lanes v, int64_t count)
+{
+    _mm256_mask_storeu_ps(to, FIRST(count), (__m256)v);
+}
+#else
+#if defined(__AVX2__)
+INLINE __m256i first_of(int64_t count)
+{
+    static const int32_t edge[2 * LANES] = {-1, -1, -1, -1, -1, -1, -1, -1};
+    return _mm256_loadu_si256((const __m256i *)(edge + LANES - count));
+}
+
+INLINE lanes tail_f32(const float *from, int64_t count)
+{
+    return (lanes)_mm256_maskload_ps(from, first_of(count));
+}
+
+INLINE void store_tail_f32(float *to, lanes v, int64_t count)
+{
+    _mm256_maskstore_ps(to, first_of(count), (__m256)v);
+}
+#else
 INLINE lanes tail_f32(const float *from, int64_t count)
 {
     float whole[LANES] = {0};
@@ -78,6 +115,13 @@ INLINE lanes tail_f32(const float *from, int64_t count)
     return load_f32(whole);
 }
 
+INLINE void store_tail_f32(float *to, lanes v, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        to[i] = v[i];
+}
+#endif
+
 INLINE lanes tail_bf16(const uint16_t *from, int64_t count)
 {
     uint16_t whole[LANES] = {0};
@@ -85,6 +129,7 @@ INLINE lanes tail_bf16(const uint16_t *from, int64_t count)
         whole[i] = from[i];
     return load_bf16(whole);
 }
+#endif
 
 /* Lanes are added by halves: 8 to 4 to 2 to 1. */
 INLINE float add_up(lanes v)

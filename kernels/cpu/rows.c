@@ -101,7 +101,7 @@ EXPORT void hpcsgd_widen_rows_bf16(const uint16_t *matrix, int64_t row_stride,
         hpcsgd_share(hpcsgd_parts(time_of(&all)), NAME##_part, &all);                  \
     }
 
-#define UPDATE(NAME, TYPE, LOAD, ONE)                                                  \
+#define UPDATE(NAME, TYPE, LOAD, TAIL)                                                 \
     INLINE void NAME##_some(const TYPE *matrix, int64_t stride, const int64_t *rows,   \
                             const int64_t *soon, const int fetched, int64_t first,     \
                             int64_t last, const float *residuals, const int count,     \
@@ -122,9 +122,12 @@ EXPORT void hpcsgd_widen_rows_bf16(const uint16_t *matrix, int64_t row_stride,
                 w += LOAD(row[i] + k) * residuals[i];                                  \
             store_f32(weights + k, w);                                                 \
         }                                                                              \
-        for (; k < last; k++)                                                          \
+        if (k < last) {                                                                \
+            lanes w = tail_f32(weights + k, last - k);                                 \
             for (int i = 0; i < count; i++)                                            \
-                weights[k] += ONE(row[i] + k) * residuals[i];                          \
+                w += TAIL(row[i] + k, last - k) * residuals[i];                        \
+            store_tail_f32(weights + k, w, last - k);                                  \
+        }                                                                              \
     }                                                                                  \
     INLINE void NAME##_piece(const TYPE *matrix, int64_t stride, const int64_t *rows,  \
                              const int64_t *soon, const int fetched, int64_t first,    \
@@ -176,5 +179,5 @@ EXPORT void hpcsgd_widen_rows_bf16(const uint16_t *matrix, int64_t row_stride,
 
 MARGINS(hpcsgd_margins_f32, float, load_f32, tail_f32)
 MARGINS(hpcsgd_margins_bf16, uint16_t, load_bf16, tail_bf16)
-UPDATE(hpcsgd_update_f32, float, load_f32, one_f32)
-UPDATE(hpcsgd_update_bf16, uint16_t, load_bf16, one_bf16)
+UPDATE(hpcsgd_update_f32, float, load_f32, tail_f32)
+UPDATE(hpcsgd_update_bf16, uint16_t, load_bf16, tail_bf16)

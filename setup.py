@@ -25,7 +25,15 @@ SOURCES = [f"kernels/cpu/{name}.c" for name in NAMES]
 HEADERS = [
     f"kernels/cpu/{name}.h"
     for name in (
-        *("csr", "lanes", "reals", "softmax_body", "softmax_link", "steps_body"),
+        *(
+            "csr",
+            "exponential",
+            "lanes",
+            "reals",
+            "softmax_body",
+            "softmax_link",
+            "steps_body",
+        ),
         *("threads", "tiles", "tiles_emulated", "turn", "walk"),
     )
 ]

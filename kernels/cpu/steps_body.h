@@ -38,6 +38,15 @@ INLINE REAL NAMED(residual)(int64_t family, REAL t, REAL y, REAL setting)
     }
 }
 
+/* Scores become residuals in their place. */
+INLINE void NAMED(residuals)(int64_t family, const REAL *targets, REAL setting,
+                             int64_t count, REAL *scores)
+{
+    int64_t i = NAMED(residual_lanes)(family, targets, setting, count, scores);
+    for (; i < count; i++)
+        scores[i] = NAMED(residual)(family, scores[i], targets[i], setting);
+}
+
 /* Lanes of REAL: the dot products of four rows of the Gram with what is behind. */
 INLINE void NAMED(dots)(const REAL *panel, int64_t width, const REAL *scaled,
                         const int count, REAL *sums)
@@ -126,9 +135,8 @@ EXPORT void NAMED(hpcsgd_recur)(const NAMED(plan) *plan, const REAL *margins,
         for (; first && i < last; i++)
             NAMED(dots)(packed + (i - first) * first, first, scratch, 1, residuals + i);
         packed += (last - first) * first;
-        for (i = first; i < last; i++)
-            residuals[i] = NAMED(residual)(plan->family, residuals[i],
-                                           targets[i], setting);
+        NAMED(residuals)(plan->family, targets + first, setting, last - first,
+                         residuals + first);
         for (i = first; weights && i < last; i++)
             residuals[i] *= weights[i];
         if (intercept)

@@ -15,6 +15,7 @@ from hpcsgd.backends.exact import exact_scores
 from hpcsgd.backends.host import HostBackend
 from hpcsgd.backends.native import NativeBackend
 from hpcsgd.families import get_family
+from hpcsgd.families.base import exp_bound
 from hpcsgd.precision import RECIPES
 from hpcsgd.rounding import round_through
 from hpcsgd.schedule import blocks_of
@@ -376,3 +377,54 @@ class Named:
 
     def __getitem__(self, name):
         return call.door_to(self.library, name)
+
+
+def residuals_of(family, scores, targets):
+    """What the recurrence makes of scores, in one batch and without a Gram."""
+    m = len(scores)
+    blocks, precision = blocks_of((m,)), RECIPES["fp32"]
+    backend = NativeBackend(precision)
+    plan = backend.prepare(unroll(make_update("sgd", 0.0), (0.1,), (m,), 0.0), blocks)
+    batch = Batch(np.full((m, 1), targets, dtype=np.float32), None, None)
+    z = np.asarray(scores, dtype=np.float32).reshape(-1, 1)
+    return backend.corrected_residuals(
+        z, np.empty(0, np.float32), plan, get_family(family), batch, None
+    )[:, 0]
+
+
+def test_exponentials_are_those_of_long_doubles(kernels):
+    """All exponents, both ends of the range, and what is no number."""
+    rng, top = np.random.default_rng(0), exp_bound(np.float32)
+    scores = np.concatenate(
+        [
+            rng.uniform(-104, top, size=100_000),
+            rng.normal(size=100_000),
+            rng.uniform(-1e-6, 1e-6, size=1000),
+            np.arange(-149, 64) * np.log(2),
+        ]
+    ).astype(np.float32)
+    exact = np.exp(scores.astype(np.longdouble))
+    found = residuals_of("poisson", scores, 0.0)
+    place = np.maximum(np.spacing(exact.astype(np.float32)), 2.0**-149)
+    assert (np.abs(found - exact) / place).max() <= 1.1
+    sigmoid = 1 / (1 + np.exp(-scores.astype(np.longdouble)))
+    found = residuals_of("logistic", scores, 0.0)
+    place = np.maximum(np.spacing(sigmoid.astype(np.float32)), 2.0**-149)
+    assert (np.abs(found - sigmoid) / place).max() <= 3
+    odd = np.float32([0.0, -0.0, np.inf, -np.inf, np.nan, 3e38, -3e38, 1e-45])
+    expected = np.float32([0.5, 0.5, 1, 0, np.nan, 1, 0, 0.5])
+    np.testing.assert_array_equal(residuals_of("logistic", odd, 0.0), expected)
+    found = residuals_of("poisson", odd, 0.0)
+    assert np.isnan(found[4]) and found[3] == found[6] == 0
+    assert (found[[0, 1, 7]] == 1).all() and np.isfinite(found[[2, 5]]).all()
+    assert np.isnan(residuals_of("gamma", odd, 1.0)[4])
+
+
+@pytest.mark.parametrize("family", ["logistic", "poisson", "gamma"])
+def test_residuals_do_not_depend_on_their_place(kernels, family):
+    """Eight are made at once; those of a short end have the same bits."""
+    scores = np.random.default_rng(0).normal(size=40).astype(np.float32)
+    whole = residuals_of(family, scores, 1.0)
+    for first, last in ((0, 1), (3, 10), (7, 40), (17, 30), (39, 40)):
+        some = residuals_of(family, scores[first:last], 1.0)
+        np.testing.assert_array_equal(some, whole[first:last])

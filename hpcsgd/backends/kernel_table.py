@@ -1,0 +1,91 @@
+"""Which text serves a kernel on which GPU, and the options it is compiled with.
+
+The same table is what a run compiles from and what the tests compile through, for every
+architecture, on machines that have no GPU.
+"""
+
+from dataclasses import dataclass
+
+from hpcsgd.errors import ConfigError
+
+# What NVRTC calls them; "90a" has instructions that no later one has.
+ARCHS = ("70", "75", "80", "86", "89", "90", "90a", "100", "120")
+FOLDER = "cuda"  # below kernels/
+
+# The numbers of kernels/cuda/elements.cuh.
+ELEMENTS = {"bf16": 1, "fp16": 2, "fp32": 3, "fp8-e4m3": 4, "fp8-e5m2": 5}
+LOW = tuple(name for name in ELEMENTS if name != "fp32")
+
+
+@dataclass(frozen=True)
+class Build:
+    """One compiled kernel."""
+
+    source: str  # file name without .cu
+    entry: str
+    defines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to do a kernel's work, for some formats, from some architecture on."""
+
+    source: str
+    elements: tuple[str, ...]
+    since: int = 70
+    only: tuple[str, ...] = ()  # exactly these architectures, where there are any
+    defines: tuple[str, ...] = ()
+    entry: str = ""  # the source's name if empty
+
+    def serves(self, element: str, arch: str) -> bool:
+        """Whether it can be compiled for that GPU."""
+        if element not in self.elements:
+            return False
+        return arch in self.only if self.only else number_of(arch) >= self.since
+
+
+# The first that serves is taken: what is faster stands before what it falls back to.
+VARIANTS: dict[str, tuple[Variant, ...]] = {
+    "margin": (Variant("margin", tuple(ELEMENTS)),),
+    "update": (Variant("update", tuple(ELEMENTS)),),
+}
+
+
+def number_of(arch: str) -> int:
+    """90 of "90a"."""
+    return int(arch.rstrip("af"))
+
+
+def build_of(kernel: str, element: str, arch: str) -> Build:
+    """What serves `kernel` for a matrix in `element` on a GPU of `arch`."""
+    if kernel not in VARIANTS:
+        raise ConfigError(f"unknown kernel: {kernel!r}; known: {sorted(VARIANTS)}")
+    for variant in VARIANTS[kernel]:
+        if variant.serves(element, arch):
+            defines = (f"ELEMENT={ELEMENTS[element]}", *variant.defines)
+            return Build(variant.source, variant.entry or variant.source, defines)
+    raise ConfigError(
+        f"kernel {kernel} has no way for a matrix in {element} on sm_{arch};"
+        " use --precision c, or --device cpu"
+    )
+
+
+def all_builds(arch: str) -> list[Build]:
+    """Everything that a GPU of `arch` may be asked for, once each."""
+    found = []
+    for kernel, variants in VARIANTS.items():
+        for element in {name for v in variants for name in v.elements}:
+            if any(v.serves(element, arch) for v in variants):
+                found.append(build_of(kernel, element, arch))
+    return sorted(set(found), key=repr)
+
+
+def options(build: Build, arch: str, folder: str) -> tuple[str, ...]:
+    """What NVRTC is told, here and by CuPy."""
+    return (
+        "--std=c++17",
+        f"--gpu-architecture=sm_{arch}",
+        "--fmad=true",
+        f"-I{folder}",
+        *(f"-D{define}" for define in build.defines),
+    )

@@ -1,0 +1,44 @@
+"""Every kernel compiles for every GPU that it says it serves, on a machine without."""
+
+import pytest
+
+from hpcsgd.backends.kernel_table import ARCHS, VARIANTS, all_builds, options
+from tests.kernels import nvrtc
+from tests.kernels.emulator import KERNELS, source_of
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_compiles(arch):
+    major = nvrtc.major_for(arch)
+    assert nvrtc.library(major), f"install the wheel of NVRTC for CUDA {major}"
+    for build in all_builds(arch):
+        given = (*options(build, arch, str(KERNELS)), "--ptxas-options=-v")
+        found = nvrtc.compile_text(source_of(build.source), build.entry, given, major)
+        assert found.ok, f"sm_{arch} {build}: {found.log[:3000]}"
+        assert found.cubin[:4] == b"\x7fELF"
+        faults = faults_in(found.log)
+        assert not faults, f"sm_{arch} {build}: {faults}"
+
+
+def faults_in(log):
+    """Warnings, and values that found no register: these are slow without a word."""
+    lines = [line for line in log.splitlines() if "deprecated" not in line]
+    wrong = [line for line in lines if "warning" in line]
+    frames = [line for line in lines if "bytes stack frame" in line]
+    clean = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
+    return wrong + [line for line in frames if line.split(".")[-1].strip() != clean]
+
+
+def test_every_source_is_in_the_table():
+    named = {variant.source for some in VARIANTS.values() for variant in some}
+    assert named == {path.stem for path in KERNELS.glob("*.cu")}
+
+
+def test_a_fault_is_found():
+    """The checks can fail."""
+    text = source_of("margin").replace("float sum =", "flaot sum =")
+    (build, *_) = all_builds("90")
+    found = nvrtc.compile_text(text, "margin", options(build, "90", str(KERNELS)), 13)
+    assert not found.ok and "flaot" in found.log
+    spilt = "ptxas . 0 bytes stack frame, 8 bytes spill stores, 8 bytes spill loads"
+    assert faults_in(spilt) == [spilt] and faults_in("x.cu(3): warning #177-D: unused")

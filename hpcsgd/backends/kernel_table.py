@@ -47,6 +47,7 @@ class Variant:
 # The first that serves is taken: what is faster stands before what it falls back to.
 VARIANTS: dict[str, tuple[Variant, ...]] = {
     "margin": (Variant("margin", tuple(ELEMENTS)),),
+    "round": (Variant("round", ("bf16", "fp16"), entry="round_values"),),
     "update": (Variant("update", tuple(ELEMENTS)),),
 }
 

@@ -81,11 +81,10 @@ def all_builds(arch: str) -> list[Build]:
     return sorted(set(found), key=repr)
 
 
-def options(build: Build, arch: str, folder: str) -> tuple[str, ...]:
-    """What NVRTC is told, here and by CuPy."""
+def options(build: Build, folder: str) -> tuple[str, ...]:
+    """What NVRTC is told besides the architecture, which CuPy adds itself."""
     return (
         "--std=c++17",
-        f"--gpu-architecture=sm_{arch}",
         "--fmad=true",
         f"-I{folder}",
         *(f"-D{define}" for define in build.defines),

@@ -12,12 +12,17 @@ def test_compiles(arch):
     major = nvrtc.major_for(arch)
     assert nvrtc.library(major), f"install the wheel of NVRTC for CUDA {major}"
     for build in all_builds(arch):
-        given = (*options(build, arch, str(KERNELS)), "--ptxas-options=-v")
+        given = (*options_for(build, arch), "--ptxas-options=-v")
         found = nvrtc.compile_text(source_of(build.source), build.entry, given, major)
         assert found.ok, f"sm_{arch} {build}: {found.log[:3000]}"
         assert found.cubin[:4] == b"\x7fELF"
         faults = faults_in(found.log)
         assert not faults, f"sm_{arch} {build}: {faults}"
+
+
+def options_for(build, arch):
+    """Those of a run, for any architecture."""
+    return (*options(build, str(KERNELS)), f"--gpu-architecture=sm_{arch}")
 
 
 def faults_in(log):
@@ -38,7 +43,7 @@ def test_a_fault_is_found():
     """The checks can fail."""
     text = source_of("margin").replace("float sum =", "flaot sum =")
     (build, *_) = all_builds("90")
-    found = nvrtc.compile_text(text, "margin", options(build, "90", str(KERNELS)), 13)
+    found = nvrtc.compile_text(text, "margin", options_for(build, "90"), 13)
     assert not found.ok and "flaot" in found.log
     spilt = "ptxas . 0 bytes stack frame, 8 bytes spill stores, 8 bytes spill loads"
     assert faults_in(spilt) == [spilt] and faults_in("x.cu(3): warning #177-D: unused")

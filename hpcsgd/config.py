@@ -104,6 +104,8 @@ class RunSection:
     on_failure: str = "stop"  # shrink: go on with the ranks that are left (ULFM)
     timeout: float = 20.0  # seconds a rank waits for one that does nothing; 0 = ever
     emulate_members: int = 0  # this rank as one of so many, for times; 0 = no
+    device: str = "cpu"  # cuda: exchanges on a GPU
+    share_gpus: bool = False  # more ranks on a node than it has GPUs
     threads: int = 1  # of each rank, in compiled kernels; larger = ranks on more cores
     profile: bool = False  # report where the time went, on all ranks
 
@@ -140,6 +142,8 @@ class RunSection:
             raise ConfigError(
                 f"[run] on_failure = {self.on_failure!r}; known: stop, shrink"
             )
+        if self.device not in ("cpu", "cuda"):
+            raise ConfigError(f"[run] device = {self.device!r}; known: cpu, cuda")
         if self.node_sharing not in ("auto", "on", "off"):
             raise ConfigError(
                 f"[run] node_sharing = {self.node_sharing!r}; known: auto, on, off"

@@ -617,6 +617,11 @@ inline void mma_e5m2(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigne
             w, [](unsigned v, int e) { return emulated::of_e5m2(v >> 8 * e & 0xffu); });
     });
 }
+/* To nearest, halves away from zero. */
+inline unsigned tf32_of_float(unsigned bits)
+{
+    return (bits & 0x7fffffffu) > 0x7f800000u ? 0x7fffffffu : (bits + 0x1000u) & ~0x1fffu;
+}
 inline float float_of_half(unsigned bits) { return emulated::of_half(bits); }
 inline unsigned half_of_float(float value) { return emulated::to_half(value); }
 inline float float_of_e4m3(unsigned bits) { return emulated::of_e4m3(bits); }

@@ -44,11 +44,35 @@ class Variant:
         return arch in self.only if self.only else number_of(arch) >= self.since
 
 
+
+def _grams(tile: int) -> tuple[Variant, ...]:
+    """Tensor cores where they know the format; else its values, one by one, in fp32."""
+    size = f"TB={tile}"
+    return (
+        Variant("gram", ("bf16", "fp16"), 80, defines=(size,)),
+        Variant("gram", ("fp8-e4m3", "fp8-e5m2"), 89, defines=(size,)),
+        Variant("gram", tuple(ELEMENTS), defines=(size, "FFMA=1")),
+    )
+
+
+def _tf32_grams(tile: int) -> tuple[Variant, ...]:
+    """A matrix in fp32, multiplied as tf32; exactly where there is none."""
+    size = f"TB={tile}"
+    return (
+        Variant("gram", ("fp32",), 80, defines=(size, "TF32=1")),
+        Variant("gram", ("fp32",), defines=(size, "FFMA=1")),
+    )
+
+
 # The first that serves is taken: what is faster stands before what it falls back to.
 VARIANTS: dict[str, tuple[Variant, ...]] = {
     "margin": (Variant("margin", tuple(ELEMENTS)),),
     "round": (Variant("round", ("bf16", "fp16"), entry="round_values"),),
     "update": (Variant("update", tuple(ELEMENTS)),),
+    "gram-64": _grams(64),
+    "gram-128": _grams(128),
+    "gram-tf32-64": _tf32_grams(64),
+    "gram-tf32-128": _tf32_grams(128),
 }
 
 

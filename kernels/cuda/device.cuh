@@ -58,15 +58,17 @@ template <int LEFT> INLINE void copy_wait()
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 #else
+/* The first `count` bytes of a word. */
+INLINE u32 first_bytes(u32 word, int count)
+{
+    return count >= 4 ? word : count <= 0 ? 0u : word & ((1u << 8 * count) - 1u);
+}
 INLINE void copy_async_16(void *to, const void *from, int bytes)
 {
-    uint4 value = make_uint4(0, 0, 0, 0);
-    if (bytes == 16)
-        value = *(const uint4 *)from;
-    else
-        for (int i = 0; i < bytes; i++)
-            ((u8 *)&value)[i] = ((const u8 *)from)[i];
-    *(uint4 *)to = value;
+    uint4 value = *(const uint4 *)from; /* what is behind `bytes` may be read as well */
+    *(uint4 *)to = make_uint4(first_bytes(value.x, bytes), first_bytes(value.y, bytes - 4),
+                              first_bytes(value.z, bytes - 8),
+                              first_bytes(value.w, bytes - 12));
 }
 INLINE void copy_commit() {}
 template <int LEFT> INLINE void copy_wait() {}
@@ -123,6 +125,15 @@ INLINE u32 half_of_float(float value)
 {
     u16 bits;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+
+/* The bits of a float to nearest in tf32, as mma_tf32 takes them. */
+INLINE u32 tf32_of_float(u32 bits)
+{
+#if ARCH >= 800
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(__uint_as_float(bits)));
+#endif
     return bits;
 }
 

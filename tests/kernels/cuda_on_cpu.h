@@ -385,9 +385,13 @@ int run(void (*kernel)(A...), const unsigned *grid, const unsigned *block, unsig
     unsigned threads = block[0] * block[1] * block[2] * cluster;
     auto work = [&] {
         std::vector<Fiber> fibers(threads);
-        for (unsigned first; (first = launch.next.fetch_add(cluster)) < blocks;)
+        for (unsigned first; (first = launch.next.fetch_add(cluster)) < blocks;) {
+#if defined(LAST_BLOCK_FIRST) /* for kernels whose blocks meet only at the end */
+            first = blocks - cluster - first;
+#endif
             if (!launch.stuck)
                 run_group(launch, first, fibers);
+        }
     };
     std::vector<std::thread> others;
     for (int i = 1; i < workers; i++)
@@ -488,6 +492,23 @@ inline void copy_async_16(void *to, const void *from, int bytes)
 inline void copy_commit() { emulated::now->batch++; }
 template <int LEFT> inline void copy_wait() { emulated::land(*emulated::now, LEFT); }
 
+/* Rows of an 8 x 8 matrix that are read from banks that another row of it is read from. */
+namespace emulated {
+inline std::atomic<unsigned> conflicts{0};
+inline void count_conflicts(Warp *warp)
+{
+    for (int matrix = 0; matrix < 4; matrix++) {
+        unsigned banks = 0;
+        for (int row = 0; row < 8; row++) {
+            unsigned own = 1u << ((uintptr_t)warp->row[matrix * 8 + row] / 16 % 8);
+            conflicts += (banks & own) != 0;
+            banks |= own;
+        }
+    }
+}
+} // namespace emulated
+extern "C" unsigned bank_conflicts() { return emulated::conflicts.exchange(0); }
+
 inline void load_matrix_4(unsigned (&to)[4], const void *row)
 {
     auto *self = emulated::now;
@@ -496,6 +517,7 @@ inline void load_matrix_4(unsigned (&to)[4], const void *row)
         abort(); /* ldmatrix needs rows of 16 bytes, aligned */
     warp->row[self->lane] = row;
     emulated::together([](emulated::Warp *w) {
+        emulated::count_conflicts(w);
         for (int lane = 0; lane < 32; lane++)
             for (int q = 0; q < 4; q++)
                 memcpy(&w->r[lane][q], (const char *)w->row[q * 8 + lane / 4] + lane % 4 * 4,
@@ -616,6 +638,11 @@ inline void mma_e5m2(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigne
         emulated::multiply<32, 4>(
             w, [](unsigned v, int e) { return emulated::of_e5m2(v >> 8 * e & 0xffu); });
     });
+}
+/* To nearest, halves away from zero. */
+inline unsigned tf32_of_float(unsigned bits)
+{
+    return (bits & 0x7fffffffu) > 0x7f800000u ? 0x7fffffffu : (bits + 0x1000u) & ~0x1fffu;
 }
 inline float float_of_half(unsigned bits) { return emulated::of_half(bits); }
 inline unsigned half_of_float(float value) { return emulated::to_half(value); }

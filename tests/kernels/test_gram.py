@@ -1,0 +1,200 @@
+"""Tiles of Y Yᵀ and z = Y w: every format, way and tile, on sizes that do not divide."""
+
+from ctypes import c_longlong, c_void_p
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpcsgd.backends.kernel_table import build_of
+from hpcsgd.backends.launch_gram import launch_of, tiles_of
+from tests.kernels.emulator import SEEDS, Kernel, build, empty, library, on_device
+from tests.kernels.mutants import Mutant
+from tests.kernels.problems import ELEMENTS, numbers, stored
+
+# (starts of batches and number of rows, columns, parts of the columns)
+CASES = [
+    ((0, 1), 1, 1),
+    ((0, 7, 20), 37, 1),
+    ((0, 33, 34, 100), 100, 2),
+    ((0, 20, 20, 90, 170, 257), 520, 3),
+    ((0, 50, 100), 520, 4),
+]
+FEW = (0, 3)  # seeds for what takes longer
+
+
+def ways():
+    """(name of the matrix's format, tile, defines) of all that the table has."""
+    found = {}
+    for tile in (64, 128):
+        for name in ELEMENTS:
+            for kernel, arch in (("gram", "90"), ("gram", "75"), ("gram-tf32", "90")):
+                if kernel == "gram" or name == "fp32":
+                    defines = build_of(f"{kernel}-{tile}", name, arch).defines
+                    found[defines] = (name, tile, defines)
+    return list(found.values())
+
+
+@dataclass
+class Problem:
+    """Rows of a matrix, on the device and exact."""
+
+    matrix: Any
+    item: int  # bytes
+    stride: int
+    rows: np.ndarray
+    exact: np.ndarray
+    weights: np.ndarray
+    tiles: np.ndarray
+    cols: int
+
+
+def problem(name, tile, starts, cols):
+    """One of some size, with the tiles that are read."""
+    rng = np.random.default_rng(starts[-1] + cols)
+    matrix, stride, exact = stored(rng, 60, cols, name, spare=3)
+    rows, w = numbers(rng, 60, starts[-1]), on_device(rng.normal(size=cols), np.float32)
+    tiles, _ = tiles_of(np.array(starts), tile)
+    if starts[-1] == 1:
+        tiles = np.zeros(1, np.uint32)  # its entry is read by nobody; it has to be right
+    item = matrix.dtype.itemsize
+    return Problem(matrix, item, stride, rows, exact[rows], w, on_device(tiles), cols)
+
+
+def multiply(kernel, given, tile, splits, seed=0, *, margins=True, times=1, workers=1):
+    """(tiles, margins) of a launch; the tickets are as they were."""
+    count, m = len(given.tiles), len(given.rows)
+    sizes = {"tile": tile, "itemsize": given.item, "splits": splits}
+    shape = launch_of(count, m, given.cols, **sizes, margins=margins)
+    out = empty(shape.result + m)
+    room, tickets = empty(max(1, shape.workspace)), on_device(np.zeros(count), "u4")
+    arguments = (
+        *(given.matrix, c_longlong(given.stride), given.rows, m, given.cols),
+        *(given.tiles, count, splits, shape.per_split),
+        *(given.weights if margins else None, out),
+        *(c_void_p(out.ctypes.data + 4 * shape.result), room, tickets),
+    )
+    how = {"shared": shape.shared, "seed": seed, "workers": workers}
+    for _ in range(times):
+        kernel(shape.grid, shape.block, arguments, **how)
+    assert not tickets.any(), "tickets are not ready for the next launch"
+    return out[: shape.result].reshape(count, tile, tile), out[shape.result :]
+
+
+def tf32(values):
+    """To 11 bits, halves away from zero."""
+    part, exponent = np.frexp(values)
+    part = np.copysign(np.floor(np.abs(part) * 2048 + 0.5), part)
+    return np.ldexp(part, exponent - 11)
+
+
+def products(exact, tiles, tile):
+    """The same tiles in float64, zeros behind the last row."""
+    padded = np.zeros((-(-len(exact) // tile) * tile, exact.shape[1]))
+    padded[: len(exact)] = exact
+    parts = padded.reshape(-1, tile, exact.shape[1])
+    return np.stack([parts[t >> 16] @ parts[t & 0xFFFF].T for t in map(int, tiles)])
+
+
+def agrees(name, tile, defines, case, text=None, seeds=SEEDS):
+    """With float64, and with itself under any order of warps."""
+    starts, cols, splits = case
+    kernel = Kernel("gram", *defines, text=text)
+    given = problem(name, tile, starts, cols)
+    found = [multiply(kernel, given, tile, splits, seed) for seed in seeds]
+    exact = tf32(given.exact) if "TF32=1" in defines else given.exact
+    wanted = products(exact, given.tiles, tile)
+    size = products(np.abs(exact), given.tiles, tile)
+    G, z = found[0]
+    assert (np.abs(G - wanted) <= 4e-7 * size).all(), "tiles"
+    w = given.weights.astype(np.float64)
+    size = np.abs(given.exact) @ np.abs(w)
+    assert (np.abs(z - given.exact @ w) <= 4e-7 * size + 1e-30).all(), "margins"
+    for other in found[1:]:
+        np.testing.assert_array_equal(other[0], G)
+        np.testing.assert_array_equal(other[1], z)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("way", ways(), ids=lambda way: " ".join(way[2]))
+def test_products_are_those_of_float64(way, case):
+    agrees(*way, case, seeds=SEEDS if case[0][-1] <= 20 else FEW)
+
+
+PLAIN = ("ELEMENT=1", "TB=64")
+PARTS = ("bf16", 64, (0, 30, 80), 250)  # four parts of one stage each
+
+
+def in_order(text=None):
+    """The sum of parts that were made alone, in ascending order, whoever comes last."""
+    kernel, given = Kernel("gram", *PLAIN, text=text), problem(*PARTS)
+    total = 0.0
+    for first in range(0, 250, 64):
+        at = c_void_p(given.matrix.ctypes.data + 2 * first)
+        part = replace(given, matrix=at, cols=min(64, 250 - first))
+        total = total + multiply(kernel, part, 64, 1, margins=False)[0]
+    backwards = Kernel("gram", *PLAIN, "LAST_BLOCK_FIRST", text=text)
+    for one in (kernel, backwards):
+        np.testing.assert_array_equal(multiply(one, given, 64, 4)[0], total)
+
+
+def without_conflicts(*defines, text=None):
+    """No bank of shared memory is asked twice by the rows of one ldmatrix."""
+    kernel = Kernel("gram", *defines, text=text)
+    count = library(build("gram", defines, text)).bank_conflicts
+    count()
+    tile = int(defines[1].removeprefix("TB="))
+    multiply(kernel, problem("bf16", tile, *CASES[2][:2]), tile, 1)
+    assert count() == 0
+
+
+def test_parts_are_added_in_ascending_order():
+    in_order()
+
+
+@pytest.mark.parametrize("tile", [64, 128])
+def test_no_bank_is_asked_twice(tile):
+    without_conflicts("ELEMENT=1", f"TB={tile}")
+
+
+def test_a_launch_can_be_repeated():
+    kernel, given = Kernel("gram", *PLAIN), problem(*PARTS)
+    once = multiply(kernel, given, 64, 4)
+    again = multiply(kernel, given, 64, 4, seed=5, times=3, workers=3)
+    for before, after in zip(once, again, strict=True):
+        np.testing.assert_array_equal(before, after)
+
+
+def test_margins_are_left_out():
+    kernel, given = Kernel("gram", *PLAIN), problem(*PARTS)
+    tiles, margins = multiply(kernel, given, 64, 2, margins=False)
+    assert not np.isnan(tiles).any() and np.isnan(margins).all()
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp32"])
+def test_margins_are_those_of_their_own_kernel(name):
+    given = problem(name, 64, (0, 7, 20), 300)
+    kernel = Kernel("gram", *build_of("gram-64", name, "90").defines)
+    other, z = Kernel("margin", f"ELEMENT={ELEMENTS[name]}"), empty(20)
+    arguments = (given.matrix, c_longlong(given.stride), given.rows, 20, 300)
+    other(3, 256, (*arguments, given.weights, z))
+    np.testing.assert_array_equal(multiply(kernel, given, 64, 1)[1], z)
+
+
+def test_margins_alone_have_no_tiles():
+    given = problem("bf16", 64, (0, 50), 100)
+    tiles, margins = multiply(Kernel("gram", *PLAIN), given, 64, 1)
+    assert len(tiles) == 0 and not np.isnan(margins).any()
+
+
+def check(text):
+    """What mutants have to fail."""
+    for case in CASES[1:4]:
+        agrees("bf16", 64, PLAIN, case, text)
+    agrees("bf16", 128, ("ELEMENT=1", "TB=128"), CASES[2], text, FEW)
+    agrees("bf16", 64, (*PLAIN, "FFMA=1"), CASES[2], text, FEW)
+    agrees("fp32", 64, ("ELEMENT=3", "TB=64", "TF32=1"), CASES[2], text, FEW)
+    agrees("fp8-e4m3", 64, ("ELEMENT=4", "TB=64"), CASES[4], text, FEW)
+    in_order(text)
+    without_conflicts(*PLAIN, text=text)

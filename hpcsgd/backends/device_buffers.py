@@ -1,5 +1,6 @@
 """What one exchange of certain sizes needs on a device, made once for all of them."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ from numpy.typing import NDArray
 
 from hpcsgd.backends.base import Batch
 from hpcsgd.backends.device import Device
+from hpcsgd.backends.launch_recurrence import coefficients
 from hpcsgd.schedule import Blocks
 from hpcsgd.updates.unroll import Unrolled
 
@@ -45,21 +47,14 @@ class Sampled:
 
 
 class Coefficients:
-    """Those of one exchange of one state, in device arrays: launches stay the same."""
+    """Those of an exchange, in device arrays: launches stay the same."""
 
     def __init__(self, device: Device, blocks: Blocks) -> None:
-        self._device, s = device, len(blocks.sizes)
-        sizes = {"lead": s, "couple": s * (s - 1) // 2, "free": s, "push": s}
-        sizes |= {"gain": s, "carry": 1, "probe": 1}
-        self._places: dict[str, slice] = {}
-        first = 0
-        for name, size in sizes.items():
-            self._places[name] = slice(first, first + size)
-            first += max(size, 1)
-        self._room = device.empty((first,), np.float32)
-        self._host = np.zeros(first, dtype=np.float32)
+        self._device, self._blocks = device, blocks
         self._loaded: Unrolled | None = None
-        self.starts = device.empty((s + 1,), np.int32)
+        self._room: Any = None
+        self._places: list[slice] = []
+        self.starts = device.empty((len(blocks.sizes) + 1,), np.int32)
         device.fill(self.starts, np.asarray(blocks.starts, dtype=np.int32))
 
     def load(self, unrolled: Unrolled) -> None:
@@ -67,19 +62,20 @@ class Coefficients:
         if unrolled is self._loaded:
             return
         self._loaded = unrolled
-        given = {
-            "lead": unrolled.lead,
-            "couple": np.concatenate([*unrolled.couple, np.empty(0)]),
-            "free": unrolled.free,
-            "push": unrolled.push,
-            "gain": unrolled.gain,
-            "carry": unrolled.carry,
-            "probe": unrolled.probe,
-        }
-        for name, values in given.items():
-            self._host[self._places[name]] = np.ravel(values)
-        self._device.fill(self._room, self._host)
+        carry = np.ravel(unrolled.carry).astype(np.float32)
+        given = [np.ravel(part) for part in (*coefficients(unrolled).arrays, carry)]
+        if self._room is None:
+            ends = np.cumsum([0, *map(len, given)]).tolist()
+            self._places = [slice(*pair) for pair in pairwise(ends)]
+            self._room = self._device.empty((ends[-1],), np.float32)
+        self._device.fill(self._room, np.concatenate(given))
 
-    def __getitem__(self, name: str) -> Any:
-        """The device array called so."""
-        return self._room[self._places[name]]
+    @property
+    def arrays(self) -> list[Any]:
+        """In the order of the recurrence's parameters."""
+        return [self._room[place] for place in self._places[:-1]]
+
+    @property
+    def carry(self) -> Any:
+        """What the weights are multiplied by."""
+        return self._room[self._places[-1]]

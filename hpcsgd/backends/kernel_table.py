@@ -16,6 +16,13 @@ FOLDER = "cuda"  # below kernels/
 ELEMENTS = {"bf16": 1, "fp16": 2, "fp32": 3, "fp8-e4m3": 4, "fp8-e5m2": 5}
 LOW = tuple(name for name in ELEMENTS if name != "fp32")
 
+# The numbers of kernels/cuda/families.cuh.
+FAMILIES = {
+    **{"logistic": 0, "gaussian": 1, "poisson": 2, "gamma": 3},
+    **{"squared-hinge": 4, "huber": 5, "probit": 6},
+}
+CLUSTER = 8  # blocks that share the rows of a long exchange
+
 
 @dataclass(frozen=True)
 class Build:
@@ -73,6 +80,22 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
     "gram-128": _grams(128),
     "gram-tf32-64": _tf32_grams(64),
     "gram-tf32-128": _tf32_grams(128),
+    **{
+        f"recurrence-{family}": (
+            Variant("recurrence", ("fp32",), defines=(f"FAMILY={number}", "NC=1")),
+        )
+        for family, number in FAMILIES.items()
+    },
+    **{
+        f"recurrence-cluster-{family}": (
+            Variant(
+                *("recurrence", ("fp32",), 90),
+                defines=(f"FAMILY={number}", f"NC={CLUSTER}"),
+            ),
+        )
+        for family, number in FAMILIES.items()
+    },
+    "softmax": (Variant("softmax", ("fp32",)),),
 }
 
 

@@ -34,7 +34,7 @@ class OnDevice(ABC):
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """The state after the steps of `group`."""
 
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027
         """Nothing is begun early."""
 
     def exchange_of(self, blocks: Blocks) -> DeviceExchange:

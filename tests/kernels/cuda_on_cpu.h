@@ -32,6 +32,7 @@
 #define __constant__ static const
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __restrict__
 #define threadIdx (emulated::now->place)
 #define blockIdx (emulated::now->block->number)

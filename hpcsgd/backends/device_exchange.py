@@ -78,8 +78,9 @@ class DeviceExchange:
             *(np.int32(states), *self.coefficients.arrays, self._setting),
             *(self.residuals, self.factors, self._pitch),
         )
-        more = {"shared": plan.shared, "cluster": plan.grid, "element": "fp32"}
-        self._launch(self._recurrence, plan.grid, plan.block, arguments, **more)
+        build = build_of(self._recurrence, "fp32", self.device.arch)
+        launch = self.device.kernel(build)
+        launch(plan.grid, plan.block, arguments, plan.shared, cluster=plan.grid)
 
     def descend(self, weights: Any) -> None:
         """weights ← carry weights + Yᵀ factors."""
@@ -96,12 +97,12 @@ class DeviceExchange:
         device, blocks, matrix = self.device, self.blocks, self.matrix
         tiles, places = launch_gram.tiles_of(np.asarray(blocks.starts), TILE)
         self.tiles, self._across = len(tiles), len(places)
-        sizes = {"tile": TILE, "itemsize": matrix.values.dtype.itemsize}
+        width, item = matrix.width, matrix.values.dtype.itemsize
         splits = launch_gram.splits_of(
-            max(self.tiles, 1), matrix.width, *sizes.values(), device.multiprocessors
+            *(max(self.tiles, 1), width, TILE, item, device.multiprocessors)
         )
         self.gram_launch = launch_gram.launch_of(
-            self.tiles, blocks.rows, matrix.width, **sizes, splits=splits
+            self.tiles, blocks.rows, width, tile=TILE, itemsize=item, splits=splits
         )
         self._tiles, self._map = _sent(device, tiles), _sent(device, places.ravel())
         self._workspace = device.empty((self.gram_launch.workspace,), np.float32)

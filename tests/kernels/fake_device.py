@@ -8,7 +8,7 @@ import ctypes
 
 import numpy as np
 
-from tests.kernels.emulator import Kernel, empty
+from tests.kernels.emulator import Kernel, check_guards, empty
 
 SIZES = {"i4": ctypes.c_int, "i8": ctypes.c_longlong, "f4": ctypes.c_float}
 
@@ -18,8 +18,9 @@ class FakeArray:
 
     __array_ufunc__ = None
 
-    def __init__(self, held):
+    def __init__(self, held, whole=None):
         self.held = held
+        self.whole = held if whole is None else whole  # what was asked for at once
 
     @property
     def shape(self):
@@ -30,13 +31,13 @@ class FakeArray:
         return self.held.dtype
 
     def __getitem__(self, part):
-        return FakeArray(self.held[part])
+        return FakeArray(self.held[part], self.whole)
 
     def view(self, dtype):
-        return FakeArray(self.held.view(dtype))
+        return FakeArray(self.held.view(dtype), self.whole)
 
     def reshape(self, *shape):
-        return FakeArray(self.held.reshape(*shape))
+        return FakeArray(self.held.reshape(*shape), self.whole)
 
     def __array__(self, *_, **__):
         raise TypeError("an array of the device was taken for one of the host")
@@ -78,14 +79,15 @@ class FakeDevice:
         def launch(grid, block, arguments, shared=0, cluster=1):
             given = [_given(argument) for argument in arguments]
             self.launched.append(build.entry)
-            self.stream.append(
-                lambda: kernel(
-                    *(grid, block, given),
-                    shared=shared,
-                    cluster=cluster,
-                    seed=self.seed,
-                )
-            )
+            more = {"shared": shared, "cluster": cluster, "seed": self.seed}
+
+            def action():
+                kernel(grid, block, given, **more)
+                for argument in arguments:
+                    if isinstance(argument, FakeArray):
+                        check_guards(argument.whole)
+
+            self.stream.append(action)
 
         return launch
 
@@ -99,6 +101,6 @@ def _given(argument):
     if argument is None:
         return None
     if isinstance(argument, FakeArray):
-        return argument.held
+        return ctypes.c_void_p(argument.held.ctypes.data)
     assert isinstance(argument, np.generic), f"of no certain size: {argument!r}"
     return SIZES[argument.dtype.str[1:]](argument.item())

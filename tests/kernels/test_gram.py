@@ -57,7 +57,9 @@ def problem(name, tile, starts, cols):
     rows, w = numbers(rng, 60, starts[-1]), on_device(rng.normal(size=cols), np.float32)
     tiles, _ = tiles_of(np.array(starts), tile)
     if starts[-1] == 1:
-        tiles = np.zeros(1, np.uint32)  # its entry is read by nobody; it has to be right
+        tiles = np.zeros(
+            1, np.uint32
+        )  # its entry is read by nobody; it has to be right
     item = matrix.dtype.itemsize
     return Problem(matrix, item, stride, rows, exact[rows], w, on_device(tiles), cols)
 

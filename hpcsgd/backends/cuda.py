@@ -107,6 +107,20 @@ class CudaDevice:
 
         return launch
 
+    def capture(self, action: Callable[[], None]) -> Callable[[], None]:
+        """A graph of the launches of `action`."""
+        with self.stream:
+            self.stream.begin_capture()
+            try:
+                action()
+            finally:
+                graph = self.stream.end_capture()
+
+        def replay() -> None:
+            graph.launch(stream=self.stream)
+
+        return replay
+
     def synchronize(self) -> None:
         """Wait until everything asked for is done."""
         self.stream.synchronize()

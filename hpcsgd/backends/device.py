@@ -34,6 +34,9 @@ class Device(Protocol):
     def kernel(self, build: Build) -> Launch:
         """launch(grid, block, arguments, shared=0, cluster=1)."""
 
+    def capture(self, action: Callable[[], None]) -> Callable[[], None]:
+        """What repeats the launches of `action`, which has run once, as one launch."""
+
     def synchronize(self) -> None:
         """Wait until everything asked for is done."""
 

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.backends.base import Batch
 from hpcsgd.backends.device import Device
 from hpcsgd.backends.launch_recurrence import coefficients
 from hpcsgd.schedule import Blocks
@@ -15,35 +14,65 @@ from hpcsgd.updates.unroll import Unrolled
 Array = NDArray[Any]
 
 
+class Order:
+    """The rows of an epoch in their order, and what belongs to each, on the device.
+
+    Where the next exchange begins is kept there, too: it costs no copy.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        targets: Array,
+        weights: Array | None,
+        offsets: Array | None,
+    ) -> None:
+        self._device = device
+        self.columns = [
+            None if column is None else sent(device, column[:, 0].astype(np.float32))
+            for column in (targets, weights, offsets)
+        ]
+        self.rows = device.empty((len(targets),), np.int64)
+        self.position = device.empty((1,), np.int64)
+        self._there: Array | None = None  # the order that was sent
+        self._next = -1
+
+    def seek(self, order: Array, first: int, count: int) -> None:
+        """The next `count` rows begin at row `first` of `order`."""
+        if order is not self._there:
+            self._device.fill(self.rows, order)
+            self._there = order
+        if first != self._next:
+            self._device.fill(self.position, np.array([first], dtype=np.int64))
+        self._next = first + count
+
+
 class Sampled:
-    """Row numbers of a group, and what belongs to these rows: sent in one copy."""
+    """Numbers of the rows of an exchange, and what belongs to them."""
 
-    def __init__(self, device: Device, rows: int) -> None:
-        self._device, self._rows = device, rows
-        self._room = device.empty((20 * rows,), np.uint8)
-        self._host = np.zeros(20 * rows, dtype=np.uint8)
-        self.numbers = self._room[: 8 * rows].view(np.int64)
-        parts = self._room[8 * rows :].view(np.float32)
+    def __init__(self, device: Device, order: Order, rows: int) -> None:
+        self.order = order
+        self.numbers = device.empty((rows,), np.int64)
         self.targets, self._weights, self._offsets = (
-            parts[k * rows : (k + 1) * rows] for k in range(3)
+            device.empty((rows,), np.float32) for _ in range(3)
         )
-        self.weights: Any = None
-        self.offsets: Any = None
+        _, weights, offsets = order.columns
+        self.weights = None if weights is None else self._weights
+        self.offsets = None if offsets is None else self._offsets
 
-    def load(self, numbers: Array, batch: Batch) -> None:
-        """These rows from now on."""
-        m, host = self._rows, self._host
-        host[: 8 * m].view(np.int64)[:] = numbers
-        parts = host[8 * m :].view(np.float32)
-        parts[:m] = batch.targets[:, 0]
-        self.weights = self.offsets = None
-        if batch.weights is not None:
-            parts[m : 2 * m] = batch.weights[:, 0]
-            self.weights = self._weights
-        if batch.offsets is not None:
-            parts[2 * m :] = batch.offsets[:, 0]
-            self.offsets = self._offsets
-        self._device.fill(self._room, host)
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """Of the kernel that fills them."""
+        order, own = self.order, (self.targets, self._weights, self._offsets)
+        count = np.int32(len(self.numbers))
+        return (order.rows, order.position, count, *order.columns, self.numbers, *own)
+
+
+def sent(device: Device, values: Array) -> Any:
+    """A copy of an array of the host."""
+    array = device.empty(values.shape, values.dtype)
+    device.fill(array, values)
+    return array
 
 
 class Coefficients:
@@ -53,6 +82,7 @@ class Coefficients:
         self._device, self._blocks = device, blocks
         self._loaded: Unrolled | None = None
         self._room: Any = None
+        self._values: Array | None = None  # what is there
         self._places: list[slice] = []
         self.starts = device.empty((len(blocks.sizes) + 1,), np.int32)
         device.fill(self.starts, np.asarray(blocks.starts, dtype=np.int32))
@@ -68,7 +98,10 @@ class Coefficients:
             ends = np.cumsum([0, *map(len, given)]).tolist()
             self._places = [slice(*pair) for pair in pairwise(ends)]
             self._room = self._device.empty((ends[-1],), np.float32)
-        self._device.fill(self._room, np.concatenate(given))
+        values = np.concatenate(given)
+        if self._values is None or not np.array_equal(values, self._values):
+            self._device.fill(self._room, values)
+            self._values = values
 
     @property
     def arrays(self) -> list[Any]:

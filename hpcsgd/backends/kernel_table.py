@@ -73,6 +73,7 @@ def _tf32_grams(tile: int) -> tuple[Variant, ...]:
 # The first that serves is taken: what is faster stands before what it falls back to.
 VARIANTS: dict[str, tuple[Variant, ...]] = {
     "margin": (Variant("margin", tuple(ELEMENTS)),),
+    "sample": (Variant("sample", ("fp32",)),),
     "round": (Variant("round", ("bf16", "fp16"), entry="round_values"),),
     "update": (Variant("update", tuple(ELEMENTS)),),
     "gram-64": _grams(64),

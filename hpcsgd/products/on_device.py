@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.backends.device import Device
+from hpcsgd.backends.device_buffers import Order
 from hpcsgd.backends.device_exchange import DeviceExchange
 from hpcsgd.backends.device_matrix import DeviceMatrix, put_matrix
 from hpcsgd.comm.workspace import Message
 from hpcsgd.errors import ConfigError
-from hpcsgd.products.base import Group, Scratch, State, Task, batch_of
+from hpcsgd.products.base import Group, Scratch, State, Task
 from hpcsgd.products.held import HeldState
 from hpcsgd.schedule import Blocks, blocks_of
 
@@ -28,6 +29,8 @@ class OnDevice(ABC):
         self.device = device
         self.scratch = Scratch()
         self.matrix: DeviceMatrix = put_matrix(device, task.shard.matrix)  # type: ignore[arg-type]
+        shard = task.shard
+        self.order = Order(device, shard.targets, shard.weights, shard.offsets)
         self._exchanges: dict[Blocks, DeviceExchange] = {}
 
     @abstractmethod
@@ -43,7 +46,8 @@ class OnDevice(ABC):
         if found is None:
             task = self.task
             found = self._exchanges[blocks] = DeviceExchange(
-                self.device, self.matrix, blocks, task.family, task.precision
+                *(self.device, self.matrix, self.order, blocks),
+                *(task.family, task.precision),
             )
         return found
 
@@ -67,14 +71,19 @@ class DeviceGram(OnDevice):
         """Products, one message, s steps."""
         assert isinstance(state, HeldState)
         task, exchange = self.task, self.exchange_of(group.blocks)
-        exchange.load(group.rows, batch_of(task, group.rows), group.coefficients.whole)
-        weights = state.on_device("weights")
-        exchange.products(weights)
-        task.clock.lap("gram")
-        self._sum(exchange)
-        exchange.iterate(state.on_device("intercept"))
-        exchange.descend(weights)
-        task.clock.lap("inner")
+        self.order.seek(*group.place, group.blocks.rows)
+        exchange.coefficients.load(group.coefficients.whole)
+        weights, intercept = state.on_device("weights"), state.on_device("intercept")
+        task.clock.lap("sample")
+        if task.members.size == 1:
+            exchange.at_once(weights, intercept)
+        else:
+            exchange.sample()
+            exchange.products(weights)
+            self._sum(exchange)
+            exchange.iterate(intercept)
+            exchange.descend(weights)
+        task.clock.lap("exchange")
         state.written(exchange.residuals)
         return state
 
@@ -94,16 +103,17 @@ class DeviceDirect(OnDevice):
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """One synchronisation per step."""
         assert isinstance(state, HeldState)
-        task, starts = self.task, group.blocks.starts
-        batch = batch_of(task, group.rows)
+        task, form = self.task, self.task.precision.margin_sum
+        self.order.seek(*group.place, group.blocks.rows)
         weights, intercept = state.on_device("weights"), state.on_device("intercept")
         for j, size in enumerate(group.blocks.sizes):
-            part = slice(starts[j], starts[j + 1])
             exchange = self.exchange_of(blocks_of((size,)))
-            one = group.steps[j].unrolled
-            exchange.load(group.rows[part], batch.part(part), one)
+            exchange.coefficients.load(group.steps[j].unrolled)
+            if task.members.size == 1:
+                exchange.at_once(weights, intercept)
+                continue
+            exchange.sample()
             exchange.products(weights)
-            form = task.precision.margin_sum
             self.sum_over_members("margins", exchange.margins, form)
             exchange.iterate(intercept)
             exchange.descend(weights)

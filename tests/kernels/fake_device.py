@@ -55,6 +55,7 @@ class FakeDevice:
         self.seed = seed
         self.stream = []  # what was asked for and has not happened
         self.launched = []  # names of kernels, in order
+        self.captured = 0  # graphs
 
     def empty(self, shape, dtype):
         return FakeArray(empty(shape, dtype))
@@ -90,6 +91,13 @@ class FakeDevice:
             self.stream.append(action)
 
         return launch
+
+    def capture(self, action):
+        before, self.stream = self.stream, []
+        action()
+        recorded, self.stream = self.stream, before
+        self.captured += 1
+        return lambda: self.stream.extend(recorded)
 
     def synchronize(self):
         stream, self.stream = self.stream, []

@@ -1,4 +1,4 @@
-"""Whole runs on a device that is the emulation: the Python of a GPU, and its kernels."""
+"""Whole runs on a device that is the emulation: Python for a GPU, and its kernels."""
 
 import numpy as np
 import pytest
@@ -39,24 +39,41 @@ def on_gpu(problem, /, **sections):
     "family, kind", [*((name, "gram") for name in FAMILIES), ("logistic", "direct")]
 )
 def test_iterates_are_those_of_sgd(devices, family, kind):
-    problem = make_problem(family, n=45, d=37)
+    problem = make_problem(family, n=37, d=37)
     sections = {"problem": {"intercept": True, "l2": 0.01}, "products": {"kind": kind}}
     config = on_gpu(problem, **sections)
     found = train_on(1, config, problem, weights=True, offset=True)
     assert found.status is Status.COMPLETED
     exact = oracle_for(config, problem, weights=True, offset=True)
     assert relative_error(found, exact) <= 2e-5
-    launched = set(devices[0].launched)
-    assert launched == {"gram", "recurrence", "update", "margin"} - (
-        {"gram"} if kind == "direct" else set()
-    )
+    launched = {"sample", "margin", "gram", "recurrence", "update"}
+    launched -= {"gram"} if kind == "direct" else set()
+    assert set(devices[0].launched) == launched
+
+
+@pytest.mark.parametrize("kind", ["gram", "direct"])
+def test_exchanges_that_come_again_are_one_launch(devices, kind):
+    """The first compiles, the second records; rates that change are sent beside."""
+    problem = make_problem("logistic", n=37, d=13)
+    sections = {
+        "schedule": {"epochs": 4},
+        "products": {"kind": kind},
+        "rate": {"value": problem.rate, "kind": "inverse", "decay": 0.1},
+    }
+    found = train_on(1, on_gpu(problem, **sections), problem)
+    exact = oracle_for(on_gpu(problem, **sections), problem)
+    assert relative_error(found, exact) <= 2e-5
+    (device,) = devices
+    assert device.captured == 2  # of 32 rows and of 5; steps of 8 and of 5
+    each = {"gram": 4, "direct": 4}[kind]
+    assert len(device.launched) == 2 * each * device.captured
 
 
 @pytest.mark.parametrize("members", [1, 2, 3])
 @pytest.mark.parametrize("recipe", ["fp32", "c", "d"])
 def test_members_sum_as_on_the_host(devices, members, recipe):
     """The same rounding of rows and margins: off by the order of sums alone."""
-    problem = make_problem("logistic", n=45, d=37)
+    problem = make_problem("logistic", n=37, d=37)
     sections = {"precision": {"recipe": recipe}, "products": {"kind": "gram"}}
     here = train_on(
         members, on_gpu(problem, **sections, run={"device": "cpu"}), problem
@@ -72,7 +89,7 @@ def test_members_sum_as_on_the_host(devices, members, recipe):
 
 def test_the_state_comes_and_goes(devices, tmp_path):
     """Checkpoints, evaluations and agreements see the weights of that moment."""
-    problem = make_problem("logistic", n=45, d=13)
+    problem = make_problem("logistic", n=37, d=13)
     run = {"out": str(tmp_path / "run"), "resume": "auto"}
     whole = train_on(2, on_gpu(problem, schedule={"epochs": 2}), problem)
     train_on(2, on_gpu(problem, run=run), problem)
@@ -95,7 +112,7 @@ def test_the_state_comes_and_goes(devices, tmp_path):
     ],
 )
 def test_what_a_gpu_does_not_do_is_refused(devices, sections, what):
-    problem = make_problem("logistic", n=45, d=13)
+    problem = make_problem("logistic", n=37, d=13)
     with pytest.raises(ConfigError, match=what) as refused:
         train_on(1, on_gpu(problem, **sections), problem)
     assert "--device cpu" in str(refused.value)

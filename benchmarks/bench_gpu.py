@@ -3,8 +3,8 @@
 Every figure is the median of turns that everybody takes in one run; times are of whole
 launches, waited for. What is compared with is named: a copy of device memory, bf16 by
 cuBLAS on square matrices, rows taken by CuPy and multiplied by cuBLAS, plain SGD in
-FP32 by CuPy as one writes it first, and our own plain SGD in FP32, a graph a step. Figures
-with a latency are models: what was measured, and so much for every sum.
+FP32 by CuPy as one writes it first, and our own plain SGD in FP32, a graph a step.
+Figures with a latency are models: what was measured, and so much for every sum.
 
 python -m benchmarks.bench_gpu   (as `make gpu`; writes results/gpu-NAME.json)
 """

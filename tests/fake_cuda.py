@@ -1,8 +1,8 @@
 """A GPU made of NumPy: late, and strict about who reads what before it is there.
 
-Work is queued on streams and done when somebody waits: `synchronize`, `wait`, `is_done`,
-or a collective of NCCL that another rank waits for (tests/fake_nccl.py). An array
-remembers that work on it was not waited for, and MPI is not given it then.
+Work is queued on streams and done when somebody waits: `synchronize`, `wait`,
+`is_done`, or a collective of NCCL that another rank waits for (tests/fake_nccl.py). An
+array remembers that work on it was not waited for, and MPI is not given it then.
 """
 
 import threading
@@ -99,7 +99,8 @@ class Node:
         self.calls, self.faults = [], {}  # of NCCL, see there
 
     def run_all(self):
-        return any([stream.run() for stream in list(self.streams.values())])
+        moved = [stream.run() for stream in list(self.streams.values())]
+        return any(moved)
 
 
 class FakeLayer:
@@ -107,7 +108,7 @@ class FakeLayer:
 
     def __init__(self, node, place="node 0000:01"):
         self.node, self.place, self.main = node, place, Stream(node)
-        self.nccl = FakeNccl(node)
+        self.nccl, self.kept = FakeNccl(node), []
 
     def array(self, values):
         """Device memory that holds a copy of them."""
@@ -153,6 +154,7 @@ class FakeLayer:
         event.stream.until(lambda: event.done)
 
     def address(self, array):
+        self.kept.append(array.held)  # what NCCL was given is not made anew
         return array.held.ctypes.data
 
     def handle(self, stream):

@@ -102,7 +102,9 @@ class FakeComm:
     def _put(self, stream, action):
         assert self.nccl.depth and self.state == "open"
         self.nccl.fail("call")
-        self.node.streams[stream].put(action)
+        self.node.streams[stream].put(
+            lambda: None if self.state == "aborted" else action()
+        )
 
 
 def memory(address, words, kind):

@@ -17,6 +17,8 @@ from hpcsgd.errors import ConfigError, MissingPackage
 Array = NDArray[Any]
 OLDEST = 12  # CUDA majors that wheels are named after
 NEWEST = 13
+DOWN, UP = "memcpyDeviceToHost", "memcpyHostToDevice"
+NOT_READY = 600  # cudaErrorNotReady
 
 
 def load_cupy() -> Any:
@@ -78,20 +80,26 @@ class DeviceLayer:
     @property
     def nccl(self) -> Any:
         """CuPy's module of NCCL."""
-        from cupy.cuda import nccl
+        try:
+            from cupy.cuda import nccl
 
-        if not getattr(nccl, "available", False):
-            major = self.cupy.cuda.runtime.runtimeGetVersion() // 1000
-            raise MissingPackage(
-                "transport nccl needs NCCL and CuPy finds none; install it with:"
-                f" pip install nvidia-nccl-cu{major}, or use transport = mpi-host"
-            )
-        return nccl
+            if nccl.available:
+                return nccl
+            why = "CuPy finds none"
+        except (ImportError, AttributeError) as missing:
+            why = str(missing)
+        major = self.cupy.cuda.runtime.runtimeGetVersion() // 1000
+        raise MissingPackage(
+            f"transport nccl needs NCCL ({why}); install it with:"
+            f" pip install nvidia-nccl-cu{major}, or use transport = mpi-host"
+        )
 
     @property
     def place(self) -> str:
-        """The node and the GPU's address on its bus."""
-        return f"{os.uname().nodename} {self._device.pci_bus_id}"
+        """The node, the GPU's address on its bus, and which part of it."""
+        facts = self.cupy.cuda.runtime.getDeviceProperties(self._device.id)
+        unit = bytes(facts.get("uuid", b"")).hex()  # slices of a GPU share its bus
+        return f"{os.uname().nodename} {self._device.pci_bus_id} {unit}".rstrip()
 
     def owns(self, array: Any) -> bool:
         """Whether it is CuPy's."""
@@ -131,7 +139,10 @@ class DeviceLayer:
 
     def is_done(self, event: Any) -> bool:
         """Whether it is."""
-        return bool(event.done)
+        status = self.cupy.cuda.runtime.eventQuery(event.ptr)
+        if status not in (0, NOT_READY):
+            event.synchronize()  # raises what has failed: it would never be done
+        return bool(status == 0)
 
     def wait(self, event: Any) -> None:
         """Wait for it."""
@@ -147,11 +158,13 @@ class DeviceLayer:
 
     def to_host(self, array: Any, host: Array, stream: Any) -> None:
         """Queue the copy; `host` is read after the stream was waited for."""
-        self._copy(host.ctypes.data, array.data.ptr, array, host, "DeviceToHost", stream)
+        self._check(array, host)
+        self._copy(host.ctypes.data, array.data.ptr, host.nbytes, DOWN, stream)
 
     def to_device(self, host: Array, array: Any, stream: Any) -> None:
         """Queue the copy; `host` is written again after the stream was waited for."""
-        self._copy(array.data.ptr, host.ctypes.data, array, host, "HostToDevice", stream)
+        self._check(array, host)
+        self._copy(array.data.ptr, host.ctypes.data, host.nbytes, UP, stream)
 
     def for_mpi(self, array: Any) -> Any:
         """Itself: mpi4py asks it for its address."""
@@ -172,11 +185,10 @@ class DeviceLayer:
         with stream:
             add_bits(self.cupy, parts, ranks, total)
 
-    def _copy(
-        self, to: int, source: int, array: Any, host: Array, kind: str, stream: Any
-    ) -> None:
+    def _check(self, array: Any, host: Array) -> None:
         assert array.nbytes == host.nbytes and array.flags.c_contiguous
+
+    def _copy(self, to: int, source: int, size: int, kind: str, stream: Any) -> None:
         runtime = self.cupy.cuda.runtime
-        direction = getattr(runtime, f"memcpy{kind}")
-        if host.nbytes:
-            runtime.memcpyAsync(to, source, host.nbytes, direction, stream.ptr)
+        if size:
+            runtime.memcpyAsync(to, source, size, getattr(runtime, kind), stream.ptr)

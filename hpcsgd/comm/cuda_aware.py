@@ -26,7 +26,8 @@ class CudaAware(Carrier):
         self.host._reduce(*self._ready(buffer))
 
     def _broadcast(self, buffer: Any, root: int) -> None:
-        self.host._broadcast(*self._ready(buffer), root)
+        (ready,) = self._ready(buffer)
+        self.host._broadcast(ready, root)
 
     def _gather(self, part: Any, counts: Sequence[int], out: Any) -> None:
         sent, received = self._ready(part, out)

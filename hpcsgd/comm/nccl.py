@@ -87,9 +87,12 @@ class Nccl(Carrier):
         while len(self.under_way) > most:
             sent = self.under_way.popleft()
             place, size = self.host.ledger.place, self.host.size
-            with place.enter(sent.what, sent.purpose, sent.number, size):
+            with (
+                place.enter(sent.what, sent.purpose, sent.number, size),
+                self._checked(str(sent)),
+            ):
                 while not self.layer.is_done(sent.event):
-                    self._check(str(sent))
+                    self._comm.check_async_error()
 
     def give_up(self) -> None:
         """Free the GPU of what waits there for ranks that do not come."""

@@ -29,7 +29,8 @@ class Carrier(ABC):
     @property
     def stream(self) -> Any:
         """Whose work comes before a collective, and what follows comes after it."""
-        return self._stream or self.layer.current_stream()
+        given = self._stream
+        return self.layer.current_stream() if given is None else given
 
     @abstractmethod
     def _sum(self, buffer: Any) -> None: ...
@@ -56,9 +57,11 @@ class Carrier(ABC):
 
     def close(self) -> None:
         """Let go of what it holds."""
+        return
 
     def give_up(self) -> None:
         """The same where other ranks may be gone."""
+        return
 
 
 class OnDevice(Communicator):
@@ -87,7 +90,8 @@ class OnDevice(Communicator):
     @property
     def stream(self) -> Any:
         """The stream that device arrays are written and read on."""
-        return self._stream or self.layer.current_stream()
+        given = self._stream
+        return self.layer.current_stream() if given is None else given
 
     def has_lost_ranks(self, error: BaseException) -> bool:
         """As the host sees it."""

@@ -28,14 +28,21 @@ def open_transport(
 
     `stream` None: whichever is the current one at each call.
     """
+    transport = transport_of(kind)
+    places = host.exchange_objects(layer.place)
+    check_own_gpu(places, share_gpus and kind != "nccl", kind)
+    world = transport(host, layer, stream)
+    if world.size > 1:
+        prove(world)
+    return world
+
+
+def transport_of(kind: str) -> type[OnDevice]:
+    """What a row opens."""
     if kind not in TRANSPORTS:
         raise ConfigError(
             f"[run] unknown transport: {kind!r}; known: {', '.join(TRANSPORTS)}"
         )
-    places = host.exchange_objects(layer.place)
-    check_own_gpu(places, share_gpus and kind != "nccl", kind)
     module, name = TRANSPORTS[kind].split(":")
-    world: OnDevice = getattr(import_module(module), name)(host, layer, stream)
-    if world.size > 1:
-        prove(world)
-    return world
+    found: type[OnDevice] = getattr(import_module(module), name)
+    return found

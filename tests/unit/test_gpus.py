@@ -94,7 +94,9 @@ def test_ranks_that_met_on_one_gpu():
     places = ["a 01", "a 02", "b 01", "a 02"]
     check_own_gpu(places[:3], False, "nccl")
     check_own_gpu(places, True, "mpi-host")
-    with pytest.raises(ConfigError, match=r"2 ranks use one GPU \(a 02\) for nccl; use"):
+    with pytest.raises(
+        ConfigError, match=r"2 ranks use one GPU \(a 02\) for nccl; use"
+    ):
         check_own_gpu(places, False, "nccl")
     with pytest.raises(ConfigError, match="for mpi-cuda; let each see another one"):
         check_own_gpu(places, False, "mpi-cuda")

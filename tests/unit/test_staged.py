@@ -12,7 +12,7 @@ from hpcsgd.comm.narrow_device import DeviceNarrowSum
 from hpcsgd.comm.on_device import fetched, prove
 from hpcsgd.comm.staged import StagedCommunicator, chunks_of
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.comm.transports import TRANSPORTS, open_transport
+from hpcsgd.comm.transports import TRANSPORTS, open_transport, transport_of
 from hpcsgd.errors import ConfigError, TransportError
 from hpcsgd.formats import get_format
 from hpcsgd.storage import decode, encode
@@ -139,17 +139,14 @@ def test_the_same_bits_and_ledger_as_arrays_of_the_host(
 
 
 @pytest.mark.parametrize("kind", TRANSPORTS)
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", RANKS[:3])
 def test_the_contract_for_arrays_of_the_host(ranks, kind):
     for check in CHECKS:
         # The ledgers of these checks begin at nothing: no proof before them.
         node = Node()
 
         def on_rank(host, check=check, node=node):
-            module = {"nccl": "nccl", "mpi-cuda": "cuda_aware", "mpi-host": "staged"}
-            opened = __import__(f"hpcsgd.comm.{module[kind]}", fromlist=["x"])
-            name = TRANSPORTS[kind].split(":")[1]
-            check(getattr(opened, name)(host, FakeLayer(node)))
+            check(transport_of(kind)(host, FakeLayer(node)))
 
         run_ranks(ranks, on_rank)
 
@@ -313,8 +310,9 @@ def test_an_mpi_that_is_not_cuda_aware_is_found_out(carrier, message):
 def test_an_mpi_that_says_no_is_not_tried(said, monkeypatch):
     monkeypatch.setattr(mpi, "reads_device_memory", lambda: said)
     if said is not False:
-        return check_support()
-    with pytest.raises(ConfigError, match="use transport = mpi-host, or transport = nc"):
+        check_support()
+        return
+    with pytest.raises(ConfigError, match="mpi-host, or transport = nccl"):
         check_support()
 
 

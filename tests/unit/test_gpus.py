@@ -3,10 +3,11 @@
 import sys
 from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 
 from hpcsgd.backends import device_layer
-from hpcsgd.backends.device_layer import count_gpus, load_cupy
+from hpcsgd.backends.device_layer import DeviceLayer, count_gpus, load_cupy
 from hpcsgd.comm.gpus import check_own_gpu, gpu_of_rank, local_place
 from hpcsgd.errors import ConfigError, MissingPackage
 
@@ -168,3 +169,66 @@ def test_the_driver_of_this_machine_is_asked():
     """A number of a CUDA version, or none: whatever this machine has."""
     major = device_layer.driver_major()
     assert major is None or 9 <= major < 99
+
+
+class Chip:
+    """cupy.cuda, as far as a layer uses it; `asked` is what reached the runtime."""
+
+    def __init__(self, status=0):
+        self.asked, self.status = [], status
+        self.runtime = SimpleNamespace(
+            memcpyDeviceToHost=2,
+            memcpyHostToDevice=1,
+            memcpyAsync=lambda *given: self.asked.append(given),
+            eventQuery=lambda address: self.status,
+            getDeviceProperties=lambda number: {"uuid": b"\x01\xff"},
+            runtimeGetVersion=lambda: 13020,
+        )
+
+    def Device(self, number):  # noqa: N802
+        use = lambda: self.asked.append(("use", number))  # noqa: E731
+        return SimpleNamespace(id=number, use=use, pci_bus_id="0000:3B:00.0")
+
+    def alloc_pinned_memory(self, size):
+        return bytearray(size)
+
+
+def layer_on(chip):
+    return DeviceLayer(2, SimpleNamespace(cuda=chip, ndarray=SimpleNamespace))
+
+
+def test_a_layer_copies_what_it_is_told():
+    """From there to here, so many bytes, on that stream; nothing for nothing."""
+    chip = Chip()
+    layer, stream = layer_on(chip), SimpleNamespace(ptr=7)
+    flags = SimpleNamespace(c_contiguous=True)
+    array = SimpleNamespace(data=SimpleNamespace(ptr=4096), nbytes=24, flags=flags)
+    host = layer.pinned(3, np.float64)
+    layer.to_host(array, host, stream)
+    layer.to_device(host, array, stream)
+    here = host.ctypes.data
+    copies = [(here, 4096, 24, 2, 7), (4096, here, 24, 1, 7)]
+    assert chip.asked == [("use", 2), *copies]
+    array.nbytes, empty = 0, layer.pinned(0, np.float64)
+    assert empty.size == 0
+    layer.to_host(array, empty, stream)
+    assert len(chip.asked) == 3
+    assert layer.owns(array) and not layer.owns(host)
+    assert layer.place.endswith("0000:3B:00.0 01ff")
+
+
+def test_an_event_of_a_broken_gpu_is_not_waited_for_for_ever():
+    def fail():
+        raise RuntimeError("cudaErrorIllegalAddress")
+
+    event = SimpleNamespace(ptr=1, synchronize=fail)
+    for status, expected in ((0, True), (600, False)):
+        assert layer_on(Chip(status)).is_done(event) is expected
+    with pytest.raises(RuntimeError, match="IllegalAddress"):
+        layer_on(Chip(700)).is_done(event)
+
+
+def test_a_missing_nccl_names_the_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(MissingPackage, match="pip install nvidia-nccl-cu13, or use tr"):
+        _ = layer_on(Chip()).nccl

@@ -247,6 +247,33 @@ def test_large_sums_go_through_two_buffers(words, monkeypatch):
     assert [c.stop - c.start for c in chunks_of(words, 4)][:-1] == [1024] * (chunks - 1)
 
 
+def test_pinned_memory_is_used_again_once_it_was_copied():
+    """Several results are on their way up at once; none is overwritten, none leaks."""
+
+    def on_rank(world):
+        layer, taken = world.layer, []
+        pinned = layer.pinned
+        layer.pinned = lambda *a: (taken.append(a), pinned(*a))[1]
+        results = []
+        for turn in range(5):
+            part = layer.array(np.full(3, turn, np.float32))
+            out = layer.empty(3 * world.size, np.float32)
+            results.append(world.gather(part, [3] * world.size, out, "products"))
+        pieces = [layer.array(np.full(4, turn, np.uint16)) for turn in range(5)]
+        for turn in range(5):
+            out = layer.empty(4, np.uint16)
+            counts = [2] * world.size
+            world.exchange_pieces(pieces[turn], counts, out, "products")
+            results.append(out)
+        world.settle()
+        for turn in range(5):
+            assert (results[turn].held == turn).all()
+            assert (results[5 + turn].held == turn).all()
+        return len(taken)
+
+    assert on_devices(2, on_rank, "mpi-host") == [2 + 2] * 2
+
+
 def test_an_array_with_gaps_is_refused():
     def on_rank(host):
         world = StagedCommunicator(host, FakeLayer(Node()))

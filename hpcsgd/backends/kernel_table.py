@@ -44,7 +44,6 @@ class Variant:
         return arch in self.only if self.only else number_of(arch) >= self.since
 
 
-
 def _grams(tile: int) -> tuple[Variant, ...]:
     """Tensor cores where they know the format; else its values, one by one, in fp32."""
     size = f"TB={tile}"

@@ -9,7 +9,7 @@
    `cols` in a row may be read, not used. Without weights there are no margins.
 
    grid = ntiles splits + (weights ? ceil(m / (TB / 16)) : 0), block = 2 TB,
-   shared = STAGES 16384 + 16 TB + 16 bytes. */
+   shared = STAGES 16384 + 16 TB bytes. */
 #include "elements.cuh"
 
 #ifndef TB
@@ -240,7 +240,8 @@ INLINE void sum_tile(Sums &sums, u8 *stages, const element *matrix, const s64 *o
     }
 }
 
-/* Whether this block is the last of `splits` that come here. */
+/* Whether this block is the last of `splits` that come here. `flag` is any place in
+   shared memory: behind the first barrier nothing in it is needed any more. */
 INLINE bool is_last(u32 *ticket, int splits, u32 *flag)
 {
     __threadfence();
@@ -298,7 +299,6 @@ gram(const element *__restrict__ matrix, s64 stride, const s64 *__restrict__ row
     }
     SHARED_MEMORY(memory);
     s64 *offsets = (s64 *)(memory + STAGES * 2 * SIDE);
-    u32 *flag = (u32 *)(offsets + 2 * TB);
     int number = blockIdx.x % ntiles, split = blockIdx.x / ntiles;
     int I = tiles[number] >> 16, J = tiles[number] & 0xffffu;
     int row = (threadIdx.x < TB ? I : J) * TB + threadIdx.x % TB;
@@ -312,7 +312,7 @@ gram(const element *__restrict__ matrix, s64 stride, const s64 *__restrict__ row
 
     size_t apart = ntiles * TILE, at = number * TILE;
     store(sums, splits == 1 ? G + at : workspace + split * apart + at);
-    if (splits == 1 || !is_last(tickets + number, splits, flag))
+    if (splits == 1 || !is_last(tickets + number, splits, (u32 *)memory))
         return;
     add_parts(G + at, workspace + at, apart, splits);
     if (threadIdx.x == 0)

@@ -9,7 +9,15 @@ import pytest
 
 from hpcsgd.backends.kernel_table import build_of
 from hpcsgd.backends.launch_gram import launch_of, tiles_of
-from tests.kernels.emulator import SEEDS, Kernel, build, empty, library, on_device
+from tests.kernels.emulator import (
+    KERNELS,
+    SEEDS,
+    Kernel,
+    build,
+    empty,
+    library,
+    on_device,
+)
 from tests.kernels.mutants import Mutant
 from tests.kernels.problems import ELEMENTS, numbers, stored
 
@@ -70,8 +78,23 @@ FAULTS = {
     "one side for all tiles": ("diagonal ? left :", "true ? left :"),
     "an old part of a stage": ("    clear(part);\n", "    part = sums;\n"),
     "tf32 cut off": ("to[q] = tf32_of_float(to[q]);", "to[q] &= 0xffffe000u;"),
-    "columns of threads": ("b[q], sums", "b[3 - q], sums"),
 }
+PLAINLY = {
+    "one by one: factors crossed": ("b[q], sums", "b[3 - q], sums"),
+    "one by one: rows of a thread": ("(down + i * DOWN) * TB", "(down * 8 + i) * TB"),
+    "one by one: a quarter of a chunk": ("chunk) + inside, b)", "chunk), b)"),
+}
+HEADER = "gram_ffma.cuh"
+
+
+def in_header(before, after):
+    """A change in the header, as one of the text that includes it."""
+    text = (KERNELS / HEADER).read_text()
+    assert text.count(before) == 1, before
+    return f'#include "{HEADER}"', text.replace(before, after)
+
+
+FAULTS |= {name: in_header(*change) for name, change in PLAINLY.items()}
 MUTANTS = [Mutant("gram", name, *change) for name, change in FAULTS.items()]
 
 
@@ -110,9 +133,7 @@ def problem(name, tile, starts, cols):
     rows, w = numbers(rng, 60, starts[-1]), on_device(rng.normal(size=cols), np.float32)
     tiles, _ = tiles_of(np.array(starts), tile)
     if starts[-1] == 1:
-        tiles = np.zeros(
-            1, np.uint32
-        )  # its entry is read by nobody; it has to be right
+        tiles = np.zeros(1, np.uint32)  # read by nobody, and yet right
     item = matrix.dtype.itemsize
     return Problem(matrix, item, stride, rows, exact[rows], w, on_device(tiles), cols)
 

@@ -1,7 +1,7 @@
 """How the kernel `gram` is launched: which tiles, how many parts, how much room.
 
-Everything here depends on sizes and on the GPU's number of processors alone: the order of
-every sum, and so its bits, are those of the next run.
+Everything here depends on sizes and on the GPU's number of processors alone: the order
+of every sum, and so its bits, are those of the next run.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 STAGES = 3  # as in gram.cu; more hide more latency and take more shared memory
 STAGE_BYTES = 16384
-RESIDENT = 2  # blocks that a processor has at once, at least
+RESIDENT = 2  # blocks that a processor is taken to have at once
 MOST_SPLITS = 16
 
 
@@ -51,8 +51,8 @@ def tiles_of(starts: Array, tile: int) -> tuple[Array, Array]:
 
 
 def shared_bytes(tile: int, stages: int = STAGES) -> int:
-    """Stages, where the rows begin, and one word to agree on."""
-    return stages * STAGE_BYTES + 2 * tile * 8 + 16
+    """Stages, and where the rows of two sides begin."""
+    return stages * STAGE_BYTES + 2 * tile * 8
 
 
 def step_of(tile: int, itemsize: int) -> int:
@@ -63,8 +63,8 @@ def step_of(tile: int, itemsize: int) -> int:
 def splits_of(tiles: int, cols: int, tile: int, itemsize: int, sms: int) -> int:
     """Parts of the columns, so that a GPU of `sms` processors has enough to do.
 
-    The fewest of least cost, which counts stages: rounds of blocks, each with a start, and
-    partial tiles that are written once and read once.
+    The fewest of least cost, which counts stages: rounds of blocks, each with a start,
+    and partial tiles that are written once and read once.
     """
     steps = max(1, -(-cols // step_of(tile, itemsize)))
     joined = 4 * tile * tile // STAGE_BYTES

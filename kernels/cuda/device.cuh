@@ -66,9 +66,11 @@ INLINE u32 first_bytes(u32 word, int count)
 INLINE void copy_async_16(void *to, const void *from, int bytes)
 {
     uint4 value = *(const uint4 *)from; /* what is behind `bytes` may be read as well */
-    *(uint4 *)to = make_uint4(first_bytes(value.x, bytes), first_bytes(value.y, bytes - 4),
-                              first_bytes(value.z, bytes - 8),
-                              first_bytes(value.w, bytes - 12));
+    value.x = first_bytes(value.x, bytes);
+    value.y = first_bytes(value.y, bytes - 4);
+    value.z = first_bytes(value.z, bytes - 8);
+    value.w = first_bytes(value.w, bytes - 12);
+    *(uint4 *)to = value;
 }
 INLINE void copy_commit() {}
 template <int LEFT> INLINE void copy_wait() {}

@@ -1,15 +1,15 @@
 /* Tiles of G = Y Yᵀ, and z = Y w, for rows that are named by number, in one launch.
 
-   `tiles` has (I << 16) | J, J <= I: rows I TB .. of Y by rows J TB .., packed one after
-   another in G; what lies behind row `m` is zero. The columns are split in `splits` parts
-   of `per_split` (a multiple of a chunk); with more than one, each leaves its sums in
-   `workspace` (splits x ntiles tiles) and the last that comes adds them in ascending
-   order, so the bits never depend on who that is. `tickets` are zeros, before and after.
-   `stride` in elements; it and `matrix` are multiples of 16 bytes. What lies behind
-   `cols` in a row may be read, not used. Without weights there are no margins.
+   `tiles` has (I << 16) | J, J <= I: rows I TB .. of Y by rows J TB .., packed one
+   after another in G; what lies behind row `m` is zero. The columns are split in
+   `splits` parts of `per_split` (a multiple of a chunk); with more than one, each leaves
+   its sums in `workspace` (splits x ntiles tiles) and the last that comes adds them in
+   ascending order, so the bits never depend on who that is. `tickets` are zeros, before
+   and after. `stride` in elements; it and `matrix` are multiples of 16 bytes. What lies
+   behind `cols` in a row may be read, not used. Without weights there are no margins.
 
    grid = ntiles splits + (weights ? ceil(m / (TB / 16)) : 0), block = 2 TB,
-   shared = STAGES 16384 + 16 TB + 16 bytes. */
+   shared = STAGES 16384 + 16 TB bytes. */
 #include "elements.cuh"
 
 #ifndef TB
@@ -17,6 +17,9 @@
 #endif
 #ifndef STAGES
 #define STAGES 3
+#endif
+#if ELEMENT == FP32 && !defined(TF32) && !defined(FFMA)
+#define FFMA 1 /* rounded to tf32 where that is asked for, not otherwise */
 #endif
 #define THREADS (2 * TB)
 #define WARPS (THREADS / 32)
@@ -26,15 +29,15 @@
 #define TILE ((size_t)(TB * TB))
 
 /* Where a chunk of a row lies. Eight rows, one chunk each, are what ldmatrix (and eight
-   threads with 16 bytes each) read at a time: without the XOR they would lie 128 (or 64)
-   bytes apart, in the same banks; with it they fill all 32 banks once. */
+   threads with 16 bytes each) read at a time: without the XOR they would lie 128 (or
+   64) bytes apart, in the same banks; with it they fill all 32 banks once. */
 INLINE int place_of(int row, int chunk)
 {
     return (row * CHUNKS + (chunk ^ (row * CHUNKS / 8 & (CHUNKS - 1)))) * 16;
 }
 
-/* One stage: `count` rows (of I, then of J), from column `k`, zeros from `end` on. Where
-   there is no column left it is an empty batch, so that batches can be counted. */
+/* One stage: `count` rows (of I, then of J), from column `k`, zeros from `end` on.
+   Where there is no column left it is an empty batch: batches are counted. */
 INLINE void load_stage(u8 *stage, const element *matrix, const s64 *offsets, int count,
                        int k, int end)
 {
@@ -50,76 +53,10 @@ INLINE void load_stage(u8 *stage, const element *matrix, const s64 *offsets, int
 }
 
 #if defined(FFMA)
-/* The sums of a thread: rows DOWN apart, columns 16 apart, so that eight threads that
-   read side by side read eight rows side by side. */
-#define DOWN (THREADS / 16)
-
-struct Sums {
-    float of[TB / DOWN][TB / 16];
-};
-
-INLINE void clear(Sums &sums)
-{
-#pragma unroll
-    for (int i = 0; i < TB / DOWN; i++)
-#pragma unroll
-        for (int j = 0; j < TB / 16; j++)
-            sums.of[i][j] = 0.0f;
-}
-
-INLINE void load_four(const u8 *from, float (&to)[4])
-{
-#if ELEMENT == FP32
-    float4 four = *(const float4 *)from;
-    to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
-#elif ELEMENT == BF16 || ELEMENT == FP16
-    uint2 four = *(const uint2 *)from;
-    to[0] = value_of((element)(four.x & 0xffffu)), to[1] = value_of((element)(four.x >> 16));
-    to[2] = value_of((element)(four.y & 0xffffu)), to[3] = value_of((element)(four.y >> 16));
+#include "gram_ffma.cuh"
 #else
-    u32 four = *(const u32 *)from;
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        to[i] = value_of((element)(four >> 8 * i & 0xffu));
-#endif
-}
-
-INLINE void add_stage(Sums &sums, const u8 *left, const u8 *right)
-{
-    int down = threadIdx.x / 16, across = threadIdx.x % 16;
-#pragma unroll 1
-    for (int k = 0; k < STEP; k += 4) {
-        int chunk = k / IN_CHUNK, inside = k % IN_CHUNK * (int)sizeof(element);
-        float a[TB / DOWN][4];
-#pragma unroll
-        for (int i = 0; i < TB / DOWN; i++)
-            load_four(left + place_of(down + i * DOWN, chunk) + inside, a[i]);
-#pragma unroll
-        for (int j = 0; j < TB / 16; j++) {
-            float b[4];
-            load_four(right + place_of(across + j * 16, chunk) + inside, b);
-#pragma unroll
-            for (int i = 0; i < TB / DOWN; i++)
-#pragma unroll
-                for (int q = 0; q < 4; q++)
-                    sums.of[i][j] = fmaf(a[i][q], b[q], sums.of[i][j]);
-        }
-    }
-}
-
-INLINE void store(const Sums &sums, float *to)
-{
-    int down = threadIdx.x / 16, across = threadIdx.x % 16;
-#pragma unroll
-    for (int i = 0; i < TB / DOWN; i++)
-#pragma unroll
-        for (int j = 0; j < TB / 16; j++)
-            to[(down + i * DOWN) * TB + across + j * 16] = sums.of[i][j];
-}
-
-#else
-/* Tensor cores. A warp has TB / 2 rows by 32 columns, in pieces of 16 x 8. One mma takes
-   32 bytes of each row in every format: ldmatrix need not know what they are. */
+/* Tensor cores. A warp has TB / 2 rows by 32 columns, in pieces of 16 x 8. One mma
+   takes 32 bytes of each row in every format: ldmatrix need not know what they are. */
 #define PIECES (TB / 32)
 
 #if ELEMENT == BF16
@@ -178,12 +115,13 @@ INLINE void multiply_stage(Sums &sums, const u8 *left, const u8 *right)
         for (int i = 0; i < PIECES; i++)
 #pragma unroll
             for (int j = 0; j < 4; j++)
-                MULTIPLY(sums.of[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+                MULTIPLY(sums.of[i][j], a[i], b[j / 2][j % 2 * 2],
+                         b[j / 2][j % 2 * 2 + 1]);
     }
 }
 
-/* Tensor cores add products of 8 bits with fewer bits than fp32 has: no sum of theirs is
-   longer than a stage, the rest is added outside. */
+/* Tensor cores add products of 8 bits with fewer bits than fp32 has: no sum of theirs
+   is longer than a stage, the rest is added outside. */
 INLINE void add_stage(Sums &sums, const u8 *left, const u8 *right)
 {
 #if ELEMENT == E4M3 || ELEMENT == E5M2
@@ -227,7 +165,8 @@ INLINE void sum_tile(Sums &sums, u8 *stages, const element *matrix, const s64 *o
     int steps = max(0, (end - k + STEP - 1) / STEP), count = diagonal ? TB : 2 * TB;
 #pragma unroll 1
     for (int next = 0; next < STAGES - 1; next++)
-        load_stage(stages + next * 2 * SIDE, matrix, offsets, count, k + next * STEP, end);
+        load_stage(stages + next * 2 * SIDE, matrix, offsets, count, k + next * STEP,
+                   end);
 #pragma unroll 1
     for (int step = 0; step < steps; step++) {
         copy_wait<STAGES - 2>();
@@ -240,7 +179,8 @@ INLINE void sum_tile(Sums &sums, u8 *stages, const element *matrix, const s64 *o
     }
 }
 
-/* Whether this block is the last of `splits` that come here. */
+/* Whether this block is the last of `splits` that come here. `flag` is any place in
+   shared memory: behind the first barrier nothing in it is needed any more. */
 INLINE bool is_last(u32 *ticket, int splits, u32 *flag)
 {
     __threadfence();
@@ -266,7 +206,8 @@ INLINE void add_parts(float *to, const float *parts, size_t apart, int splits)
 }
 
 /* One warp a row, in the order of the kernel `margin`. */
-INLINE void add_margin(const element *from, int cols, const float *weights, float *margin)
+INLINE void add_margin(const element *from, int cols, const float *weights,
+                       float *margin)
 {
     int lane = threadIdx.x & 31;
     float sums[2] = {0.0f, 0.0f};
@@ -284,10 +225,10 @@ INLINE void add_margin(const element *from, int cols, const float *weights, floa
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-gram(const element *__restrict__ matrix, s64 stride, const s64 *__restrict__ rows, int m,
-     int cols, const u32 *__restrict__ tiles, int ntiles, int splits, int per_split,
-     const float *__restrict__ weights, float *__restrict__ G, float *__restrict__ z,
-     float *workspace, u32 *tickets)
+gram(const element *__restrict__ matrix, s64 stride, const s64 *__restrict__ rows,
+     int m, int cols, const u32 *__restrict__ tiles, int ntiles, int splits,
+     int per_split, const float *__restrict__ weights, float *__restrict__ G,
+     float *__restrict__ z, float *workspace, u32 *tickets)
 {
     int margins = (int)blockIdx.x - ntiles * splits;
     if (margins >= 0) {
@@ -298,7 +239,6 @@ gram(const element *__restrict__ matrix, s64 stride, const s64 *__restrict__ row
     }
     SHARED_MEMORY(memory);
     s64 *offsets = (s64 *)(memory + STAGES * 2 * SIDE);
-    u32 *flag = (u32 *)(offsets + 2 * TB);
     int number = blockIdx.x % ntiles, split = blockIdx.x / ntiles;
     int I = tiles[number] >> 16, J = tiles[number] & 0xffffu;
     int row = (threadIdx.x < TB ? I : J) * TB + threadIdx.x % TB;
@@ -312,7 +252,7 @@ gram(const element *__restrict__ matrix, s64 stride, const s64 *__restrict__ row
 
     size_t apart = ntiles * TILE, at = number * TILE;
     store(sums, splits == 1 ? G + at : workspace + split * apart + at);
-    if (splits == 1 || !is_last(tickets + number, splits, flag))
+    if (splits == 1 || !is_last(tickets + number, splits, (u32 *)memory))
         return;
     add_parts(G + at, workspace + at, apart, splits);
     if (threadIdx.x == 0)

@@ -493,7 +493,7 @@ inline void copy_async_16(void *to, const void *from, int bytes)
 inline void copy_commit() { emulated::now->batch++; }
 template <int LEFT> inline void copy_wait() { emulated::land(*emulated::now, LEFT); }
 
-/* Rows of an 8 x 8 matrix that are read from banks that another row of it is read from. */
+/* Rows of an 8 x 8 matrix that share banks with another row of it. */
 namespace emulated {
 inline std::atomic<unsigned> conflicts{0};
 inline void count_conflicts(Warp *warp)
@@ -643,7 +643,9 @@ inline void mma_e5m2(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigne
 /* To nearest, halves away from zero. */
 inline unsigned tf32_of_float(unsigned bits)
 {
-    return (bits & 0x7fffffffu) > 0x7f800000u ? 0x7fffffffu : (bits + 0x1000u) & ~0x1fffu;
+    if ((bits & 0x7fffffffu) > 0x7f800000u)
+        return 0x7fffffffu;
+    return (bits + 0x1000u) & ~0x1fffu;
 }
 inline float float_of_half(unsigned bits) { return emulated::of_half(bits); }
 inline unsigned half_of_float(float value) { return emulated::to_half(value); }

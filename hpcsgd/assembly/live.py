@@ -8,10 +8,10 @@ from hpcsgd.agreement import Agreement
 from hpcsgd.assembly.casting import Place, cast
 from hpcsgd.assembly.choice import Chosen, Earlier, choose_run
 from hpcsgd.assembly.feed import Feed, make_feed, steps_in
-from hpcsgd.assembly.gpu import bind
 from hpcsgd.assembly.motor import Parts, make_engine
 from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.backends.base import Backend
+from hpcsgd.backends.device import Device
 from hpcsgd.callbacks.base import Callback
 from hpcsgd.capture import Capture
 from hpcsgd.checkpoint import Checkpoint
@@ -101,10 +101,11 @@ def assemble(
     loaded: Loaded,
     callbacks: list[Callback],
     earlier: Earlier | None = None,
+    device: Device | None = None,
 ) -> Live:
     """Everything from what is named and what was loaded.
 
-    `earlier` is what a run that goes on had chosen.
+    `earlier` is what a run that goes on had chosen, `device` the GPU that it is for.
     """
     task = _task(config, words, grid, loaded)
     chosen = choose_run(config, words, task, loaded, earlier)
@@ -112,12 +113,11 @@ def assemble(
     config = replace(config, schedule=schedule)
     name, look_ahead = chosen.product, chosen.look_ahead
     feed = _feed(config, words, grid, loaded)
-    on_gpu = config.run.device == "cuda"
-    if not on_gpu:
+    if device is None:
         task = replace(task, monitor=_monitor(config, name, feed))
-    product: Product = (
-        _on_gpu(config, name, task) if on_gpu else _product(name, look_ahead, task)
-    )
+        product = _product(name, look_ahead, task)
+    else:
+        product = _on_gpu(name, task, device)
     columns = Columns(grid, loaded.shard.parts, product.holds_all_columns)
     parts = Parts(
         config, words, grid, loaded, task, product, name, look_ahead, feed, columns
@@ -190,14 +190,15 @@ def _product(name: str, look_ahead: bool, task: Task) -> Product:
     return product
 
 
-def _on_gpu(config: RunConfig, name: str, task: Task) -> OnDevice:
+def _on_gpu(name: str, task: Task, device: Device) -> Product:
     """The same on the GPU of this rank."""
     if name not in ON_DEVICE:
         raise ConfigError(
             f"[products] kind = {name!r} is not offered on a GPU; use"
             f" {' or '.join(ON_DEVICE)}, or --device cpu"
         )
-    return ON_DEVICE[name](task, bind(config.run.share_gpus))
+    made: Product = ON_DEVICE[name](task, device)
+    return made
 
 
 def _feed(config: RunConfig, words: Vocabulary, grid: Grid, loaded: Loaded) -> Feed:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd import assets
+from hpcsgd.backends.device_layer import DeviceLayer
 from hpcsgd.backends.kernel_table import FOLDER, Build, options
 from hpcsgd.errors import ConfigError
 
@@ -15,39 +16,14 @@ Array = NDArray[Any]
 PLAIN_SHARED = 48 * 1024  # bytes of shared memory that need no asking
 
 
-def load_cupy() -> Any:
-    """CuPy with a GPU that answers, or one sentence that says what is missing."""
-    try:
-        import cupy
-    except ImportError as error:
-        raise ConfigError(
-            "--device cuda needs CuPy; pip install cupy-cuda13x (or cupy-cuda12x, as"
-            " the driver's CUDA is)"
-        ) from error
-    try:
-        count = cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise ConfigError(
-            f"no GPU answers ({_in_short(error)}); load the NVIDIA driver, take a CuPy"
-            " of the driver's CUDA, or use --device cpu"
-        ) from error
-    if not count:
-        raise ConfigError("this machine shows no GPU; ask for one, or --device cpu")
-    return cupy
-
-
-def _in_short(error: Exception) -> str:
-    return str(error).split("\n")[0]
-
-
 class CudaDevice:
     """See `hpcsgd.backends.device.Device`."""
 
     def __init__(self, number: int = 0) -> None:
-        self.cupy = load_cupy()
+        self.layer = DeviceLayer(number)
+        self.cupy = self.layer.cupy
         self.device = self.cupy.cuda.Device(number)
-        self.device.use()
-        self.stream = self.cupy.cuda.Stream(non_blocking=True)
+        self.stream = self.layer.new_stream()
         self.arch = str(self.device.compute_capability)
         self.multiprocessors = int(self.device.attributes["MultiProcessorCount"])
         self._kernels: dict[Build, Callable[..., None]] = {}

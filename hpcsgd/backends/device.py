@@ -16,6 +16,8 @@ Launch = Callable[..., None]
 class Device(Protocol):
     """One GPU as one rank sees it; whatever is asked for happens in that order."""
 
+    layer: Any  # what transports ask for
+    stream: Any  # on which all of it happens
     arch: str  # as NVRTC calls it: "90a"
     multiprocessors: int
 

@@ -142,6 +142,14 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         {"choices": ["cpu", "cuda"], "help": "where exchanges are computed"},
     ),
     (
+        "--transport",
+        "run.transport",
+        {
+            "choices": ["auto", "nccl", "mpi-cuda", "mpi-host"],
+            "help": "how arrays on GPUs travel",
+        },
+    ),
+    (
         "--timeout",
         "run.timeout",
         {

@@ -9,8 +9,10 @@ from hpcsgd.backends.device import Device
 from hpcsgd.backends.device_buffers import Order
 from hpcsgd.backends.device_exchange import DeviceExchange
 from hpcsgd.backends.device_matrix import DeviceMatrix, put_matrix
+from hpcsgd.comm.on_device import OnDevice as CarriesArrays
 from hpcsgd.comm.workspace import Message
 from hpcsgd.errors import ConfigError
+from hpcsgd.formats import get_format
 from hpcsgd.products.base import Group, Scratch, State, Task
 from hpcsgd.products.held import HeldState
 from hpcsgd.schedule import Blocks, blocks_of
@@ -52,9 +54,13 @@ class OnDevice(ABC):
         return found
 
     def sum_over_members(self, name: str, array: Any, form: str) -> None:
-        """array ← Σ over members, by way of the host."""
+        """array ← Σ over members; where it is rounded on the way, by the host."""
         members = self.task.members
         if members.size == 1:
+            return
+        if isinstance(members, CarriesArrays) and get_format(form).is_wide:
+            members.sum(array, "products")
+            self.task.clock.lap("communicate")
             return
         message: Message = self.scratch.message(members, name, len(array), form)
         message.array[:] = self.device.fetch(array)

@@ -1,46 +1,29 @@
-"""A device that is this processor: kernels run under the emulation, copies are late.
+"""A device that is this processor: kernels run under the emulation, all of it late.
 
-Its arrays are of a class of their own: whoever takes one for an array of the host gets
-an error. What is asked for happens when somebody waits, as on a stream.
+Its stream, its arrays and its NCCL are those of tests/fake_cuda.py: nothing happens
+before somebody waits, and whoever takes an array for one of the host gets an error.
 """
 
 import ctypes
+from collections import deque
 
 import numpy as np
 
+from tests.fake_cuda import FakeArray, FakeLayer, Node
 from tests.kernels.emulator import Kernel, check_guards, empty
 
 SIZES = {"i4": ctypes.c_int, "i8": ctypes.c_longlong, "f4": ctypes.c_float}
 
 
-class FakeArray:
-    """Memory of the device."""
+class Held(FakeArray):
+    """Memory between guards, or a part of it."""
 
-    __array_ufunc__ = None
-
-    def __init__(self, held, whole=None):
-        self.held = held
-        self.whole = held if whole is None else whole  # what was asked for at once
-
-    @property
-    def shape(self):
-        return self.held.shape
-
-    @property
-    def dtype(self):
-        return self.held.dtype
+    def __init__(self, held, late, whole=None):
+        super().__init__(held, late)
+        self.whole = held if whole is None else whole
 
     def __getitem__(self, part):
-        return FakeArray(self.held[part], self.whole)
-
-    def view(self, dtype):
-        return FakeArray(self.held.view(dtype), self.whole)
-
-    def reshape(self, *shape):
-        return FakeArray(self.held.reshape(*shape), self.whole)
-
-    def __array__(self, *_, **__):
-        raise TypeError("an array of the device was taken for one of the host")
+        return Held(self.held[part], self.late, self.whole)
 
     def __len__(self):
         return len(self.held)
@@ -51,24 +34,25 @@ class FakeDevice:
 
     arch, multiprocessors = "90", 4
 
-    def __init__(self, seed=1):
+    def __init__(self, node=None, seed=1, place="node 0000:01"):
+        self.layer = FakeLayer(node or Node(), place)
+        self.stream = self.layer.main
         self.seed = seed
-        self.stream = []  # what was asked for and has not happened
         self.launched = []  # names of kernels, in order
         self.captured = 0  # graphs
 
     def empty(self, shape, dtype):
-        return FakeArray(empty(shape, dtype))
+        return Held(empty(shape, dtype), set())
 
     def zeros(self, shape, dtype):
         found = self.empty(shape, dtype)
-        self.stream.append(lambda: found.held.fill(0))
+        self.stream.put(lambda: found.held.fill(0), found)
         return found
 
     def fill(self, array, values):
         values = np.array(values)
         assert values.shape == array.shape and values.dtype == array.dtype
-        self.stream.append(lambda: np.copyto(array.held, values))
+        self.stream.put(lambda: np.copyto(array.held, values), array)
 
     def fetch(self, array):
         self.synchronize()
@@ -79,36 +63,40 @@ class FakeDevice:
 
         def launch(grid, block, arguments, shared=0, cluster=1):
             given = [_given(argument) for argument in arguments]
-            self.launched.append(build.entry)
+            arrays = [one for one in arguments if isinstance(one, Held)]
             more = {"shared": shared, "cluster": cluster, "seed": self.seed}
+            self.launched.append(build.entry)
 
             def action():
                 kernel(grid, block, given, **more)
-                for argument in arguments:
-                    if isinstance(argument, FakeArray):
-                        check_guards(argument.whole)
+                for array in arrays:
+                    check_guards(array.whole)
 
-            self.stream.append(action)
+            self.stream.put(action, *arrays)
 
         return launch
 
     def capture(self, action):
-        before, self.stream = self.stream, []
+        stream, before = self.stream, self.stream.queue
+        stream.queue = deque()
         action()
-        recorded, self.stream = self.stream, before
+        recorded, stream.queue = list(stream.queue), before
         self.captured += 1
-        return lambda: self.stream.extend(recorded)
+
+        def replay():
+            for one in recorded:
+                stream.put(one)
+
+        return replay
 
     def synchronize(self):
-        stream, self.stream = self.stream, []
-        for action in stream:
-            action()
+        self.layer.synchronize(self.stream)
 
 
 def _given(argument):
     if argument is None:
         return None
-    if isinstance(argument, FakeArray):
+    if isinstance(argument, Held):
         return ctypes.c_void_p(argument.held.ctypes.data)
     assert isinstance(argument, np.generic), f"of no certain size: {argument!r}"
     return SIZES[argument.dtype.str[1:]](argument.item())

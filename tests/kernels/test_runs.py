@@ -5,6 +5,7 @@ import pytest
 
 from hpcsgd.errors import ConfigError
 from hpcsgd.result import Status
+from tests.fake_cuda import Node
 from tests.harness import config_for, make_problem, oracle_for, relative_error, train_on
 from tests.kernels.fake_device import FakeDevice
 
@@ -14,13 +15,14 @@ FAMILIES = ("logistic", "gaussian", "poisson", "gamma", "squared-hinge", "huber"
 @pytest.fixture
 def devices(monkeypatch):
     """Those that ranks were given, in order."""
-    given = []
+    given, node = [], Node()
 
-    def bind(shared):
-        given.append(FakeDevice(seed=len(given) + 1))
-        return given[-1]
+    def bind(share_gpus):
+        number = len(given)
+        given.append(FakeDevice(node, number + 1, f"node 0000:{number:02}"))
+        return given[number]
 
-    monkeypatch.setattr("hpcsgd.assembly.live.bind", bind)
+    monkeypatch.setattr("hpcsgd.assembly.gpu.bind", bind)
     return given
 
 
@@ -70,15 +72,19 @@ def test_exchanges_that_come_again_are_one_launch(devices, kind):
 
 
 @pytest.mark.parametrize("members", [1, 2, 3])
-@pytest.mark.parametrize("recipe", ["fp32", "c", "d"])
-def test_members_sum_as_on_the_host(devices, members, recipe):
+@pytest.mark.parametrize(
+    "recipe, transport",
+    [("fp32", "nccl"), ("fp32", "mpi-host"), ("c", "nccl"), ("d", "auto")],
+)
+def test_members_sum_as_on_the_host(devices, members, recipe, transport):
     """The same rounding of rows and margins: off by the order of sums alone."""
     problem = make_problem("logistic", n=37, d=37)
     sections = {"precision": {"recipe": recipe}, "products": {"kind": "gram"}}
     here = train_on(
         members, on_gpu(problem, **sections, run={"device": "cpu"}), problem
     )
-    there = train_on(members, on_gpu(problem, **sections), problem)
+    run = {"transport": transport}
+    there = train_on(members, on_gpu(problem, **sections, run=run), problem)
     size = np.abs(here.weights).max()
     near = 2e-6 if recipe == "fp32" else 2e-4  # a margin may round the other way
     assert np.abs(here.weights - there.weights).max() <= near * size

@@ -86,6 +86,7 @@ template <int NUMBER> INLINE float residual_of(float t, float y, float setting)
 INLINE float start_of(const double *intercept, const float *probe, int states, int classes)
 {
     double start = 0.0;
+#pragma unroll 1
     for (int a = 0; a < states; a++)
         start += (double)probe[a] * intercept[a * classes];
     return (float)start;
@@ -99,6 +100,7 @@ INLINE void advance_intercept(double *intercept, const float *carry, const float
 #pragma unroll
     for (int a = 0; a < MOST_STATES; a++)
         before[a] = a < states ? intercept[a * classes] : 0.0;
+#pragma unroll 1
     for (int a = 0; a < states; a++) {
         double next = (double)push[a] * total;
 #pragma unroll

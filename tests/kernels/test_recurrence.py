@@ -1,0 +1,153 @@
+"""The s steps of an exchange: every family and update, batches that do not divide."""
+
+import numpy as np
+import pytest
+
+from hpcsgd.backends import launch_recurrence as launch
+from hpcsgd.backends.kernel_table import CLUSTER, FAMILIES, build_of
+from hpcsgd.errors import ConfigError
+from hpcsgd.families import get_family
+from tests.kernels.emulator import SEEDS, Kernel, empty, on_device
+from tests.kernels.exchanges import (
+    SIDES,
+    UPDATES,
+    agree,
+    exchange,
+    in_tiles,
+    results,
+    setting_of,
+)
+
+ARCH = "90"
+RAGGED = (5, 32, 1, 7, 0, 30, 13, 2, 11)
+SIZES = [(1,), (1,) * 9, (5,) * 4, (32,) * 5, RAGGED, (150, 40)]
+TARGETS = {
+    **{"binary": (0, 1), "signed": (-1, 1), "counts": (0, 3)},
+    **{"positive": (0.5, 2), "real": (-1.5, 0.25)},
+}
+# Every family's residual in one text.
+RESIDUALS = """
+#include "families.cuh"
+extern "C" __global__ void
+residuals(int family, int count, const float *t, const float *y, float setting, float *r)
+{
+    for (int i = threadIdx.x; i < count; i += blockDim.x)
+        switch (family) {
+#define CASE(NUMBER) case NUMBER: r[i] = residual_of<NUMBER>(t[i], y[i], setting); break;
+            CASE(0) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+        }
+}
+LAUNCHABLE(residuals)
+"""
+
+
+def test_updates_sizes_and_sides():
+    """Every size with every update, and each side left out once."""
+    sides = [SIDES, SIDES - {"weights"}, SIDES - {"offsets"}, SIDES - {"intercept"}, ()]
+    for case, sizes in enumerate(SIZES):
+        for turn, update in enumerate(UPDATES):
+            agrees("logistic", sizes, update, sides[(case + turn) % 5], seeds=(3,))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(family):
+    agrees(family, RAGGED, "momentum", SIDES, seeds=(1,))
+
+
+def test_a_cluster_has_the_bits_of_one_block():
+    for sizes, update in ((RAGGED, "momentum"), ((40, 3, 64, 9), "sgd")):
+        one = agrees("logistic", sizes, update, SIDES, seeds=(2,))
+        many = agrees("logistic", sizes, update, SIDES, CLUSTER, seeds=(0, 1, 2))
+        for left, right in zip(one, many, strict=True):
+            np.testing.assert_array_equal(left, right)
+
+
+def test_any_order_of_warps_has_the_same_bits():
+    agrees("logistic", (40,) * 4, "nesterov", SIDES, seeds=SEEDS)
+
+
+def test_residuals_of_every_family_in_both_tails():
+    """Those of the NumPy twins, in float64 with the bounds of float32."""
+    t = on_device(np.linspace(-30, 30, 1537), np.float32)
+    for family, number in FAMILIES.items():
+        for target in TARGETS[get_family(family).targets]:
+            y, r = on_device(np.full(t.shape, target), np.float32), empty(t.shape)
+            kernel = Kernel("residuals", text=RESIDUALS)
+            kernel(1, 64, (number, len(t), t, y, setting_of(family), r))
+            exact = get_family(family).residual(t.astype("f8"), y.astype("f8"))
+            np.testing.assert_allclose(r, exact, rtol=2e-6, atol=2e-7, err_msg=family)
+
+
+def test_residuals_that_are_no_numbers_or_beyond_all_bounds():
+    """Scores that are none stay none; infinite ones have the residual of their side."""
+    t = on_device([np.nan, -np.inf, np.inf, 50.0, -50.0], np.float32)
+    kernel, y = Kernel("residuals", text=RESIDUALS), on_device(np.ones(5), np.float32)
+    for family, number in FAMILIES.items():
+        r = empty(5)
+        kernel(1, 64, (number, 5, t, y, setting_of(family), r))
+        with np.errstate(all="ignore"):
+            wanted = get_family(family).residual(t.copy(), y)
+        assert np.isnan(r[0]), family
+        np.testing.assert_allclose(r[1:], wanted[1:], rtol=2e-5, atol=1e-7)
+
+
+def test_shapes_of_launches():
+    one = launch.recurrence_launch(8192, 256, 4, 1, "75")
+    assert (one.grid, one.block) == (1, 1024) and one.shared <= 64 * 1024
+    many = launch.recurrence_launch(8192, 256, 4, CLUSTER, "90a")
+    assert (many.grid, many.block) == (CLUSTER, 256) and many.shared < one.shared
+    assert launch.softmax_launch(512, 2) == launch.Launch(1, 1024, 1024)
+    assert [launch.cluster_for(1024, arch) for arch in ("89", "90a", "120")] == [1, 8, 8]
+    assert launch.cluster_for(1023, "90") == 1
+    assert [launch.pitch_of(batch) for batch in (0, 1, 2, 5, 32)] == [4, 4, 8, 8, 36]
+
+
+@pytest.mark.parametrize(
+    "rows, batch, states, remedy",
+    [
+        (8193, 32, 1, "lower .schedule. batch or steps"),
+        (8192, 8192, 1, "shared memory of 65536 on sm_75; lower .schedule. batch"),
+        (64, 32, 5, "1 to 4; use --device cpu"),
+    ],
+)
+def test_what_does_not_fit_is_refused(rows, batch, states, remedy):
+    with pytest.raises(ConfigError, match=remedy):
+        launch.recurrence_launch(rows, batch, states, 1, "75")
+
+
+def check(text):
+    """What mutants have to fail."""
+    for cluster in (1, CLUSTER):
+        for sizes in (RAGGED, (33,) * 6):
+            agrees("logistic", sizes, "three", SIDES, cluster, text=text)
+
+
+def agrees(family, sizes, update, sides, cluster=1, seeds=SEEDS, text=None):
+    """With float64, and with itself under any order of warps."""
+    given = exchange(np.random.default_rng(sum(sizes)), sizes, update, family, sides)
+    found = [run(given, family, cluster, seed, text) for seed in seeds]
+    for one in found:
+        agree(one, given, family)
+        for left, right in zip(one, found[0], strict=True):
+            np.testing.assert_array_equal(left, right)
+    return found[0]
+
+
+def run(given, family, cluster, seed, text=None):
+    """(residuals, factors, intercept) of one launch."""
+    build = build_of(launch.kernel_for(family, cluster), "fp32", ARCH)
+    kernel = Kernel(build.source, *build.defines, text=text)
+    batch = int(np.diff(given.starts).max())
+    shape = launch.recurrence_launch(given.rows, batch, given.states, cluster, ARCH)
+    residuals, factors, intercept = found = results(given)
+    arguments = (
+        *(*in_tiles(given), given.z, given.targets, given.weights, given.offsets),
+        *(intercept, given.starts, len(given.starts) - 1, given.states),
+        *(*given.given.arrays, setting_of(family)),
+        *(residuals, factors, launch.pitch_of(batch)),
+    )
+    kernel(
+        *(shape.grid, shape.block, arguments),
+        **dict(shared=shape.shared, cluster=cluster, seed=seed),
+    )
+    return found

@@ -46,7 +46,7 @@ typedef struct {
 } sides;
 
 /* Own rows below row k. */
-INLINE int own_below(int k, int rank) { return (k - rank + NC - 1) / NC; }
+INLINE int own_below(int k, int rank) { return (int)((u32)(k - rank + NC - 1) / NC); }
 
 INLINE int row_of(int own, int rank) { return own * NC + rank; }
 
@@ -116,7 +116,7 @@ INLINE void apply(const room &in, int from, int first, int last, const float *re
                   int low, int high)
 {
     int lane = threadIdx.x & 31, part = lane & 7;
-    int base = low / GROUPS * GROUPS + (threadIdx.x >> 5) * 4;
+    int base = (int)((u32)low / GROUPS * GROUPS) + (threadIdx.x >> 5) * 4;
 #pragma unroll 1
     for (; low < high && base < high; base += ABREAST * GROUPS) {
         if (base + 4 + (ABREAST - 1) * GROUPS <= low)
@@ -188,7 +188,7 @@ INLINE sides sides_of(const float *targets, const float *sample_weights, int row
     return found;
 }
 
-extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
+extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
 recurrence(const float *__restrict__ gram, const int *__restrict__ map, int across,
            const float *__restrict__ z, const float *__restrict__ targets,
            const float *__restrict__ sample_weights, const float *__restrict__ offsets,
@@ -216,7 +216,6 @@ recurrence(const float *__restrict__ gram, const int *__restrict__ map, int acro
         if (intercept)
             *start = start_of(beta, probe, states, 1);
     }
-    __syncthreads();
     arrive(); /* every block of the cluster runs, and has read the intercept */
     wait();
 

@@ -29,7 +29,7 @@ INLINE void begin(const float *z, const float *offsets, const int *starts, int s
     __syncthreads();
 #pragma unroll 1
     for (int e = threadIdx.x; e < starts[steps] * classes; e += THREADS) {
-        int row = e / classes, c = e % classes;
+        int row = (u32)e / classes, c = (u32)e % classes;
         const float *from = z + (s64)row * states * classes + c;
         float sum = offsets ? offsets[row] : 0.0f;
 #pragma unroll 1
@@ -61,7 +61,7 @@ INLINE void settle(float *t, int classes, int label, float weight,
         t[c] = (t[c] / sum - (c == label ? 1.0f : 0.0f)) * weight;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 softmax(const float *__restrict__ gram, const int *__restrict__ map, int across,
         const float *__restrict__ z, const float *__restrict__ labels,
         const float *__restrict__ sample_weights, const float *__restrict__ offsets,
@@ -102,7 +102,7 @@ softmax(const float *__restrict__ gram, const int *__restrict__ map, int across,
         }
 #pragma unroll 1
         for (int e = last * classes + threadIdx.x; e < all; e += THREADS) {
-            int row = e / classes, c = e % classes;
+            int row = (u32)e / classes, c = (u32)e % classes;
             float sum = 0.0f;
 #pragma unroll 4
             for (int col = first; col < last; col++)

@@ -15,8 +15,8 @@ CLASSES = (3, 10, 2, 40, 1)
 MUTANTS = [
     Mutant(
         *("softmax", "no barrier after the residuals"),
-        "        __syncthreads();\n        for (int e = first * classes",
-        "        for (int e = first * classes",
+        "        __syncthreads();\n#pragma unroll 1\n        for (int e = first",
+        "#pragma unroll 1\n        for (int e = first",
     ),
     Mutant(
         *("softmax", "no barrier after the products"),
@@ -26,17 +26,22 @@ MUTANTS = [
     Mutant("softmax", "the largest is not taken out", "expf(t[c] - top)", "expf(t[c])"),
     Mutant("softmax", "another label", "c == label", "c == label + 1"),
     Mutant("softmax", "no sample weight", "sample_weights[row] : 1.0f", "1.0f : 1.0f"),
-    Mutant("softmax", "no offset", "offsets ? offsets[row] : 0.0f", "0.0f"),
+    Mutant(
+        "softmax", "the start of class 0", "intercept + c, probe", "intercept, probe"
+    ),
     Mutant("softmax", "states class by class", "from[a * classes]", "from[a]"),
     Mutant("softmax", "gain of the first step", "gain[j * states + a]", "gain[a]"),
-    Mutant("softmax", "the intercept of one class", "intercept + c, carry", "intercept, c"
-           "arry"),
-    Mutant("softmax", "couple of another step", "batch_of[row], j)", "batch_of[row], 0)"),
-    Mutant("softmax", "the batch's last row", "col < last; col++", "col < last - 1; col++"),
+    Mutant(
+        "softmax", "one class's intercept", "(intercept + c, carry", "(intercept, carry"
+    ),
+    Mutant("softmax", "couple of step 0", "(batch_of[row], j)", "(batch_of[row], 0)"),
+    Mutant(
+        "softmax", "a batch's last row", "col < last; col++", "col < last - 1; col++"
+    ),
 ]
 
 
-@pytest.mark.parametrize("classes, sizes", zip(CLASSES, SIZES, strict=True))
+@pytest.mark.parametrize("classes, sizes", list(zip(CLASSES, SIZES, strict=True)))
 def test_residuals_are_those_of_float64(classes, sizes):
     """Every size with every update, and each side left out once."""
     sides = [SIDES, SIDES - {"weights"}, SIDES - {"offsets"}, SIDES - {"intercept"}, ()]

@@ -86,6 +86,7 @@ template <int NUMBER> INLINE float residual_of(float t, float y, float setting)
 INLINE float start_of(const double *intercept, const float *probe, int states, int classes)
 {
     double start = 0.0;
+#pragma unroll 1
     for (int a = 0; a < states; a++)
         start += (double)probe[a] * intercept[a * classes];
     return (float)start;
@@ -99,6 +100,7 @@ INLINE void advance_intercept(double *intercept, const float *carry, const float
 #pragma unroll
     for (int a = 0; a < MOST_STATES; a++)
         before[a] = a < states ? intercept[a * classes] : 0.0;
+#pragma unroll 1
     for (int a = 0; a < states; a++) {
         double next = (double)push[a] * total;
 #pragma unroll
@@ -112,11 +114,12 @@ INLINE void advance_intercept(double *intercept, const float *carry, const float
 /* Entry (row, col) of the Gram in tiles; `across` tiles to a row of the map. */
 INLINE const float *entry_of(const float *gram, const int *map, int across, int row, int col)
 {
-    s64 tile = __ldg(map + row / TB * across + col / TB);
-    return gram + (tile * TB + row % TB) * TB + col % TB;
+    u32 i = (u32)row, k = (u32)col;
+    s64 tile = __ldg(map + i / TB * (u32)across + k / TB);
+    return gram + tile * (TB * TB) + (i % TB * TB + k % TB);
 }
 
 /* Coefficient of batch i in the scores of batch j > i. */
-INLINE s64 couple_place(int j, int i) { return (s64)j * (j - 1) / 2 + i; }
+INLINE u32 couple_place(u32 j, u32 i) { return j * (j - 1) / 2 + i; }
 
 #endif

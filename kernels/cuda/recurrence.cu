@@ -46,7 +46,7 @@ typedef struct {
 } sides;
 
 /* Own rows below row k. */
-INLINE int own_below(int k, int rank) { return (k - rank + NC - 1) / NC; }
+INLINE int own_below(int k, int rank) { return (int)((u32)(k - rank + NC - 1) / NC); }
 
 INLINE int row_of(int own, int rank) { return own * NC + rank; }
 
@@ -58,6 +58,7 @@ INLINE void tell(float *at, float value)
 #if NC == 1
     *at = value;
 #else
+#pragma unroll 1
     for (u32 rank = 0; rank < NC; rank++)
         cluster_store(at, rank, value);
 #endif
@@ -84,25 +85,27 @@ template <int ABREAST>
 INLINE void add_products(const room &in, const int (&rows)[ABREAST], int col, int first,
                          int last, const float *residuals, float (&sums)[ABREAST])
 {
-    float4 r = *(const float4 *)(residuals + place_in(col, first)), g[ABREAST];
+    const float *factors = residuals + place_in(col, first);
     if (col >= first && col + 4 <= last) {
+        float4 r = *(const float4 *)factors, g[ABREAST];
 #pragma unroll
         for (int i = 0; i < ABREAST; i++)
             g[i] = __ldg((const float4 *)entry_of(in.gram, in.map, in.across, rows[i], col));
 #pragma unroll
-        for (int i = 0; i < ABREAST; i++)
-            sums[i] = fmaf(g[i].w, r.w, fmaf(g[i].z, r.z, fmaf(g[i].y, r.y,
-                                                             fmaf(g[i].x, r.x, sums[i]))));
+        for (int i = 0; i < ABREAST; i++) {
+            sums[i] = fmaf(g[i].x, r.x, sums[i]);
+            sums[i] = fmaf(g[i].y, r.y, sums[i]);
+            sums[i] = fmaf(g[i].z, r.z, sums[i]);
+            sums[i] = fmaf(g[i].w, r.w, sums[i]);
+        }
         return;
     }
+#pragma unroll 1
+    for (int c = max(0, first - col); c < min(4, last - col); c++)
 #pragma unroll
-    for (int i = 0; i < ABREAST; i++) {
-        const float *at = entry_of(in.gram, in.map, in.across, rows[i], col);
-        sums[i] = col >= first ? fmaf(at[0], r.x, sums[i]) : sums[i];
-        sums[i] = col + 1 >= first && col + 1 < last ? fmaf(at[1], r.y, sums[i]) : sums[i];
-        sums[i] = col + 2 >= first && col + 2 < last ? fmaf(at[2], r.z, sums[i]) : sums[i];
-        sums[i] = col + 3 >= first && col + 3 < last ? fmaf(at[3], r.w, sums[i]) : sums[i];
-    }
+        for (int i = 0; i < ABREAST; i++)
+            sums[i] = fmaf(*entry_of(in.gram, in.map, in.across, rows[i], col + c),
+                           factors[c], sums[i]);
 }
 
 /* The part of batch `from` (columns first to last) in the scores of own rows low to high.
@@ -113,7 +116,8 @@ INLINE void apply(const room &in, int from, int first, int last, const float *re
                   int low, int high)
 {
     int lane = threadIdx.x & 31, part = lane & 7;
-    int base = low / GROUPS * GROUPS + (threadIdx.x >> 5) * 4;
+    int base = (int)((u32)low / GROUPS * GROUPS) + (threadIdx.x >> 5) * 4;
+#pragma unroll 1
     for (; low < high && base < high; base += ABREAST * GROUPS) {
         if (base + 4 + (ABREAST - 1) * GROUPS <= low)
             continue;
@@ -124,6 +128,7 @@ INLINE void apply(const room &in, int from, int first, int last, const float *re
             sums[i] = 0.0f;
             rows[i] = row_of(min(max(own + i * GROUPS, low), high - 1), in.rank);
         }
+#pragma unroll 1
         for (int col = (first & ~3) + 4 * part; col < last; col += 32)
             add_products(in, rows, col, first, last, residuals, sums);
 #pragma unroll
@@ -143,12 +148,15 @@ INLINE void apply(const room &in, int from, int first, int last, const float *re
 INLINE void begin(const float *z, const float *offsets, const int *starts, int steps,
                   int states, const float *lead, int rank, float *scores, u16 *batch_of)
 {
+#pragma unroll 1
     for (int j = threadIdx.x >> 5; j < steps; j += WARPS) {
         int end = own_below(starts[j + 1], rank);
+#pragma unroll 1
         for (int own = own_below(starts[j], rank) + (threadIdx.x & 31); own < end;
              own += 32) {
             int row = row_of(own, rank);
             float sum = offsets ? offsets[row] : 0.0f;
+#pragma unroll 1
             for (int a = 0; a < states; a++)
                 sum = fmaf(lead[j * states + a], z[row * states + a], sum);
             scores[own] = sum;
@@ -161,6 +169,7 @@ INLINE void begin(const float *z, const float *offsets, const int *starts, int s
 INLINE double total_of(const float *residuals, int count)
 {
     double total = 0.0;
+#pragma unroll 1
     for (int i = threadIdx.x & 31; i < count; i += 32)
         total += residuals[i];
     for (int mask = 16; mask; mask >>= 1)
@@ -179,7 +188,7 @@ INLINE sides sides_of(const float *targets, const float *sample_weights, int row
     return found;
 }
 
-extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
+extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
 recurrence(const float *__restrict__ gram, const int *__restrict__ map, int across,
            const float *__restrict__ z, const float *__restrict__ targets,
            const float *__restrict__ sample_weights, const float *__restrict__ offsets,
@@ -201,15 +210,16 @@ recurrence(const float *__restrict__ gram, const int *__restrict__ map, int acro
     begin(z, offsets, starts, steps, states, lead, rank, scores, batch_of);
     if (threadIdx.x == 0) {
         *start = 0.0f;
+#pragma unroll 1
         for (int a = 0; intercept && a < states; a++)
             beta[a] = intercept[a];
         if (intercept)
             *start = start_of(beta, probe, states, 1);
     }
-    __syncthreads();
     arrive(); /* every block of the cluster runs, and has read the intercept */
     wait();
 
+#pragma unroll 1
     for (int j = 0, before = 0; j <= steps; j++) {
         int first = starts[j], last = starts[min(j + 1, steps)];
         int own = own_below(first, rank) + threadIdx.x, end = own_below(last, rank);
@@ -230,12 +240,14 @@ recurrence(const float *__restrict__ gram, const int *__restrict__ map, int acro
         }
         if (j == steps)
             break;
+#pragma unroll 1
         for (; own < end; own += THREADS) {
             int row = row_of(own, rank);
             float r = residual_of<FAMILY>(scores[own] + *start, at.target, setting);
             r *= at.weight;
             tell(next + place_in(row, first), r);
             residuals[row] = r;
+#pragma unroll 1
             for (int a = 0; a < states; a++)
                 factors[row * states + a] = gain[j * states + a] * r;
             at = sides_of(targets, sample_weights, row_of(own + THREADS, rank), last);

@@ -665,6 +665,7 @@ inline void cluster_arrive()
     auto &barrier = emulated::now->block->group->barrier;
     emulated::now->cluster_turn = barrier.turn;
     emulated::arrive(barrier);
+    emulated::yield(); /* others may run ahead before what hides behind the barrier */
 }
 inline void cluster_wait()
 {

@@ -94,6 +94,7 @@ def launch_of(
     itemsize: int,
     splits: int,
     margins: bool = True,
+    stages: int = STAGES,
 ) -> GramLaunch:
     """The launch for `tiles` tiles, and for the margins of `rows` rows if wanted."""
     warps = 2 * tile // 32
@@ -101,7 +102,7 @@ def launch_of(
     return GramLaunch(
         grid=tiles * splits + (-(-rows // warps) if margins else 0),
         block=2 * tile,
-        shared=shared_bytes(tile),
+        shared=shared_bytes(tile, stages),
         splits=splits,
         per_split=per_split_of(splits, cols, tile, itemsize),
         result=words,

@@ -2,11 +2,12 @@
 
    `tiles` has (I << 16) | J, J <= I: rows I TB .. of Y by rows J TB .., packed one
    after another in G; what lies behind row `m` is zero. The columns are split in
-   `splits` parts of `per_split` (a multiple of a chunk); with more than one, each leaves
-   its sums in `workspace` (splits x ntiles tiles) and the last that comes adds them in
-   ascending order, so the bits never depend on who that is. `tickets` are zeros, before
-   and after. `stride` in elements; it and `matrix` are multiples of 16 bytes. What lies
-   behind `cols` in a row may be read, not used. Without weights there are no margins.
+   `splits` parts of `per_split` (a multiple of a chunk); with more than one, each
+   leaves its sums in `workspace` (splits x ntiles tiles) and the last that comes adds
+   them in ascending order, so the bits never depend on who that is. `tickets` are
+   zeros, before and after. `stride` in elements; it and `matrix` are multiples of 16
+   bytes. What lies behind `cols` in a row may be read, not used. Without weights there
+   are no margins.
 
    grid = ntiles splits + (weights ? ceil(m / (TB / 16)) : 0), block = 2 TB,
    shared = STAGES 16384 + 16 TB bytes. */
@@ -23,9 +24,9 @@
 #endif
 #define THREADS (2 * TB)
 #define WARPS (THREADS / 32)
-#define CHUNKS (512 / TB)            /* 16 bytes each, of a row in one stage */
-#define STEP (CHUNKS * IN_CHUNK)     /* columns of one stage */
-#define SIDE (TB * CHUNKS * 16)      /* bytes of the rows of I, or of J, in one stage */
+#define CHUNKS (512 / TB)        /* 16 bytes each, of a row in one stage */
+#define STEP (CHUNKS * IN_CHUNK) /* columns of one stage */
+#define SIDE (TB * CHUNKS * 16)  /* bytes of the rows of I, or of J, in one stage */
 #define TILE ((size_t)(TB * TB))
 
 /* Where a chunk of a row lies. Eight rows, one chunk each, are what ldmatrix (and eight

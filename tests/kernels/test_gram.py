@@ -138,10 +138,12 @@ def problem(name, tile, starts, cols):
     return Problem(matrix, item, stride, rows, exact[rows], w, on_device(tiles), cols)
 
 
-def multiply(kernel, given, tile, splits, seed=0, *, margins=True, times=1, workers=1):
+def multiply(
+    kernel, given, tile, splits, seed=0, *, margins=True, times=1, workers=1, stages=3
+):
     """(tiles, margins) of a launch; the tickets are as they were."""
     count, m = len(given.tiles), len(given.rows)
-    sizes = {"tile": tile, "itemsize": given.item, "splits": splits}
+    sizes = {"tile": tile, "itemsize": given.item, "splits": splits, "stages": stages}
     shape = launch_of(count, m, given.cols, **sizes, margins=margins)
     out = empty(shape.result + m)
     room, tickets = empty(max(1, shape.workspace)), on_device(np.zeros(count), "u4")
@@ -241,6 +243,16 @@ def test_a_launch_can_be_repeated():
     again = multiply(kernel, given, 64, 4, seed=5, times=3, workers=3)
     for before, after in zip(once, again, strict=True):
         np.testing.assert_array_equal(before, after)
+
+
+@pytest.mark.parametrize("stages", [2, 5])
+def test_any_number_of_stages_gives_the_same(stages):
+    given = problem("bf16", 64, (0, 30, 80), 520)
+    before = multiply(Kernel("gram", *PLAIN), given, 64, 1)[0]
+    kernel = Kernel("gram", *PLAIN, f"STAGES={stages}")
+    for seed in FEW:
+        found = multiply(kernel, given, 64, 1, seed, stages=stages)[0]
+        np.testing.assert_array_equal(found, before)
 
 
 def test_margins_are_left_out():

@@ -48,6 +48,12 @@ class Variant:
 VARIANTS: dict[str, tuple[Variant, ...]] = {
     "margin": (Variant("margin", tuple(ELEMENTS)),),
     "update": (Variant("update", tuple(ELEMENTS)),),
+    "narrow": (Variant("cast", LOW, entry="narrow"),),
+    "widen": (Variant("cast", LOW, entry="widen"),),
+    "gather_rows": (Variant("cast", tuple(ELEMENTS), entry="gather_rows"),),
+    "gather_rows_wide": (
+        Variant("cast", LOW, defines=("WIDEN=1",), entry="gather_rows"),
+    ),
 }
 
 

@@ -54,6 +54,8 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
     "gather_rows_wide": (
         Variant("cast", LOW, defines=("WIDEN=1",), entry="gather_rows"),
     ),
+    "margins_columns": (Variant("columns", tuple(ELEMENTS), entry="margins_columns"),),
+    "update_columns": (Variant("columns", tuple(ELEMENTS), entry="update_columns"),),
 }
 
 

@@ -15,6 +15,8 @@ FOLDER = "cuda"  # below kernels/
 # The numbers of kernels/cuda/elements.cuh.
 ELEMENTS = {"bf16": 1, "fp16": 2, "fp32": 3, "fp8-e4m3": 4, "fp8-e5m2": 5}
 LOW = tuple(name for name in ELEMENTS if name != "fp32")
+SPARSE = ("bf16", "fp32")  # what CSR rows are stored in
+WIDE = ("COLUMN64=1",)  # column numbers of 64 bits
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,12 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
     ),
     "margins_columns": (Variant("columns", tuple(ELEMENTS), entry="margins_columns"),),
     "update_columns": (Variant("columns", tuple(ELEMENTS), entry="update_columns"),),
+    "csr_margin": (Variant("csr", SPARSE, entry="csr_margin"),),
+    "csr_update": (Variant("csr", SPARSE, entry="csr_update"),),
+    "csr_gram": (Variant("csr", SPARSE, entry="csr_gram"),),
+    "csr_margin_64": (Variant("csr", SPARSE, defines=WIDE, entry="csr_margin"),),
+    "csr_update_64": (Variant("csr", SPARSE, defines=WIDE, entry="csr_update"),),
+    "csr_gram_64": (Variant("csr", SPARSE, defines=WIDE, entry="csr_gram"),),
 }
 
 

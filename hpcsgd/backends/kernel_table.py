@@ -64,6 +64,8 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
     "csr_margin_64": (Variant("csr", SPARSE, defines=WIDE, entry="csr_margin"),),
     "csr_update_64": (Variant("csr", SPARSE, defines=WIDE, entry="csr_update"),),
     "csr_gram_64": (Variant("csr", SPARSE, defines=WIDE, entry="csr_gram"),),
+    "direct_steps": (Variant("direct_steps", tuple(ELEMENTS)),),
+    "gather_steps": (Variant("gather_steps", tuple(ELEMENTS)),),
 }
 
 

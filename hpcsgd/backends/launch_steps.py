@@ -1,6 +1,10 @@
 """Launch shapes of the kernels that cast, multiply columns and take plain steps."""
 
+from dataclasses import replace
 from typing import NamedTuple
+
+from hpcsgd.backends.kernel_table import Build
+from hpcsgd.backends.plain import FAMILIES
 
 BLOCK = 256  # threads, where nothing else is said
 CHUNK = 16  # bytes that a thread reads at once
@@ -77,6 +81,12 @@ def direct_partials(launch: Launch, tall: int) -> int:
 def gather_steps(tall: int) -> Launch:
     """One block."""
     return Launch((1,), 1024, 16 + WORD * tall)
+
+
+def with_family(build: Build, family: str) -> Build:
+    """The build of direct_steps or gather_steps that takes the steps of a family."""
+    number = FAMILIES.index(family)
+    return replace(build, defines=(*build.defines, f"FAMILY={number}"))
 
 
 def _parts(count: int, each: int) -> int:

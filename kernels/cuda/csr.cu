@@ -106,15 +106,20 @@ csr_update(const s64 *__restrict__ indptr, const column *__restrict__ indices,
 }
 LAUNCHABLE(csr_update)
 
-/* Two rows, merged. */
+/* Two rows, merged. One chain of long rows would drift, since squares have one sign: what
+   an addition loses is carried to the next. */
 INLINE float product_of(const column *indices, const element *data, s64 a, s64 last_a,
                         s64 b, s64 last_b)
 {
-    float sum = 0.0f;
+    float sum = 0.0f, lost = 0.0f;
     while (a < last_a && b < last_b) {
         column left = __ldg(indices + a), right = __ldg(indices + b);
-        if (left == right)
-            sum = fmaf(value_of(__ldg(data + a)), value_of(__ldg(data + b)), sum);
+        if (left == right) {
+            float more = fmaf(value_of(__ldg(data + a)), value_of(__ldg(data + b)), lost);
+            float next = sum + more;
+            lost = more - (next - sum);
+            sum = next;
+        }
         a += left <= right;
         b += right <= left;
     }

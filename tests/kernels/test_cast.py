@@ -10,7 +10,7 @@ from hpcsgd.backends import launch_steps
 from hpcsgd.backends.kernel_table import ELEMENTS, LOW
 from hpcsgd.formats import get_format
 from hpcsgd.storage import decode, encode
-from tests.kernels.emulator import Kernel, empty, on_device
+from tests.kernels.emulator import Kernel, empty, on_device, source_of
 from tests.kernels.mutants import Mutant
 from tests.kernels.problems import numbers, stored
 
@@ -71,8 +71,10 @@ def test_casts_are_those_of_storage(name):
     casts_agree(name)
 
 
-@pytest.mark.parametrize("name", ELEMENTS)
-@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize(
+    "name, wide",
+    [*((name, False) for name in ELEMENTS), ("bf16", True), ("fp8-e5m2", True)],
+)
 def test_rows_are_copied(name, wide):
     for sizes in SIZES:
         gather_agrees(name, *sizes, wide)
@@ -87,6 +89,11 @@ def test_casts_take_a_factor():
     narrow(shape.grid, shape.block, (values, count, half, held))
     widen(shape.grid, shape.block, (held, count, half, back))
     np.testing.assert_array_equal(back, np.array([1, 3, -1024]) / 16)
+
+
+def test_faults_are_told_from_the_kernel():
+    """What mutants have to fail, the kernel passes."""
+    check(source_of("cast"))
 
 
 def check(text):

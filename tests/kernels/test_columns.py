@@ -7,7 +7,7 @@ import pytest
 
 from hpcsgd.backends import launch_steps
 from hpcsgd.backends.kernel_table import ELEMENTS
-from tests.kernels.emulator import Kernel, empty, on_device
+from tests.kernels.emulator import Kernel, empty, on_device, source_of
 from tests.kernels.mutants import Mutant
 from tests.kernels.problems import numbers, stored
 
@@ -39,6 +39,11 @@ MUTANTS = [
 @pytest.mark.parametrize("sizes", [*SIZES, MOST])
 def test_columns_are_those_of_float64(name, sizes):
     agrees(name, *sizes)
+
+
+def test_faults_are_told_from_the_kernel():
+    """What mutants have to fail, the kernel passes."""
+    check(source_of("columns"))
 
 
 def check(text):

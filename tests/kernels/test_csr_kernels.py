@@ -9,7 +9,7 @@ import pytest
 from hpcsgd.backends import launch_steps
 from hpcsgd.backends.kernel_table import ELEMENTS
 from hpcsgd.storage import decode, encode
-from tests.kernels.emulator import Kernel, empty, on_device
+from tests.kernels.emulator import Kernel, empty, on_device, source_of
 from tests.kernels.mutants import Mutant
 from tests.kernels.problems import numbers
 
@@ -29,6 +29,7 @@ MUTANTS = [
     Mutant("csr", "the factor of a lane", "__shfl_sync(0xffffffffu, factor, row)",
            "factor"),
     Mutant("csr", "a merge that loses", "b += right <= left", "b += right < left + 2"),
+    Mutant("csr", "a sum that drifts", "lost = more - (next - sum);", "lost = 0.0f;"),
     Mutant("csr", "batches of their own", "batches[i] > batches[k]",
            "batches[i] >= batches[k]"),
     Mutant("csr", "tiles turned", "(tile >> 16)", "(tile & 0xffffu)"),
@@ -51,18 +52,19 @@ class Case:
 
 
 def case_of(kind, sizes, text=None):
-    """Rows of which some are empty and one is full."""
+    """Rows of which some are empty and one is full; the last sampled one has gaps."""
     (name, bits), (n, d, m, share) = kind, sizes
     rng = np.random.default_rng(n + d)
     there = rng.random((n, d)) < share
     there[n // 2], there[n // 3] = True, n == 1
+    there[0] = rng.random(d) < (0.6 if n > 1 else 2.0)
     indptr = np.concatenate([[0], there.sum(1).cumsum()])
     indices = np.nonzero(there)[1]
     stored = encode(rng.normal(size=len(indices)).astype(np.float32), name)
     dense = np.zeros((n, d))
     dense[there] = decode(stored, name, np.float64)
     rows = numbers(rng, n, m)
-    rows[-1] = n // 2
+    rows[m // 2], rows[-1] = n // 2, 0
     head = (
         *(on_device(indptr, np.int64), on_device(indices, f"i{bits // 8}")),
         *(on_device(stored), rows, m),
@@ -79,12 +81,19 @@ def test_products_are_those_of_float64(kind, sizes):
     update_agrees(case)
 
 
-@pytest.mark.parametrize(
-    "kind, side", [*((kind, 64) for kind in KINDS), (KINDS[2], 16)]
-)
-def test_the_gram_is_that_of_float64(kind, side):
-    for sizes in SIZES[:3]:
-        gram_agrees(case_of(kind, sizes), side)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sizes", SIZES)
+def test_the_gram_is_that_of_float64(kind, sizes):
+    gram_agrees(case_of(kind, sizes), 64)
+
+
+def test_tiles_may_be_small():
+    gram_agrees(case_of(KINDS[1], SIZES[1]), 16)
+
+
+def test_faults_are_told_from_the_kernel():
+    """What mutants have to fail, the kernel passes."""
+    check(source_of("csr"))
 
 
 def check(text):
@@ -93,7 +102,7 @@ def check(text):
         case = case_of(("bf16", 32), sizes, text)
         margins_agree(case)
         update_agrees(case)
-        gram_agrees(case, 64)
+        gram_agrees(case, 16)
 
 
 def margins_agree(case):
@@ -148,6 +157,6 @@ def gram_agrees(case, side):
 
 def close(found, wanted, size):
     """To float64's within the rounding of sums, and the same bits every time."""
-    assert (np.abs(found[0] - wanted) <= 2e-6 * size).all()
+    assert (np.abs(found[0] - wanted) <= 4e-7 * size).all()
     for other in found[1:]:
         np.testing.assert_array_equal(other, found[0])

@@ -9,6 +9,11 @@ from tests.kernels.emulator import empty, on_device
 from tests.kernels.problems import numbers, stored
 
 FAMILIES = ("logistic", "gaussian", "poisson", "gamma", "squared-hinge", "huber")
+# A family for each format, and what is left.
+PAIRS = [
+    *(("bf16", "logistic"), ("fp16", "gaussian"), ("fp32", "poisson")),
+    *(("fp8-e4m3", "gamma"), ("fp8-e5m2", "huber"), ("bf16", "squared-hinge")),
+]
 SETTINGS = {"poisson": 1.5, "gamma": 1.5, "huber": 0.5}  # near enough to matter
 MOST = 80.0  # exponents elsewhere
 

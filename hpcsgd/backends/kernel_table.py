@@ -15,6 +15,8 @@ FOLDER = "cuda"  # below kernels/
 # The numbers of kernels/cuda/elements.cuh.
 ELEMENTS = {"bf16": 1, "fp16": 2, "fp32": 3, "fp8-e4m3": 4, "fp8-e5m2": 5}
 LOW = tuple(name for name in ELEMENTS if name != "fp32")
+SPARSE = ("bf16", "fp32")  # what CSR rows are stored in
+WIDE = ("COLUMN64=1",)  # column numbers of 64 bits
 
 # The numbers of kernels/cuda/families.cuh.
 FAMILIES = {
@@ -96,6 +98,22 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
         for family, number in FAMILIES.items()
     },
     "softmax": (Variant("softmax", ("fp32",)),),
+    "narrow": (Variant("cast", LOW, entry="narrow"),),
+    "widen": (Variant("cast", LOW, entry="widen"),),
+    "gather_rows": (Variant("cast", tuple(ELEMENTS), entry="gather_rows"),),
+    "gather_rows_wide": (
+        Variant("cast", LOW, defines=("WIDEN=1",), entry="gather_rows"),
+    ),
+    "margins_columns": (Variant("columns", tuple(ELEMENTS), entry="margins_columns"),),
+    "update_columns": (Variant("columns", tuple(ELEMENTS), entry="update_columns"),),
+    "csr_margin": (Variant("csr", SPARSE, entry="csr_margin"),),
+    "csr_update": (Variant("csr", SPARSE, entry="csr_update"),),
+    "csr_gram": (Variant("csr", SPARSE, entry="csr_gram"),),
+    "csr_margin_64": (Variant("csr", SPARSE, defines=WIDE, entry="csr_margin"),),
+    "csr_update_64": (Variant("csr", SPARSE, defines=WIDE, entry="csr_update"),),
+    "csr_gram_64": (Variant("csr", SPARSE, defines=WIDE, entry="csr_gram"),),
+    "direct_steps": (Variant("direct_steps", tuple(ELEMENTS)),),
+    "gather_steps": (Variant("gather_steps", tuple(ELEMENTS)),),
 }
 
 

@@ -42,6 +42,12 @@ INLINE u32 load_acquire(const u32 *at)
 
 INLINE u32 in_shared(const void *at) { return (u32)__cvta_generic_to_shared(at); }
 
+/* Into the cache of the GPU, for later. */
+INLINE void fetch_ahead(const void *at)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+}
+
 /* Copies of 16 bytes to shared memory, of which the first `bytes` come from memory and
    the rest are zeros. In batches: copy_wait<N> waits until N of them are left. */
 #if ARCH >= 800

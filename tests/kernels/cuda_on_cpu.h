@@ -484,6 +484,7 @@ inline unsigned load_acquire(const unsigned *at)
 {
     return __atomic_load_n(at, __ATOMIC_ACQUIRE);
 }
+inline void fetch_ahead(const void *at) { (void)*(const volatile char *)at; }
 
 /* Copies to shared memory land as late as they may: at the wait that asks for them. */
 inline void copy_async_16(void *to, const void *from, int bytes)

@@ -2,7 +2,7 @@
 #ifndef HPCSGD_STEPS_CUH
 #define HPCSGD_STEPS_CUH
 
-#include "links.cuh"
+#include "families.cuh"
 
 /* Of the sampled rows; weights and offsets may be NULL. `rounds`: margins are bf16. */
 struct Sample {
@@ -16,7 +16,7 @@ INLINE float residual_of_row(const Sample &sample, int row, float margin, float 
     float t = sample.rounds ? float_of_bf16(bf16_of_float(margin)) : margin;
     if (sample.offsets)
         t += sample.offsets[row];
-    float r = residual(t + start, sample.targets[row], sample.setting);
+    float r = residual_of<FAMILY>(t + start, sample.targets[row], sample.setting);
     return sample.weights ? r * sample.weights[row] : r;
 }
 

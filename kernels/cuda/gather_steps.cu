@@ -56,7 +56,7 @@ INLINE void take(const element *batch, s64 stride, int count, int cols,
 #pragma unroll
         for (int i = 0; i < IN_WORD; i++)
             sums[i] = 0.0f;
-#pragma unroll 8
+#pragma unroll 4
         for (int row = 0; row < count; row++) {
             float values[IN_WORD], factor = gain * residuals[row];
             load_word(batch + row * stride + k, values);

@@ -137,13 +137,17 @@ def build_of(kernel: str, element: str, arch: str) -> Build:
 
 
 def all_builds(arch: str) -> list[Build]:
-    """Everything that a GPU of `arch` may be asked for, once each."""
-    found = []
+    """Every text with every set of defines that a GPU of `arch` may be asked for.
+
+    Kernels of one text are compiled together: one of their names stands for all.
+    """
+    found = {}
     for kernel, variants in VARIANTS.items():
-        for element in {name for v in variants for name in v.elements}:
+        for element in sorted({name for v in variants for name in v.elements}):
             if any(v.serves(element, arch) for v in variants):
-                found.append(build_of(kernel, element, arch))
-    return sorted(set(found), key=repr)
+                build = build_of(kernel, element, arch)
+                found[build.source, build.defines] = build
+    return list(found.values())
 
 
 def options(build: Build, folder: str) -> tuple[str, ...]:

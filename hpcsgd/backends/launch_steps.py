@@ -80,7 +80,7 @@ def direct_partials(launch: Launch, tall: int) -> int:
 
 def gather_steps(tall: int) -> Launch:
     """One block."""
-    return Launch((1,), 1024, 16 + WORD * tall)
+    return Launch((1,), 512, 16 + WORD * tall)
 
 
 def with_family(build: Build, family: str) -> Build:

@@ -2,13 +2,13 @@
 
    w ← carry_j w + gain_j Y_jᵀ r_j, r_j = ∂ℓ(Y_j w). A warp has a row of the margins, a
    thread the columns of one 32-bit word of a row: no sum has two owners. `stride` in
-   elements, a multiple of 16 bytes. grid = 1, block = 1024, shared = 16 + 4 tall bytes;
+   elements, a multiple of 16 bytes. grid = 1, block = 512, shared = 16 + 4 tall bytes;
    `tall` is the largest batch. offsets, sample weights and intercept may be NULL. */
 #include "elements.cuh"
 #include "steps.cuh"
 
 #define IN_WORD (4 / (int)sizeof(element)) /* elements of a word */
-#define THREADS 1024
+#define THREADS 512 /* of 1024, some would have no register for a value */
 
 /* Margins of `count` rows become residuals in shared memory. */
 INLINE void settle(const element *block, s64 stride, int start, int count, int cols,
@@ -56,7 +56,7 @@ INLINE void take(const element *batch, s64 stride, int count, int cols,
 #pragma unroll
         for (int i = 0; i < IN_WORD; i++)
             sums[i] = 0.0f;
-#pragma unroll 8
+#pragma unroll 4
         for (int row = 0; row < count; row++) {
             float values[IN_WORD], factor = gain * residuals[row];
             load_word(batch + row * stride + k, values);

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from hpcsgd.backends import launch_steps
-from hpcsgd.backends.kernel_table import ELEMENTS, build_of, options
+from hpcsgd.backends.kernel_table import ELEMENTS, build_of
 from tests.kernels import nvrtc
-from tests.kernels.emulator import KERNELS, Kernel, empty, on_device, source_of
+from tests.kernels.emulator import Kernel, empty, on_device, source_of
 from tests.kernels.mutants import Mutant
-from tests.kernels.test_compiles import faults_in
+from tests.kernels.test_compiles import faults_in, options_for
 from tests.kernels.walks import FAMILIES, PAIRS, agree, walk_of
 
 PROCESSORS = 3
@@ -53,7 +53,7 @@ def test_nothing_more_has_to_be_given(name, family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_compiles(family):
     build = launch_steps.with_family(build_of("direct_steps", "bf16", "90"), family)
-    given = (*options(build, "90", str(KERNELS)), "--ptxas-options=-v")
+    given = (*options_for(build, "90"), "--ptxas-options=-v")
     found = nvrtc.compile_text(source_of("direct_steps"), build.entry, given, 13)
     assert found.ok and not faults_in(found.log), found.log
 

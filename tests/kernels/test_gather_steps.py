@@ -28,8 +28,8 @@ MUTANTS = [
            "             weights);"),
     Mutant("gather_steps", "the first batch again", "take(block + start * stride",
            "take(block + 0 * stride"),
-    Mutant("gather_steps", "the first 32 rows", "row < count; row += THREADS / 32",
-           "row < min(count, 32); row += THREADS / 32"),
+    Mutant("gather_steps", "the first rows", "row < count; row += THREADS / 32",
+           "row < min(count, 16); row += THREADS / 32"),
     Mutant("gather_steps", "no carry", "fmaf(carry, weights", "fmaf(1.0f, weights"),
 ]  # fmt: skip
 

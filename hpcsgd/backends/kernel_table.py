@@ -112,7 +112,11 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
     "csr_margin_64": (Variant("csr", SPARSE, defines=WIDE, entry="csr_margin"),),
     "csr_update_64": (Variant("csr", SPARSE, defines=WIDE, entry="csr_update"),),
     "csr_gram_64": (Variant("csr", SPARSE, defines=WIDE, entry="csr_gram"),),
-    "direct_steps": (Variant("direct_steps", tuple(ELEMENTS)),),
+    # With fp8 its values do not fit into the registers of sm_70.
+    "direct_steps": (
+        Variant("direct_steps", ("bf16", "fp16", "fp32")),
+        Variant("direct_steps", ("fp8-e4m3", "fp8-e5m2"), 75),
+    ),
     "gather_steps": (Variant("gather_steps", tuple(ELEMENTS)),),
 }
 

@@ -1,5 +1,8 @@
 """Every kernel compiles for every GPU that it says it serves, on a machine without."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from hpcsgd.backends.kernel_table import ARCHS, VARIANTS, all_builds, options
@@ -11,13 +14,20 @@ from tests.kernels.emulator import KERNELS, source_of
 def test_compiles(arch):
     major = nvrtc.major_for(arch)
     assert nvrtc.library(major), f"install the wheel of NVRTC for CUDA {major}"
-    for build in all_builds(arch):
-        given = (*options_for(build, arch), "--ptxas-options=-v")
-        found = nvrtc.compile_text(source_of(build.source), build.entry, given, major)
-        assert found.ok, f"sm_{arch} {build}: {found.log[:3000]}"
-        assert found.cubin[:4] == b"\x7fELF"
-        faults = faults_in(found.log)
-        assert not faults, f"sm_{arch} {build}: {faults}"
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = list(pool.map(lambda build: fault_of(build, arch), all_builds(arch)))
+    assert not any(found), [fault for fault in found if fault]
+
+
+def fault_of(build, arch):
+    """What is wrong with it, in words; nothing if it is as it should be."""
+    given = (*options_for(build, arch), "--ptxas-options=-v")
+    text, major = source_of(build.source), nvrtc.major_for(arch)
+    found = nvrtc.compile_text(text, build.entry, given, major)
+    if not found.ok or found.cubin[:4] != b"\x7fELF":
+        return f"sm_{arch} {build}: {found.log[:3000]}"
+    faults = faults_in(found.log)
+    return f"sm_{arch} {build}: {faults}" if faults else ""
 
 
 def options_for(build, arch):

@@ -11,7 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.15 python3.14 python3.13 python3.12 \
 ENV = OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 RUN = $(ENV) .venv/bin/python
 
-.PHONY: help environment demo test test-all test-ulfm soak fuzz bench bench-cpu bench-data \
+.PHONY: help environment demo test test-all test-ulfm gpu mutants soak fuzz bench bench-cpu bench-data \
   bench-peers bench-ddp peers check lint clean
 
 help:  ## this list
@@ -44,6 +44,13 @@ test-all: environment  ## the full matrices; its summary goes to benchmarks/resu
 	  tail -n 40 .test-all.log; \
 	  sed -n '/time by folder/,$$p' .test-all.log > benchmarks/results/test-all.txt; \
 	  rm -f .test-all.log; exit $$code
+
+gpu: environment  ## on a machine with a GPU: its tests, its benchmarks
+	@$(RUN) -m pytest -q -p no:cacheprovider --require-gpu tests/gpu
+	@$(RUN) -m benchmarks.bench_gpu
+
+mutants: environment  ## faults planted in the GPU's kernels, which the tests have to see
+	@$(RUN) -m tests.kernels.mutants
 
 soak: environment  ## 30 minutes of kills and resumes; MINUTES=5 for fewer
 	@$(RUN) -m tests.faults.soak --minutes $(or $(MINUTES),30)

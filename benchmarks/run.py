@@ -17,7 +17,7 @@ for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 HERE = Path(__file__).parent
 # What make bench-data, bench-peers and bench-ddp run, beside what is compared with.
 TEXT = ("bench_data", "bench_convert", "bench_store", "bench_stream")
-APART = (*TEXT, "bench_peers", "bench_ddp")
+APART = (*TEXT, "bench_peers", "bench_ddp", "bench_gpu")
 sys.path.insert(0, str(HERE.parent))
 
 

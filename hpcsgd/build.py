@@ -6,6 +6,7 @@ first exchange.
 
 from collections.abc import Callable
 
+from hpcsgd.assembly.gpu import open_gpu
 from hpcsgd.assembly.live import Live, assemble
 from hpcsgd.assembly.vocabulary import resolve
 from hpcsgd.backends import cpu, threads
@@ -38,6 +39,7 @@ def build(
     own = world.together(cpu.instructions)
     cpu.settle(world.exchange_objects(own))
     _use_threads(config.run.threads, world)
+    device, world = open_gpu(config, world)
     words = world.together(lambda: resolve(config, world))
     grid = Grid(words.world, config.grid.replicas, words.members)
     opened = grid.world.together(lambda: reader(grid.world))
@@ -57,7 +59,7 @@ def build(
     setup.lap("read")
     earlier = earlier_choice(config, grid.world, known)
     live = world.together(
-        lambda: assemble(config, words, grid, loaded, callbacks, earlier)
+        lambda: assemble(config, words, grid, loaded, callbacks, earlier, device)
     )
     setup.lap("build")
     return live

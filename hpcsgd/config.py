@@ -17,6 +17,7 @@ from hpcsgd.rates import RateConfig
 from hpcsgd.schedule import Schedule
 from hpcsgd.toml_text import toml_literal, toml_value
 
+TRANSPORTS = ("auto", "nccl", "mpi-cuda", "mpi-host")
 DRIVERS = ("independent", "mpio")
 MOST_EXCHANGES = 1_000_000  # between two looks
 
@@ -104,6 +105,9 @@ class RunSection:
     on_failure: str = "stop"  # shrink: go on with the ranks that are left (ULFM)
     timeout: float = 20.0  # seconds a rank waits for one that does nothing; 0 = ever
     emulate_members: int = 0  # this rank as one of so many, for times; 0 = no
+    device: str = "cpu"  # cuda: exchanges on a GPU
+    transport: str = "auto"  # of arrays on GPUs: nccl, mpi-cuda, mpi-host
+    share_gpus: bool = False  # more ranks on a node than it has GPUs
     threads: int = 1  # of each rank, in compiled kernels; larger = ranks on more cores
     profile: bool = False  # report where the time went, on all ranks
 
@@ -139,6 +143,12 @@ class RunSection:
         if self.on_failure not in ("stop", "shrink"):
             raise ConfigError(
                 f"[run] on_failure = {self.on_failure!r}; known: stop, shrink"
+            )
+        if self.device not in ("cpu", "cuda"):
+            raise ConfigError(f"[run] device = {self.device!r}; known: cpu, cuda")
+        if self.transport not in TRANSPORTS:
+            raise ConfigError(
+                f"[run] transport = {self.transport!r}; known: {', '.join(TRANSPORTS)}"
             )
         if self.node_sharing not in ("auto", "on", "off"):
             raise ConfigError(

@@ -31,6 +31,12 @@ SEGMENTS = pytest.StashKey()
 _used: dict[str, float] = defaultdict(float)
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--require-gpu", action="store_true", help="tests of a GPU fail without one"
+    )
+
+
 def pytest_configure(config):
     config.lengths_key = pytest.StashKey()
 

@@ -49,7 +49,7 @@ class Feed:
             rows = order[first : first + sum(sizes)]
             if self.follow is not None:
                 self.follow(epoch, first, len(rows))
-            yield self.planner.group(index, epoch, rows, sizes, step)
+            yield self.planner.group(index, epoch, rows, sizes, step, order, first)
             first, step = first + len(rows), step + len(sizes)
         done = max(skip, len(self.plans))
         yield from [None] * (self.exchanges_per_epoch - done)

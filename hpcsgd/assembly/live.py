@@ -11,6 +11,7 @@ from hpcsgd.assembly.feed import Feed, make_feed, steps_in
 from hpcsgd.assembly.motor import Parts, make_engine
 from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.backends.base import Backend
+from hpcsgd.backends.device import Device
 from hpcsgd.callbacks.base import Callback
 from hpcsgd.capture import Capture
 from hpcsgd.checkpoint import Checkpoint
@@ -27,7 +28,9 @@ from hpcsgd.products import GATHERS, RECURS, get_product
 from hpcsgd.products.base import Product, State, Task
 from hpcsgd.products.clip import Clip, make_clip
 from hpcsgd.products.gap import GapMonitor
+from hpcsgd.products.held import HeldState
 from hpcsgd.products.lookahead import LookAheadGram
+from hpcsgd.products.on_device import ON_DEVICE, OnDevice
 from hpcsgd.products.plan import Planner
 from hpcsgd.products.watcher import UNWATCHED, Unwatched
 from hpcsgd.rates import make_rate
@@ -98,10 +101,11 @@ def assemble(
     loaded: Loaded,
     callbacks: list[Callback],
     earlier: Earlier | None = None,
+    device: Device | None = None,
 ) -> Live:
     """Everything from what is named and what was loaded.
 
-    `earlier` is what a run that goes on had chosen.
+    `earlier` is what a run that goes on had chosen, `device` the GPU that it is for.
     """
     task = _task(config, words, grid, loaded)
     chosen = choose_run(config, words, task, loaded, earlier)
@@ -109,8 +113,11 @@ def assemble(
     config = replace(config, schedule=schedule)
     name, look_ahead = chosen.product, chosen.look_ahead
     feed = _feed(config, words, grid, loaded)
-    task = replace(task, monitor=_monitor(config, name, feed))
-    product = _product(name, look_ahead, task)
+    if device is None:
+        task = replace(task, monitor=_monitor(config, name, feed))
+        product = _product(name, look_ahead, task)
+    else:
+        product = _on_gpu(name, task, device)
     columns = Columns(grid, loaded.shard.parts, product.holds_all_columns)
     parts = Parts(
         config, words, grid, loaded, task, product, name, look_ahead, feed, columns
@@ -127,7 +134,7 @@ def assemble(
         columns=columns,
         capture=capture,
         engine=engine,
-        state=_first_state(config, task, columns, engine.agreement),
+        state=_first_state(config, task, product, columns, engine.agreement),
     )
 
 
@@ -183,6 +190,17 @@ def _product(name: str, look_ahead: bool, task: Task) -> Product:
     return product
 
 
+def _on_gpu(name: str, task: Task, device: Device) -> Product:
+    """The same on the GPU of this rank."""
+    if name not in ON_DEVICE:
+        raise ConfigError(
+            f"[products] kind = {name!r} is not offered on a GPU; use"
+            f" {' or '.join(ON_DEVICE)}, or --device cpu"
+        )
+    made: Product = ON_DEVICE[name](task, device)
+    return made
+
+
 def _feed(config: RunConfig, words: Vocabulary, grid: Grid, loaded: Loaded) -> Feed:
     schedule, rows = config.schedule, loaded.shard.total_rows
     own = plan_groups(loaded.shard.height, schedule.batch, schedule.steps)
@@ -194,13 +212,20 @@ def _feed(config: RunConfig, words: Vocabulary, grid: Grid, loaded: Loaded) -> F
 
 
 def _first_state(
-    config: RunConfig, task: Task, columns: Columns, agreement: Agreement
+    config: RunConfig,
+    task: Task,
+    product: Product,
+    columns: Columns,
+    agreement: Agreement,
 ) -> State:
     height, width = columns.own.stop - columns.own.start, task.states * task.columns
     intercept = np.zeros((task.states, task.columns))
-    state = State(
+    kind = HeldState if isinstance(product, OnDevice) else State
+    state = kind(
         weights=task.backend.zeros((height, width)),
         intercept=intercept if config.problem.intercept else None,
     )
+    if isinstance(product, OnDevice):
+        state.hold(product.device)  # type: ignore[attr-defined]
     agreement.prepare(state)
     return state

@@ -22,6 +22,14 @@ class Batch:
     weights: Array | None  # (m, 1)
     offsets: Array | None  # (m, 1)
 
+    def part(self, rows: slice) -> "Batch":
+        """Of some of the rows."""
+        return Batch(
+            self.targets[rows],
+            None if self.weights is None else self.weights[rows],
+            None if self.offsets is None else self.offsets[rows],
+        )
+
 
 @dataclass(frozen=True)
 class Plain:

@@ -137,6 +137,19 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         {"choices": ["stop", "shrink"], "help": "when a rank is lost (needs ULFM)"},
     ),
     (
+        "--device",
+        "run.device",
+        {"choices": ["cpu", "cuda"], "help": "where exchanges are computed"},
+    ),
+    (
+        "--transport",
+        "run.transport",
+        {
+            "choices": ["auto", "nccl", "mpi-cuda", "mpi-host"],
+            "help": "how arrays on GPUs travel",
+        },
+    ),
+    (
         "--timeout",
         "run.timeout",
         {
@@ -159,6 +172,7 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 SWITCHES = (
     ("--intercept", "problem.intercept", "learn an intercept (never penalised)"),
     ("--reproducible", "run.reproducible", "every member holds the same bits"),
+    ("--share-gpus", "run.share_gpus", "more ranks on a node than it has GPUs"),
     ("--profile", "run.profile", "say where the time went, on all ranks"),
 )
 

@@ -1,6 +1,7 @@
 """Ranks over MPI, host buffers; the home of mpi4py."""
 
 import atexit
+import ctypes
 import os
 import sys
 import time
@@ -269,6 +270,18 @@ def library_name(mpi: Any) -> str:
     """The first line of what the library says of itself."""
     said: str = mpi.Get_library_version().strip("\x00 \n").splitlines()[0]
     return " ".join(said.split())
+
+
+def reads_device_memory() -> bool | None:
+    """What MPI itself says of CUDA, once it is started; None where it cannot be asked.
+
+    An extension of MPICH and Open MPI, which mpi4py does not have.
+    """
+    try:
+        ask = ctypes.CDLL(load_mpi().__file__).MPIX_Query_cuda_support
+    except (OSError, AttributeError):
+        return None
+    return bool(ask())
 
 
 def _cuda_aware(mpi: Any) -> str:

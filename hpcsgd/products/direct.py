@@ -109,7 +109,7 @@ def one_by_one(
     for j, plan in enumerate(group.steps):
         part = slice(starts[j], starts[j + 1])
         residuals.append(
-            _step(task, state, plan, rows[part], _part(batch, part), scratch)
+            _step(task, state, plan, rows[part], batch.part(part), scratch)
         )
     state.residuals = residuals[0] if len(residuals) == 1 else np.vstack(residuals)
     return state
@@ -161,11 +161,3 @@ def probed(task: Task, weights: Array) -> Array:
     if momentum == 0.0:
         return point
     return point + momentum * weights[:, task.columns :]
-
-
-def _part(batch: Batch, part: slice) -> Batch:
-    return Batch(
-        batch.targets[part],
-        None if batch.weights is None else batch.weights[part],
-        None if batch.offsets is None else batch.offsets[part],
-    )

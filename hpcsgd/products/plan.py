@@ -99,10 +99,13 @@ class Planner:
         rows: Array,
         sizes: tuple[int, ...],
         first_step: int,
+        order: Array | None = None,
+        first: int = 0,
     ) -> Group:
         """The group of `rows` whose first step is number `first_step` of the run."""
         rates = self.rates(first_step, len(sizes))
-        return Group(index, epoch, rows, self._coefficients(rates, sizes))
+        coefficients = self._coefficients(rates, sizes)
+        return Group(index, epoch, rows, coefficients, order, first)
 
     def _coefficients(self, rates: Array, sizes: tuple[int, ...]) -> Coefficients:
         key = (rates.tobytes(), sizes)

@@ -75,7 +75,7 @@ LAYERS = (
 SIBLINGS = ("backends", "comm", "data")
 HOMES = {
     "mpi4py": ("comm/mpi.py",),
-    "cupy": ("backends/cuda.py", "backends/kernels.py", "comm/nccl.py"),
+    "cupy": ("backends/cuda.py", "backends/kernels.py", "backends/device_layer.py"),
     "h5py": (
         "data/hdf5_open.py",
         "data/store_writer.py",

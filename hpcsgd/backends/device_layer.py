@@ -1,0 +1,194 @@
+"""A GPU's arrays, streams and copies through CuPy; what transports ask of it.
+
+CuPy is loaded when it is asked for and nowhere else, so all that uses this can be run
+with a layer made of NumPy.
+"""
+
+import ctypes
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.backends.bits import add_bits, narrow_bits, widen_bits
+from hpcsgd.errors import ConfigError, MissingPackage
+
+Array = NDArray[Any]
+OLDEST = 12  # CUDA majors that wheels are named after
+NEWEST = 13
+DOWN, UP = "memcpyDeviceToHost", "memcpyHostToDevice"
+NOT_READY = 600  # cudaErrorNotReady
+
+
+def load_cupy() -> Any:
+    """CuPy, once it is sure that it can work here."""
+    driver = driver_major()
+    try:
+        import cupy
+    except ImportError as missing:
+        raise MissingPackage(
+            f"a GPU needs CuPy ({missing}); install it with: {_install(driver)}"
+        ) from missing
+    if driver is None:
+        raise ConfigError(
+            "no NVIDIA driver is here (libcuda.so.1 does not load); run on a node with"
+            " a GPU, or use --device cpu"
+        )
+    built = cupy.cuda.runtime.runtimeGetVersion() // 1000
+    if built > driver:
+        raise ConfigError(
+            f"CuPy is made for CUDA {built} and the driver here knows CUDA {driver};"
+            f" replace it with: pip uninstall cupy-cuda{built}x && {_install(driver)}"
+        )
+    return cupy
+
+
+def driver_major() -> int | None:
+    """The newest major version of CUDA that the driver knows; None without one."""
+    version = ctypes.c_int(0)
+    try:
+        failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):
+        return None
+    return None if failed or not version.value else version.value // 1000
+
+
+def _install(driver: int | None) -> str:
+    if driver is None:
+        return f"pip install cupy-cuda{NEWEST}x (cupy-cuda{OLDEST}x for CUDA {OLDEST})"
+    return f"pip install cupy-cuda{min(driver, NEWEST)}x"
+
+
+def count_gpus() -> int:
+    """Those that this process sees."""
+    cupy = load_cupy()
+    try:
+        return int(cupy.cuda.runtime.getDeviceCount())
+    except cupy.cuda.runtime.CUDARuntimeError:  # no device, or none that is not hidden
+        return 0
+
+
+class DeviceLayer:
+    """One GPU, made the current one of the thread that opens it."""
+
+    def __init__(self, number: int = 0, cupy: Any = None) -> None:
+        self.cupy = cupy or load_cupy()
+        self._device = self.cupy.cuda.Device(number)
+        self._device.use()
+
+    @property
+    def nccl(self) -> Any:
+        """CuPy's module of NCCL."""
+        try:
+            from cupy.cuda import nccl
+
+            if nccl.available:
+                return nccl
+            why = "CuPy finds none"
+        except (ImportError, AttributeError) as missing:
+            why = str(missing)
+        major = self.cupy.cuda.runtime.runtimeGetVersion() // 1000
+        raise MissingPackage(
+            f"transport nccl needs NCCL ({why}); install it with:"
+            f" pip install nvidia-nccl-cu{major}, or use transport = mpi-host"
+        )
+
+    @property
+    def place(self) -> str:
+        """The node, the GPU's address on its bus, and which part of it."""
+        facts = self.cupy.cuda.runtime.getDeviceProperties(self._device.id)
+        unit = bytes(facts.get("uuid", b"")).hex()  # slices of a GPU share its bus
+        return f"{os.uname().nodename} {self._device.pci_bus_id} {unit}".rstrip()
+
+    def owns(self, array: Any) -> bool:
+        """Whether it is CuPy's."""
+        return isinstance(array, self.cupy.ndarray)
+
+    def empty(self, words: int, dtype: Any) -> Any:
+        """An array of CuPy."""
+        return self.cupy.empty(words, dtype=dtype)
+
+    def pinned(self, words: int, dtype: Any) -> Array:
+        """An array of NumPy in page-locked memory."""
+        kind = np.dtype(dtype)
+        memory = self.cupy.cuda.alloc_pinned_memory(max(words * kind.itemsize, 1))
+        return np.frombuffer(memory, kind, words)
+
+    def current_stream(self) -> Any:
+        """CuPy's current stream of this thread."""
+        return self.cupy.cuda.get_current_stream()
+
+    def new_stream(self) -> Any:
+        """One that the default stream does not wait for."""
+        return self.cupy.cuda.Stream(non_blocking=True)
+
+    def synchronize(self, stream: Any) -> None:
+        """Wait for it."""
+        stream.synchronize()
+
+    def record(self, stream: Any) -> Any:
+        """An event without a time."""
+        event = self.cupy.cuda.Event(disable_timing=True)
+        event.record(stream)
+        return event
+
+    def hold_back(self, stream: Any, event: Any) -> None:
+        """The GPU waits, not the host."""
+        stream.wait_event(event)
+
+    def is_done(self, event: Any) -> bool:
+        """Whether it is."""
+        status = self.cupy.cuda.runtime.eventQuery(event.ptr)
+        if status not in (0, NOT_READY):
+            event.synchronize()  # raises what has failed: it would never be done
+        return bool(status == 0)
+
+    def wait(self, event: Any) -> None:
+        """Wait for it."""
+        event.synchronize()
+
+    def address(self, array: Any) -> int:
+        """In the GPU's memory."""
+        return int(array.data.ptr)
+
+    def handle(self, stream: Any) -> int:
+        """cudaStream_t as a number."""
+        return int(stream.ptr)
+
+    def to_host(self, array: Any, host: Array, stream: Any) -> None:
+        """Queue the copy; `host` is read after the stream was waited for."""
+        self._check(array, host)
+        self._copy(host.ctypes.data, array.data.ptr, host.nbytes, DOWN, stream)
+
+    def to_device(self, host: Array, array: Any, stream: Any) -> None:
+        """Queue the copy; `host` is written again after the stream was waited for."""
+        self._check(array, host)
+        self._copy(array.data.ptr, host.ctypes.data, host.nbytes, UP, stream)
+
+    def for_mpi(self, array: Any) -> Any:
+        """Itself: mpi4py asks it for its address."""
+        return array
+
+    def narrow(self, values: Any, bits: Any, stream: Any) -> None:
+        """bits ← values as bf16."""
+        with stream:
+            narrow_bits(self.cupy, values, bits)
+
+    def widen(self, bits: Any, values: Any, stream: Any) -> None:
+        """values ← bits."""
+        with stream:
+            widen_bits(bits, values)
+
+    def add_bits(self, parts: Any, ranks: int, total: Any, stream: Any) -> None:
+        """total ← Σ parts."""
+        with stream:
+            add_bits(self.cupy, parts, ranks, total)
+
+    def _check(self, array: Any, host: Array) -> None:
+        assert array.nbytes == host.nbytes and array.flags.c_contiguous
+
+    def _copy(self, to: int, source: int, size: int, kind: str, stream: Any) -> None:
+        runtime = self.cupy.cuda.runtime
+        if size:
+            runtime.memcpyAsync(to, source, size, getattr(runtime, kind), stream.ptr)

@@ -1,0 +1,111 @@
+"""How the kernel `gram` is launched: which tiles, how many parts, how much room.
+
+Everything here depends on sizes and on the GPU's number of processors alone: the order
+of every sum, and so its bits, are those of the next run.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+STAGES = 3  # as in gram.cu; more hide more latency and take more shared memory
+STAGE_BYTES = 16384
+RESIDENT = 2  # blocks that a processor is taken to have at once
+MOST_SPLITS = 16
+
+
+@dataclass(frozen=True)
+class GramLaunch:
+    """One launch; G, z and the workspace are counted in words of 32 bits."""
+
+    grid: int
+    block: int
+    shared: int  # bytes
+    splits: int
+    per_split: int  # columns
+    result: int  # of G; z follows it
+    workspace: int
+    tickets: int
+
+
+def tiles_of(starts: Array, tile: int) -> tuple[Array, Array]:
+    """(tiles that a recurrence reads, place of each in that list or -1).
+
+    `starts` has the first row of every batch, then the number of rows. Entry (i, k) is
+    read where i is in a later batch than k.
+    """
+    rows = int(starts[-1])
+    firsts = np.arange(0, rows, tile)
+    lasts = np.minimum(firsts + tile, rows) - 1
+    batch_of_last = np.searchsorted(starts, lasts, side="right")
+    batch_of_first = np.searchsorted(starts, firsts, side="right")
+    down, across = np.nonzero(batch_of_last[:, None] > batch_of_first[None, :])
+    lower = across <= down
+    down, across = down[lower], across[lower]
+    places = np.full((len(firsts), len(firsts)), -1, dtype=np.int32)
+    places[down, across] = np.arange(len(down))
+    return (down << 16 | across).astype(np.uint32), places
+
+
+def shared_bytes(tile: int, stages: int = STAGES) -> int:
+    """Stages, and where the rows of two sides begin."""
+    return stages * STAGE_BYTES + 2 * tile * 8
+
+
+def step_of(tile: int, itemsize: int) -> int:
+    """Columns of one stage: half of it are `tile` rows."""
+    return STAGE_BYTES // 2 // tile // itemsize
+
+
+def splits_of(tiles: int, cols: int, tile: int, itemsize: int, sms: int) -> int:
+    """Parts of the columns, so that a GPU of `sms` processors has enough to do.
+
+    The fewest of least cost, which counts stages: rounds of blocks, each with a start,
+    and partial tiles that are written once and read once.
+    """
+    steps = max(1, -(-cols // step_of(tile, itemsize)))
+    joined = 4 * tile * tile // STAGE_BYTES
+
+    def cost(splits: int) -> int:
+        rounds = -(-tiles * splits // (RESIDENT * sms))
+        joining = joined * (splits + 1) if splits > 1 else 0
+        return rounds * (-(-steps // splits) + STAGES) + joining
+
+    best = min(range(1, min(MOST_SPLITS, steps) + 1), key=cost)
+    each = -(-steps // best)
+    return -(-steps // each)  # none is left without columns
+
+
+def per_split_of(splits: int, cols: int, tile: int, itemsize: int) -> int:
+    """Columns of one part, whole stages."""
+    step = step_of(tile, itemsize)
+    return max(1, -(-cols // (step * splits))) * step
+
+
+def launch_of(
+    tiles: int,
+    rows: int,
+    cols: int,
+    *,
+    tile: int,
+    itemsize: int,
+    splits: int,
+    margins: bool = True,
+    stages: int = STAGES,
+) -> GramLaunch:
+    """The launch for `tiles` tiles, and for the margins of `rows` rows if wanted."""
+    warps = 2 * tile // 32
+    words = tiles * tile * tile
+    return GramLaunch(
+        grid=tiles * splits + (-(-rows // warps) if margins else 0),
+        block=2 * tile,
+        shared=shared_bytes(tile, stages),
+        splits=splits,
+        per_split=per_split_of(splits, cols, tile, itemsize),
+        result=words,
+        workspace=words * splits if splits > 1 else 0,
+        tickets=tiles,
+    )

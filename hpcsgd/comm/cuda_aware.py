@@ -1,0 +1,68 @@
+"""transport = mpi-cuda: MPI is given the addresses of device arrays."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hpcsgd.comm.on_device import Carrier, OnDevice
+from hpcsgd.errors import ConfigError
+
+REMEDY = "use transport = mpi-host, or transport = nccl"
+
+
+class CudaAware(Carrier):
+    """The stream is waited for before MPI sees an address: MPI knows no streams."""
+
+    def _ready(self, *arrays: Any) -> list[Any]:
+        self.layer.synchronize(self.stream)
+        return [self.layer.for_mpi(array) for array in arrays]
+
+    def _sum(self, buffer: Any) -> None:
+        self.host._sum(*self._ready(buffer))
+
+    def _start_sum(self, buffer: Any) -> Callable[[], None]:
+        return self.host._start_sum(*self._ready(buffer))
+
+    def _reduce(self, buffer: Any) -> None:
+        self.host._reduce(*self._ready(buffer))
+
+    def _broadcast(self, buffer: Any, root: int) -> None:
+        (ready,) = self._ready(buffer)
+        self.host._broadcast(ready, root)
+
+    def _gather(self, part: Any, counts: Sequence[int], out: Any) -> None:
+        sent, received = self._ready(part, out)
+        self.host._gather(sent, counts, received)
+
+    def _exchange(self, pieces: Any, counts: Sequence[int], out: Any) -> None:
+        sent, received = self._ready(pieces, out)
+        self.host._exchange(sent, counts, received)
+
+    def _start_exchange(
+        self, pieces: Any, counts: Sequence[int], out: Any
+    ) -> Callable[[], None]:
+        sent, received = self._ready(pieces, out)
+        return self.host._start_exchange(sent, counts, received)
+
+
+class CudaAwareCommunicator(OnDevice):
+    """An explicit choice: nobody can find out safely whether an MPI can do it."""
+
+    kind = "mpi-cuda"
+    remedy = f"this MPI does not read the memory of GPUs: {REMEDY}"
+
+    def _open(self) -> CudaAware:
+        if self.host.mpi_handle is not None:
+            check_support()
+        return CudaAware(self.host, self.layer, self._stream)
+
+
+def check_support() -> None:
+    """Refuse an MPI that says no: an address that it cannot read would end the job."""
+    from hpcsgd.comm.mpi import reads_device_memory
+
+    if reads_device_memory() is False:
+        raise ConfigError(
+            "transport mpi-cuda needs a CUDA-aware MPI and this one says that it is"
+            f" none; {REMEDY}, or load the site's CUDA-aware MPI (MPICH reads device"
+            " memory with MPICH_GPU_SUPPORT_ENABLED=1 only)"
+        )

@@ -1,0 +1,233 @@
+"""A group of ranks whose arrays may be on GPUs.
+
+Arrays of the host, flags and objects go the way of the host's communicator; arrays of
+the device go through a carrier, which has the same hooks for them. Both are booked in
+one ledger by the same lines, so no transport can count in a way of its own.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from hpcsgd.comm.base import Array, Communicator
+from hpcsgd.comm.layer import Layer
+from hpcsgd.comm.workspace import Workspace
+from hpcsgd.errors import TransportError
+
+PROOF = 64  # words of the sum at the start
+
+
+class Carrier(ABC):
+    """Collectives of device arrays without gaps, as `Hooks` has them for the host's."""
+
+    def __init__(self, host: Communicator, layer: Layer, stream: Any = None) -> None:
+        self.host, self.layer = host, layer
+        self._stream = stream
+
+    @property
+    def stream(self) -> Any:
+        """Whose work comes before a collective, and what follows comes after it."""
+        given = self._stream
+        return self.layer.current_stream() if given is None else given
+
+    @abstractmethod
+    def _sum(self, buffer: Any) -> None: ...
+
+    @abstractmethod
+    def _start_sum(self, buffer: Any) -> Callable[[], None]: ...
+
+    @abstractmethod
+    def _reduce(self, buffer: Any) -> None: ...
+
+    @abstractmethod
+    def _broadcast(self, buffer: Any, root: int) -> None: ...
+
+    @abstractmethod
+    def _gather(self, part: Any, counts: Sequence[int], out: Any) -> None: ...
+
+    @abstractmethod
+    def _start_exchange(
+        self, pieces: Any, counts: Sequence[int], out: Any
+    ) -> Callable[[], None]: ...
+
+    def _exchange(self, pieces: Any, counts: Sequence[int], out: Any) -> None:
+        self._start_exchange(pieces, counts, out)()
+
+    def close(self) -> None:
+        """Let go of what it holds."""
+        return
+
+    def give_up(self) -> None:
+        """The same where other ranks may be gone."""
+        return
+
+
+class OnDevice(Communicator):
+    """Wraps the host's communicator, which stays usable; owns it when closed."""
+
+    kind = ""  # as a configuration names it
+    remedy = ""  # what else may work where it does not
+
+    def __init__(self, host: Communicator, layer: Layer, stream: Any = None) -> None:
+        super().__init__(host.rank, host.size, host.ledger, host.reproducible)
+        self.host, self.layer, self._stream = host, layer, stream
+        self.waits_busily = host.waits_busily
+        self.node_sharing = host.node_sharing
+        self.transport = f"{self.kind} beside {host.transport}"
+        self.carrier = self._open()
+
+    @abstractmethod
+    def _open(self) -> Carrier:
+        """What device arrays go through; called by all ranks."""
+
+    @property
+    def mpi_handle(self) -> Any:
+        """That of the host."""
+        return self.host.mpi_handle
+
+    @property
+    def stream(self) -> Any:
+        """The stream that device arrays are written and read on."""
+        given = self._stream
+        return self.layer.current_stream() if given is None else given
+
+    def has_lost_ranks(self, error: BaseException) -> bool:
+        """As the host sees it."""
+        return self.host.has_lost_ranks(error)
+
+    def survivors(self) -> "OnDevice":
+        """Those that are left, each on the GPU that it had."""
+        self.carrier.give_up()
+        return type(self)(self.host.survivors(), self.layer, self._stream)
+
+    def watch(self, timeout: float) -> None:
+        """Watch the host's: both book in one ledger, and stand in one place."""
+        super().watch(timeout)
+        self.host.watch(timeout)
+
+    def unwatch(self) -> None:
+        """No longer."""
+        super().unwatch()
+        self.host.unwatch()
+
+    def share_nodes(self, how: str) -> None:
+        """Tell the host's, too."""
+        super().share_nodes(how)
+        self.host.share_nodes(how)
+
+    def settle(self) -> None:
+        """Wait for the stream; `synchronize` of a backend belongs here.
+
+        Transports that only queue their collectives see here how they ended.
+        """
+        self.layer.synchronize(self.stream)
+
+    def split(self, color: int, key: int) -> "OnDevice":
+        """The same way to the GPU, in a part of the ranks."""
+        self.host.reproducible = self.reproducible  # may have been lent a new one
+        return type(self)(self.host.split(color, key), self.layer, self._stream)
+
+    def close(self) -> None:
+        """The carrier's end, then the host's."""
+        self.carrier.close()
+        self.host.close()
+
+    def abort(self, code: int = 1) -> NoReturn:
+        """End all ranks now; NCCL's own end could wait for those that are gone."""
+        self.host.abort(code)
+
+    def _way(self, array: Any) -> Any:
+        """Who carries it: the same question, and so the same answer, on all ranks."""
+        if not self.layer.owns(array):
+            return self.host
+        if not array.flags.c_contiguous:
+            raise TransportError(
+                "a device array with gaps cannot be sent; send a contiguous copy"
+            )
+        return self.carrier
+
+    def _workspace(self, words: int, dtype: Any) -> Workspace:
+        inner = self.host._workspace(words, dtype)
+        return Workspace(self, words, dtype) if type(inner) is Workspace else inner
+
+    def _keep(self, array: Array) -> Array:
+        return array.copy() if self.layer.owns(array) else self.host._keep(array)
+
+    def _sum(self, buffer: Array) -> None:
+        self._way(buffer)._sum(buffer)
+
+    def _start_sum(self, buffer: Array) -> Callable[[], None]:
+        finish: Callable[[], None] = self._way(buffer)._start_sum(buffer)
+        return finish
+
+    def _reduce(self, buffer: Array) -> None:
+        self._way(buffer)._reduce(buffer)
+
+    def _gather(self, part: Array, counts: Sequence[int], out: Array) -> None:
+        self._way(part)._gather(part, counts, out)
+
+    def _exchange(self, pieces: Array, counts: Sequence[int], out: Array) -> None:
+        self._way(pieces)._exchange(pieces, counts, out)
+
+    def _start_exchange(
+        self, pieces: Array, counts: Sequence[int], out: Array
+    ) -> Callable[[], None]:
+        way = self._way(pieces)
+        finish: Callable[[], None] = way._start_exchange(pieces, counts, out)
+        return finish
+
+    def _collect(self, part: Array, counts: Sequence[int], out: Array) -> None:
+        """Into the host's memory: rank 0 writes it down."""
+        if self.layer.owns(part):
+            part = fetched(self.layer, part, self.stream)
+        self.host._collect(part, counts, out)
+
+    def _broadcast(self, buffer: Array, root: int) -> None:
+        self._way(buffer)._broadcast(buffer, root)
+
+    def _max(self, value: int) -> int:
+        return self.host._max(value)
+
+    def _objects(self, item: Any) -> list[Any]:
+        return self.host._objects(item)
+
+
+def fetched(layer: Layer, array: Any, stream: Any) -> Array:
+    """A copy in the host's memory, there when this returns."""
+    host = layer.pinned(array.size, array.dtype)
+    layer.to_host(array, host, stream)
+    layer.synchronize(stream)
+    return host
+
+
+def prove(world: OnDevice) -> None:
+    """One small sum on the device, checked; its failure is an error on all ranks."""
+    world.together(lambda: _prove(world))
+
+
+def _prove(world: OnDevice) -> None:
+    words = np.arange(PROOF, dtype=np.float32)
+    layer, stream = world.layer, world.stream
+    host, buffer = layer.pinned(PROOF, np.float32), layer.empty(PROOF, np.float32)
+    host[...] = words * (world.rank + 1)
+    layer.to_device(host, buffer, stream)
+    try:
+        world.sum(buffer, "control")
+        world.settle()
+    except RuntimeError as error:  # mpi4py's own are RuntimeErrors, and so are ours
+        raise TransportError(_no(world, f"failed ({error})")) from error
+    found = fetched(layer, buffer, stream)
+    expected = words * (world.size * (world.size + 1) // 2)
+    wrong = np.flatnonzero(found != expected)
+    if wrong.size:
+        shown = f"gave {found[wrong[0]]:g} instead of {expected[wrong[0]]:g}"
+        raise TransportError(_no(world, shown))
+
+
+def _no(world: OnDevice, what: str) -> str:
+    return (
+        f"transport {world.kind} does not work here: a small sum of arrays on the GPUs"
+        f" {what}; {world.remedy}"
+    )

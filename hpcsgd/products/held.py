@@ -1,0 +1,80 @@
+"""The state of a run whose weights live on a device between exchanges.
+
+Everybody else sees arrays of the host: they come when somebody looks, and go back when
+the next exchange begins.
+"""
+
+from typing import Any
+
+from hpcsgd.backends.device import Device, Mirror
+from hpcsgd.products.base import Array, State
+
+
+class HeldState(State):
+    """A `State` whose arrays have mirrors on a device, once `hold` was called."""
+
+    def hold(self, device: Device) -> None:
+        """From now on an exchange reads and writes the device's copies."""
+        self.__dict__["device"] = device
+        kinds = {"weights": "float32", "intercept": "float64"}
+        self.__dict__["mirrors"] = {
+            name: Mirror(device, self.__dict__[name], kind)
+            for name, kind in kinds.items()
+            if self.__dict__[name] is not None
+        }
+
+    def on_device(self, name: str) -> Any:
+        """An array there, to be read and written; None where the state has none."""
+        mirror = self.mirror(name)
+        return None if mirror is None else mirror.on_device()
+
+    def written(self, residuals: Any) -> None:
+        """An exchange has written all of it there; `residuals` are of that one."""
+        for mirror in self.__dict__["mirrors"].values():
+            mirror.written()
+        self.__dict__["there"] = residuals
+
+    def mirror(self, name: str) -> Mirror | None:
+        """Of one of its arrays; None where it has none."""
+        mirrors: dict[str, Mirror] = self.__dict__.get("mirrors", {})
+        return mirrors.get(name)
+
+
+def _held(name: str) -> Any:
+    def look(self: HeldState) -> Array | None:
+        mirror = self.mirror(name)
+        found: Array | None = (
+            self.__dict__[name] if mirror is None else mirror.on_host()
+        )
+        return found
+
+    def put(self: HeldState, values: Array | None) -> None:
+        mirror = self.mirror(name)
+        if mirror is None or values is None:
+            self.__dict__[name] = values
+        else:
+            mirror.replace(values)
+
+    return property(look, put)
+
+
+def _residuals() -> Any:
+    """They are made there, and only ever read here."""
+
+    def look(self: HeldState) -> Array | None:
+        there = self.__dict__.get("there")
+        found: Array | None = self.__dict__.get("residuals")
+        if there is not None:
+            found = self.__dict__["device"].fetch(there)[:, None]
+        return found
+
+    def put(self: HeldState, values: Array | None) -> None:
+        self.__dict__["there"] = None
+        self.__dict__["residuals"] = values
+
+    return property(look, put)
+
+
+HeldState.weights = _held("weights")
+HeldState.intercept = _held("intercept")
+HeldState.residuals = _residuals()

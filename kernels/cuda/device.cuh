@@ -1,0 +1,214 @@
+/* What kernels ask of the processor beyond the language, in one place.
+
+   The same kernels are compiled by NVRTC, by nvcc, and by a C++ compiler with the
+   emulation of the tests, which brings its own of everything below. 16- and 8-bit
+   numbers are integers here: no header of CUDA is needed. */
+#ifndef HPCSGD_DEVICE_CUH
+#define HPCSGD_DEVICE_CUH
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long s64;
+
+#define INLINE static __device__ __forceinline__
+
+#if defined(CUDA_ON_CPU)
+#define ARCH 1000 /* has everything */
+#else
+#if defined(__CUDA_ARCH__)
+#define ARCH __CUDA_ARCH__
+#else
+#define ARCH 0 /* nvcc's look at the host's part */
+#endif
+
+#define LAUNCHABLE(kernel)
+#define SHARED_MEMORY(name) extern __shared__ __align__(128) unsigned char name[]
+
+INLINE void spin()
+{
+#if ARCH >= 700
+    __nanosleep(32);
+#endif
+}
+
+INLINE u32 load_acquire(const u32 *at)
+{
+    u32 value;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+    return value;
+}
+
+INLINE u32 in_shared(const void *at) { return (u32)__cvta_generic_to_shared(at); }
+
+/* Into the cache of the GPU, for later. */
+INLINE void fetch_ahead(const void *at)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+}
+
+/* Copies of 16 bytes to shared memory, of which the first `bytes` come from memory and
+   the rest are zeros. In batches: copy_wait<N> waits until N of them are left. */
+#if ARCH >= 800
+INLINE void copy_async_16(void *to, const void *from, int bytes)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"(in_shared(to)), "l"(from), "r"(bytes)
+                 : "memory");
+}
+INLINE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT> INLINE void copy_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+#else
+/* The first `count` bytes of a word. */
+INLINE u32 first_bytes(u32 word, int count)
+{
+    return count >= 4 ? word : count <= 0 ? 0u : word & ((1u << 8 * count) - 1u);
+}
+INLINE void copy_async_16(void *to, const void *from, int bytes)
+{
+    uint4 value = *(const uint4 *)from; /* what is behind `bytes` may be read as well */
+    value.x = first_bytes(value.x, bytes);
+    value.y = first_bytes(value.y, bytes - 4);
+    value.z = first_bytes(value.z, bytes - 8);
+    value.w = first_bytes(value.w, bytes - 12);
+    *(uint4 *)to = value;
+}
+INLINE void copy_commit() {}
+template <int LEFT> INLINE void copy_wait() {}
+#endif
+
+/* Four 8 x 8 matrices of 16-bit words; lane l gives the address of row l % 8 of matrix
+   l / 8. */
+INLINE void load_matrix_4(u32 (&to)[4], const void *row)
+{
+#if ARCH >= 750
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(in_shared(row))
+                 : "memory");
+#endif
+}
+
+/* d (16 x 8, fp32) += a (16 x K) b (K x 8), one warp, lane layouts as PTX has them. */
+#define MMA(NAME, SHAPE, KIND, LEAST)                                                  \
+    INLINE void NAME(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1)                 \
+    {                                                                                  \
+        LEAST(asm volatile("mma.sync.aligned." SHAPE ".row.col.f32." KIND "." KIND     \
+                           ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"\
+                           : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])            \
+                           : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0),      \
+                             "r"(b1));)                                                \
+    }
+#define NOTHING(...)
+#define THIS(...) __VA_ARGS__
+#if ARCH >= 800
+#define FROM_80 THIS
+#else
+#define FROM_80 NOTHING
+#endif
+#if ARCH >= 890
+#define FROM_89 THIS
+#else
+#define FROM_89 NOTHING
+#endif
+MMA(mma_bf16, "m16n8k16", "bf16", FROM_80)
+MMA(mma_f16, "m16n8k16", "f16", FROM_80)
+MMA(mma_tf32, "m16n8k8", "tf32", FROM_80)
+MMA(mma_e4m3, "m16n8k32", "e4m3", FROM_89)
+MMA(mma_e5m2, "m16n8k32", "e5m2", FROM_89)
+
+INLINE float float_of_half(u32 bits)
+{
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"((u16)bits));
+    return value;
+}
+
+INLINE u32 half_of_float(float value)
+{
+    u16 bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+
+/* The bits of a float to nearest in tf32, as mma_tf32 takes them. */
+INLINE u32 tf32_of_float(u32 bits)
+{
+#if ARCH >= 800
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(__uint_as_float(bits)));
+#endif
+    return bits;
+}
+
+/* Exact: the exponent is moved, and 2^120 undoes the difference of the biases. */
+INLINE float float_of_e4m3(u32 bits)
+{
+    u32 size = bits & 0x7fu, sign = (bits & 0x80u) << 24;
+    float value = size == 0x7fu ? __uint_as_float(0x7fc00000u)
+                                : __uint_as_float(size << 20) * 0x1p120f;
+    return __uint_as_float(__float_as_uint(value) | sign);
+}
+
+INLINE float float_of_e5m2(u32 bits) { return float_of_half(bits << 8); }
+
+/* A cluster: blocks that reach each other's shared memory, sm_90 and later. */
+INLINE u32 cluster_rank()
+{
+    u32 rank = 0;
+#if ARCH >= 900
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+    return rank;
+}
+
+INLINE void cluster_store(float *at, u32 rank, float value)
+{
+#if ARCH >= 900
+    u32 there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                 : "=r"(there)
+                 : "r"(in_shared(at)), "r"(rank));
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(value) : "memory");
+#endif
+}
+
+INLINE void cluster_arrive()
+{
+#if ARCH >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+
+INLINE void cluster_wait()
+{
+#if ARCH >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+#endif /* CUDA_ON_CPU */
+
+INLINE float float_of_bf16(u32 bits) { return __uint_as_float(bits << 16); }
+
+/* To nearest, ties to even; what is no number stays none. */
+INLINE u32 bf16_of_float(float value)
+{
+    u32 bits = __float_as_uint(value);
+    if ((bits & 0x7fffffffu) > 0x7f800000u)
+        return bits >> 16 | 0x40u;
+    return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+}
+
+/* The same sum in every lane, in one order. */
+INLINE float sum_of_warp(float value)
+{
+    for (int mask = 16; mask; mask >>= 1)
+        value += __shfl_xor_sync(0xffffffffu, value, mask);
+    return value;
+}
+
+#endif

@@ -1,0 +1,125 @@
+/* From scores to residuals r = dl/dt, family by family, what an intercept makes of them,
+   and where an entry of the Gram lies. */
+#ifndef HPCSGD_FAMILIES_CUH
+#define HPCSGD_FAMILIES_CUH
+
+#include "device.cuh"
+
+/* Their numbers, those of kernels/cpu/steps.c first. */
+#define LOGISTIC 0
+#define GAUSSIAN 1
+#define POISSON 2
+#define GAMMA 3
+#define SQUARED_HINGE 4
+#define HUBER 5
+#define PROBIT 6
+
+#ifndef FAMILY
+#define FAMILY LOGISTIC
+#endif
+#ifndef TB
+#define TB 64 /* rows and columns of a tile of the Gram */
+#endif
+#define MOST_STATES 4
+
+/* What is no number stands second, and stays. */
+INLINE float lesser(float bound, float value) { return bound < value ? bound : value; }
+INLINE float greater(float bound, float value) { return bound > value ? bound : value; }
+
+/* exp(-x^2 / 2) / sqrt(2 pi). The digits that x^2 loses are made up for: where x is large
+   they are what the exponential multiplies. */
+INLINE float normal_density(float x)
+{
+    float square = x * x, lost = fmaf(x, x, -square);
+    return 0.398942280f * expf(-0.5f * square) * fmaf(-0.5f, lost, 1.0f);
+}
+
+/* phi(x) / Phi(-x) with no quotient of tiny numbers.
+
+   Of |x| it is |x| and a polynomial in (1 - 0.35 |x|) / (1 + 0.35 |x|), whose terms are
+   small, off by at most 6e-8 of the whole; below 0 it follows from Phi(x) + Phi(-x) = 1.
+   Beyond 1e6 nothing changes but |x|. */
+INLINE float hazard(float x)
+{
+    float size = fabsf(x), held = lesser(1e6f, size);
+    float along = (1.0f - 0.35f * held) / (1.0f + 0.35f * held);
+    float sum = 8.815670689e-4f;
+    sum = fmaf(sum, along, -1.595677374e-3f);
+    sum = fmaf(sum, along, -3.463118317e-3f);
+    sum = fmaf(sum, along, 8.495576949e-3f);
+    sum = fmaf(sum, along, 9.563058156e-3f);
+    sum = fmaf(sum, along, -3.174988179e-2f);
+    sum = fmaf(sum, along, -3.805619153e-2f);
+    sum = fmaf(sum, along, 1.302707616e-1f);
+    sum = fmaf(sum, along, 4.300292724e-1f);
+    sum = fmaf(sum, along, 2.935092167e-1f);
+    float there = size + sum;
+    if (x < 0.0f) {
+        float density = normal_density(held);
+        return density / (1.0f - density / there);
+    }
+    return there;
+}
+
+/* `setting`: delta of huber; the bound of exponents for poisson and gamma. */
+template <int NUMBER> INLINE float residual_of(float t, float y, float setting)
+{
+    if (NUMBER == LOGISTIC) { /* the exponential of what is never positive */
+        float e = expf(-fabsf(t));
+        return (t < 0.0f ? e : 1.0f) / (1.0f + e) - y;
+    }
+    if (NUMBER == GAUSSIAN)
+        return t - y;
+    if (NUMBER == POISSON)
+        return expf(lesser(setting, t)) - y;
+    if (NUMBER == GAMMA)
+        return 1.0f - expf(lesser(setting, -t)) * y;
+    if (NUMBER == SQUARED_HINGE)
+        return lesser(0.0f, fmaf(t, y, -1.0f)) * y;
+    if (NUMBER == HUBER)
+        return greater(-setting, lesser(setting, t - y));
+    float side = fmaf(-2.0f, y, 1.0f); /* PROBIT: 1 for y = 0, -1 for y = 1 */
+    return side * hazard(side * t);
+}
+
+/* q . beta of one class, as it is added to scores. */
+INLINE float start_of(const double *intercept, const float *probe, int states, int classes)
+{
+    double start = 0.0;
+#pragma unroll 1
+    for (int a = 0; a < states; a++)
+        start += (double)probe[a] * intercept[a * classes];
+    return (float)start;
+}
+
+/* beta <- M beta + u sum(r) of one class; `carry` and `push` are those of the step. */
+INLINE void advance_intercept(double *intercept, const float *carry, const float *push,
+                              int states, int classes, double total)
+{
+    double before[MOST_STATES];
+#pragma unroll
+    for (int a = 0; a < MOST_STATES; a++)
+        before[a] = a < states ? intercept[a * classes] : 0.0;
+#pragma unroll 1
+    for (int a = 0; a < states; a++) {
+        double next = (double)push[a] * total;
+#pragma unroll
+        for (int b = 0; b < MOST_STATES; b++)
+            if (b < states)
+                next += (double)carry[a * states + b] * before[b];
+        intercept[a * classes] = next;
+    }
+}
+
+/* Entry (row, col) of the Gram in tiles; `across` tiles to a row of the map. */
+INLINE const float *entry_of(const float *gram, const int *map, int across, int row, int col)
+{
+    u32 i = (u32)row, k = (u32)col;
+    s64 tile = __ldg(map + i / TB * (u32)across + k / TB);
+    return gram + tile * (TB * TB) + (i % TB * TB + k % TB);
+}
+
+/* Coefficient of batch i in the scores of batch j > i. */
+INLINE u32 couple_place(u32 j, u32 i) { return j * (j - 1) / 2 + i; }
+
+#endif

@@ -1,0 +1,262 @@
+/* Tiles of G = Y Yᵀ, and z = Y w, for rows that are named by number, in one launch.
+
+   `tiles` has (I << 16) | J, J <= I: rows I TB .. of Y by rows J TB .., packed one
+   after another in G; what lies behind row `m` is zero. The columns are split in
+   `splits` parts of `per_split` (a multiple of a chunk); with more than one, each
+   leaves its sums in `workspace` (splits x ntiles tiles) and the last that comes adds
+   them in ascending order, so the bits never depend on who that is. `tickets` are
+   zeros, before and after. `stride` in elements; it and `matrix` are multiples of 16
+   bytes. What lies behind `cols` in a row may be read, not used. Without weights there
+   are no margins.
+
+   grid = ntiles splits + (weights ? ceil(m / (TB / 16)) : 0), block = 2 TB,
+   shared = STAGES 16384 + 16 TB bytes. */
+#include "elements.cuh"
+
+#ifndef TB
+#define TB 64
+#endif
+#ifndef STAGES
+#define STAGES 3
+#endif
+#if ELEMENT == FP32 && !defined(TF32) && !defined(FFMA)
+#define FFMA 1 /* rounded to tf32 where that is asked for, not otherwise */
+#endif
+#define THREADS (2 * TB)
+#define WARPS (THREADS / 32)
+#define CHUNKS (512 / TB)        /* 16 bytes each, of a row in one stage */
+#define STEP (CHUNKS * IN_CHUNK) /* columns of one stage */
+#define SIDE (TB * CHUNKS * 16)  /* bytes of the rows of I, or of J, in one stage */
+#define TILE ((size_t)(TB * TB))
+
+/* Where a chunk of a row lies. Eight rows, one chunk each, are what ldmatrix (and eight
+   threads with 16 bytes each) read at a time: without the XOR they would lie 128 (or
+   64) bytes apart, in the same banks; with it they fill all 32 banks once. */
+INLINE int place_of(int row, int chunk)
+{
+    return (row * CHUNKS + (chunk ^ (row * CHUNKS / 8 & (CHUNKS - 1)))) * 16;
+}
+
+/* One stage: `count` rows (of I, then of J), from column `k`, zeros from `end` on.
+   Where there is no column left it is an empty batch: batches are counted. */
+INLINE void load_stage(u8 *stage, const element *matrix, const s64 *offsets, int count,
+                       int k, int end)
+{
+#pragma unroll 4
+    for (int c = threadIdx.x; k < end && c < count * CHUNKS; c += THREADS) {
+        int row = c / CHUNKS, chunk = c % CHUNKS, col = k + chunk * IN_CHUNK;
+        s64 offset = offsets[row];
+        int bytes = offset < 0 ? 0 : min(16, (end - col) * (int)sizeof(element));
+        u8 *to = stage + row / TB * SIDE + place_of(row % TB, chunk);
+        copy_async_16(to, bytes > 0 ? matrix + offset + col : matrix, max(bytes, 0));
+    }
+    copy_commit();
+}
+
+#if defined(FFMA)
+#include "gram_ffma.cuh"
+#else
+/* Tensor cores. A warp has TB / 2 rows by 32 columns, in pieces of 16 x 8. One mma
+   takes 32 bytes of each row in every format: ldmatrix need not know what they are. */
+#define PIECES (TB / 32)
+
+#if ELEMENT == BF16
+#define MULTIPLY mma_bf16
+#elif ELEMENT == FP16
+#define MULTIPLY mma_f16
+#elif ELEMENT == FP32
+#define MULTIPLY mma_tf32
+#elif ELEMENT == E4M3
+#define MULTIPLY mma_e4m3
+#else
+#define MULTIPLY mma_e5m2
+#endif
+
+struct Sums {
+    float of[PIECES][4][4];
+};
+
+INLINE void clear(Sums &sums)
+{
+#pragma unroll
+    for (int i = 0; i < PIECES; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+#pragma unroll
+            for (int q = 0; q < 4; q++)
+                sums.of[i][j][q] = 0.0f;
+}
+
+/* 32 bytes of 16 rows, as mma takes them. */
+INLINE void load_fragment(u32 (&to)[4], const u8 *side, int row, int chunk)
+{
+    load_matrix_4(to, side + place_of(row, chunk));
+#if ELEMENT == FP32
+#pragma unroll
+    for (int q = 0; q < 4; q++)
+        to[q] = tf32_of_float(to[q]); /* mma would cut the bits off, always downwards */
+#endif
+}
+
+INLINE void multiply_stage(Sums &sums, const u8 *left, const u8 *right)
+{
+    int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+    int down = warp / (TB / 32) * (TB / 2), across = warp % (TB / 32) * 32;
+#pragma unroll
+    for (int k = 0; k < CHUNKS; k += 2) {
+        u32 a[PIECES][4], b[2][4];
+#pragma unroll
+        for (int i = 0; i < PIECES; i++)
+            load_fragment(a[i], left, down + i * 16 + (lane & 15), k + (lane >> 4));
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+            load_fragment(b[j], right, across + j * 16 + (lane & 7) + (lane >> 4) * 8,
+                          k + (lane >> 3 & 1));
+#pragma unroll
+        for (int i = 0; i < PIECES; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                MULTIPLY(sums.of[i][j], a[i], b[j / 2][j % 2 * 2],
+                         b[j / 2][j % 2 * 2 + 1]);
+    }
+}
+
+/* Tensor cores add products of 8 bits with fewer bits than fp32 has: no sum of theirs
+   is longer than a stage, the rest is added outside. */
+INLINE void add_stage(Sums &sums, const u8 *left, const u8 *right)
+{
+#if ELEMENT == E4M3 || ELEMENT == E5M2
+    Sums part;
+    clear(part);
+    multiply_stage(part, left, right);
+#pragma unroll
+    for (int i = 0; i < PIECES; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+#pragma unroll
+            for (int q = 0; q < 4; q++)
+                sums.of[i][j][q] += part.of[i][j][q];
+#else
+    multiply_stage(sums, left, right);
+#endif
+}
+
+INLINE void store(const Sums &sums, float *to)
+{
+    int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+    int down = warp / (TB / 32) * (TB / 2) + lane / 4;
+    int across = warp % (TB / 32) * 32 + lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < PIECES; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float *at = to + (down + i * 16 + half * 8) * TB + across + j * 8;
+                const float *pair = sums.of[i][j] + half * 2;
+                *(float2 *)at = make_float2(pair[0], pair[1]);
+            }
+}
+#endif /* FFMA */
+
+/* One tile, columns from `k` to `end`: STAGES - 1 stages are under way all the time. */
+INLINE void sum_tile(Sums &sums, u8 *stages, const element *matrix, const s64 *offsets,
+                     bool diagonal, int k, int end)
+{
+    int steps = max(0, (end - k + STEP - 1) / STEP), count = diagonal ? TB : 2 * TB;
+#pragma unroll 1
+    for (int next = 0; next < STAGES - 1; next++)
+        load_stage(stages + next * 2 * SIDE, matrix, offsets, count, k + next * STEP,
+                   end);
+#pragma unroll 1
+    for (int step = 0; step < steps; step++) {
+        copy_wait<STAGES - 2>();
+        __syncthreads();
+        int next = step + STAGES - 1;
+        load_stage(stages + next % STAGES * 2 * SIDE, matrix, offsets, count,
+                   k + next * STEP, end);
+        const u8 *left = stages + step % STAGES * 2 * SIDE;
+        add_stage(sums, left, diagonal ? left : left + SIDE);
+    }
+}
+
+/* Whether this block is the last of `splits` that come here. `flag` is any place in
+   shared memory: behind the first barrier nothing in it is needed any more. */
+INLINE bool is_last(u32 *ticket, int splits, u32 *flag)
+{
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0)
+        *flag = atomicAdd(ticket, 1u);
+    __syncthreads();
+    bool last = *flag == (u32)splits - 1u;
+    __threadfence();
+    return last;
+}
+
+INLINE void add_parts(float *to, const float *parts, size_t apart, int splits)
+{
+    for (int at = threadIdx.x * 4; at < TB * TB; at += THREADS * 4) {
+        float4 sum = __ldcg((const float4 *)(parts + at));
+        for (int part = 1; part < splits; part++) {
+            float4 more = __ldcg((const float4 *)(parts + part * apart + at));
+            sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+        }
+        *(float4 *)(to + at) = sum;
+    }
+}
+
+/* One warp a row, in the order of the kernel `margin`. */
+INLINE void add_margin(const element *from, int cols, const float *weights,
+                       float *margin)
+{
+    int lane = threadIdx.x & 31;
+    float sums[2] = {0.0f, 0.0f};
+    for (int k = lane * IN_CHUNK; k < cols; k += 32 * IN_CHUNK) {
+        float chunk[IN_CHUNK];
+        load_chunk(from + k, chunk);
+#pragma unroll
+        for (int i = 0; i < IN_CHUNK; i++)
+            if (k + i < cols)
+                sums[i & 1] = fmaf(chunk[i], weights[k + i], sums[i & 1]);
+    }
+    float sum = sum_of_warp(sums[0] + sums[1]);
+    if (lane == 0)
+        *margin = sum;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+gram(const element *__restrict__ matrix, s64 stride, const s64 *__restrict__ rows,
+     int m, int cols, const u32 *__restrict__ tiles, int ntiles, int splits,
+     int per_split, const float *__restrict__ weights, float *__restrict__ G,
+     float *__restrict__ z, float *workspace, u32 *tickets)
+{
+    int margins = (int)blockIdx.x - ntiles * splits;
+    if (margins >= 0) {
+        int row = margins * WARPS + threadIdx.x / 32;
+        if (row < m)
+            add_margin(matrix + rows[row] * stride, cols, weights, z + row);
+        return;
+    }
+    SHARED_MEMORY(memory);
+    s64 *offsets = (s64 *)(memory + STAGES * 2 * SIDE);
+    int number = blockIdx.x % ntiles, split = blockIdx.x / ntiles;
+    int I = tiles[number] >> 16, J = tiles[number] & 0xffffu;
+    int row = (threadIdx.x < TB ? I : J) * TB + threadIdx.x % TB;
+    offsets[threadIdx.x] = row < m ? rows[row] * stride : -1;
+    __syncthreads();
+
+    Sums sums;
+    clear(sums);
+    int first = split * per_split, end = min(cols, first + per_split);
+    sum_tile(sums, memory, matrix, offsets, I == J, first, end);
+
+    size_t apart = ntiles * TILE, at = number * TILE;
+    store(sums, splits == 1 ? G + at : workspace + split * apart + at);
+    if (splits == 1 || !is_last(tickets + number, splits, (u32 *)memory))
+        return;
+    add_parts(G + at, workspace + at, apart, splits);
+    if (threadIdx.x == 0)
+        tickets[number] = 0;
+}
+LAUNCHABLE(gram)

@@ -1,0 +1,184 @@
+"""A GPU made of NumPy: late, and strict about who reads what before it is there.
+
+Work is queued on streams and done when somebody waits: `synchronize`, `wait`,
+`is_done`, or a collective of NCCL that another rank waits for (tests/fake_nccl.py). An
+array remembers that work on it was not waited for, and MPI is not given it then.
+"""
+
+import threading
+import time
+from collections import defaultdict, deque
+
+import numpy as np
+
+from hpcsgd.backends.bits import add_bits, narrow_bits, widen_bits
+from tests.fake_nccl import FakeNccl
+
+LIMIT = 20.0  # seconds until a wait is a deadlock
+STALE = 99  # what pinned memory holds before a copy has landed
+
+
+class Unsynchronized(AssertionError):
+    """Memory was read before the work on it was done."""
+
+
+class FakeArray:
+    """Device memory: it has the looks of an array, and nothing that reads it."""
+
+    def __init__(self, held, late):
+        self.held, self.late = held, late  # late: streams with work that nobody awaited
+        self.size, self.nbytes, self.dtype = held.size, held.nbytes, held.dtype
+        self.shape, self.flags = held.shape, held.flags
+
+    def reshape(self, *shape):
+        return FakeArray(self.held.reshape(*shape), self.late)
+
+    def copy(self):
+        return FakeArray(self.held.copy(), set(self.late))
+
+    def __getitem__(self, key):
+        return FakeArray(self.held[key], self.late)
+
+    def __array__(self, *_, **__):
+        raise TypeError("a device array was used as one of the host")
+
+
+class Stream:
+    """Work in order; `action()` is False while it cannot be done yet."""
+
+    def __init__(self, node):
+        self.node, self.queue, self.touched = node, deque(), []
+        node.streams[id(self)] = self
+
+    def put(self, action, *arrays):
+        """`arrays` are not to be looked at until the stream was waited for."""
+        for array in arrays:
+            array.late.add(self)
+            self.touched.append(array)
+        with self.node.lock:
+            self.queue.append(action)
+
+    def run(self):
+        """As much as can be done now; True where anything was."""
+        with self.node.lock:
+            before = len(self.queue)
+            while self.queue and self.queue[0]() is not False:
+                self.queue.popleft()
+            return len(self.queue) < before
+
+    def until(self, is_done):
+        """Other GPUs go on by themselves, so theirs is done too where it is needed."""
+        end = time.monotonic() + LIMIT
+        while not is_done():
+            if not self.run() and not self.node.run_all():
+                assert time.monotonic() < end, "the fake GPU hangs"
+                time.sleep(1e-4)
+
+
+class Event:
+    """Done once the stream comes to it."""
+
+    def __init__(self, stream):
+        self.stream, self.done = stream, False
+        stream.put(self.happen)
+
+    def happen(self):
+        self.done = True
+
+    def is_over(self):
+        return self.done or (self.stream.run() and self.done)
+
+
+class Node:
+    """What the GPUs of all ranks share."""
+
+    def __init__(self):
+        self.lock = threading.RLock()
+        self.streams, self.meetings = {}, defaultdict(dict)
+        self.synchronized = 0
+        self.calls, self.faults = [], {}  # of NCCL, see there
+
+    def run_all(self):
+        moved = [stream.run() for stream in list(self.streams.values())]
+        return any(moved)
+
+
+class FakeLayer:
+    """Of one rank; the same interface as hpcsgd.backends.device_layer.DeviceLayer."""
+
+    def __init__(self, node, place="node 0000:01"):
+        self.node, self.place, self.main = node, place, Stream(node)
+        self.nccl, self.kept = FakeNccl(node), []
+
+    def array(self, values):
+        """Device memory that holds a copy of them."""
+        return FakeArray(np.array(values), set())
+
+    def later(self, array, values):
+        """A kernel that writes these values when its turn comes."""
+        self.main.put(lambda: np.copyto(array.held, values), array)
+
+    def owns(self, array):
+        return isinstance(array, FakeArray)
+
+    def empty(self, words, dtype):
+        return self.array(np.full(words, STALE, dtype))
+
+    def pinned(self, words, dtype):
+        return np.full(words, STALE, dtype)
+
+    def current_stream(self):
+        return self.main
+
+    def new_stream(self):
+        return Stream(self.node)
+
+    def synchronize(self, stream):
+        self.node.synchronized += 1
+        stream.until(lambda: not stream.queue)
+        while stream.touched:
+            stream.touched.pop().late.discard(stream)
+
+    def record(self, stream):
+        return Event(stream)
+
+    def hold_back(self, stream, event):
+        stream.put(event.is_over)
+
+    def is_done(self, event):
+        if not event.is_over():
+            self.node.run_all()
+        return event.done
+
+    def wait(self, event):
+        event.stream.until(lambda: event.done)
+
+    def address(self, array):
+        self.kept.append(array.held)  # what NCCL was given is not made anew
+        return array.held.ctypes.data
+
+    def handle(self, stream):
+        return id(stream)
+
+    def to_host(self, array, host, stream):
+        assert array.nbytes == host.nbytes and array.flags.c_contiguous
+        stream.put(lambda: np.copyto(host, array.held.reshape(-1)), array)
+
+    def to_device(self, host, array, stream):
+        assert array.nbytes == host.nbytes and array.flags.c_contiguous
+        stream.put(lambda: np.copyto(array.held.reshape(-1), host), array)
+
+    def for_mpi(self, array):
+        if array.late:
+            raise Unsynchronized("read by MPI before synchronise")
+        return array.held
+
+    def narrow(self, values, bits, stream):
+        stream.put(lambda: narrow_bits(np, values.held, bits.held), values, bits)
+
+    def widen(self, bits, values, stream):
+        stream.put(lambda: widen_bits(bits.held, values.held), bits, values)
+
+    def add_bits(self, parts, ranks, total, stream):
+        action = lambda: add_bits(np, parts.held, ranks, total.held)  # noqa: E731
+        stream.put(action, parts, total)

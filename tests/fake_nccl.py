@@ -1,0 +1,126 @@
+"""NCCL among ranks that are threads, as CuPy has it: on streams, in rank order."""
+
+import numpy as np
+
+from hpcsgd.backends.bits import add_bits
+
+KINDS = {1: "u1", 6: "f2", 7: "f4", 8: "f8", 9: "u2"}
+
+
+class FakeNccl:
+    """cupy.cuda.nccl of one rank; node.faults: "init", "call" or "async" -> an error.
+
+    node.calls is what was asked for: (name, words, kind).
+    """
+
+    def __init__(self, node):
+        self.node, self.depth, self.comms = node, 0, []
+
+    def get_unique_id(self):
+        with self.node.lock:
+            self.node.ids = getattr(self.node, "ids", 0) + 1
+            return (self.node.ids,) * 128
+
+    def NcclCommunicator(self, size, name, rank):  # noqa: N802
+        self.fail("init")
+        self.comms.append(FakeComm(self, size, name, rank))
+        return self.comms[-1]
+
+    def groupStart(self):  # noqa: N802
+        self.depth += 1
+
+    def groupEnd(self):  # noqa: N802
+        self.depth -= 1
+
+    def fail(self, what):
+        if what in self.node.faults:
+            raise self.node.faults[what]
+
+
+class FakeComm:
+    """cupy.cuda.nccl.NcclCommunicator: collectives meet under their number."""
+
+    def __init__(self, nccl, size, name, rank):
+        assert len(name) == 128
+        self.nccl, self.node = nccl, nccl.node
+        self.size, self.name, self.rank = size, name, rank
+        self.number, self.state = 0, "open"
+        self.sent, self.received = [0] * size, [0] * size
+
+    def allReduce(self, source, to, words, kind, op, stream):  # noqa: N802
+        assert op == 0
+        out = memory(to, words, kind)
+        self._meet("sum", source, words, kind, stream, lambda parts: add(parts, out))
+
+    def reduce(self, source, to, words, kind, op, root, stream):
+        assert op == 0
+        out = memory(to, words, kind)
+        land = (lambda parts: add(parts, out)) if self.rank == root else len
+        self._meet("reduce", source, words, kind, stream, land)
+
+    def broadcast(self, source, to, words, kind, root, stream):
+        out = memory(to, words, kind)
+        land = lambda parts: np.copyto(out, parts[root])  # noqa: E731
+        self._meet("broadcast", source, words, kind, stream, land)
+
+    def send(self, source, words, kind, peer, stream):
+        box = self.node.meetings[self.name, self.rank, peer, self.sent[peer]]
+        self.sent[peer] += 1
+        held = memory(source, words, kind)
+        self._put(stream, lambda: box.update(mail=held.copy()))
+
+    def recv(self, to, words, kind, peer, stream):
+        box = self.node.meetings[self.name, peer, self.rank, self.received[peer]]
+        self.received[peer] += 1
+        out = memory(to, words, kind)
+        self._put(stream, lambda: "mail" in box and np.copyto(out, box["mail"]))
+
+    def check_async_error(self):
+        assert self.state == "open"
+        self.nccl.fail("async")
+
+    def abort(self):
+        self.state = "aborted"
+
+    def destroy(self):
+        self.state = "destroyed"
+
+    def _meet(self, name, source, words, kind, stream, land):
+        self.node.calls.append((name, words, kind))
+        said = self.node.meetings[self.name, self.number]
+        self.number += 1
+        held = memory(source, words, kind)
+
+        def action():
+            said.setdefault(self.rank, held.copy())
+            if len(said) < self.size:
+                return False
+            return land([said[rank] for rank in range(self.size)])
+
+        self._put(stream, action)
+
+    def _put(self, stream, action):
+        assert self.nccl.depth and self.state == "open"
+        self.nccl.fail("call")
+        self.node.streams[stream].put(
+            lambda: None if self.state == "aborted" else action()
+        )
+
+
+def memory(address, words, kind):
+    """The device memory at an address, as numbers of NCCL's kind."""
+    if not words:
+        return np.empty(0, KINDS[kind])
+    facts = {"data": (address, False), "shape": (words,), "typestr": "<" + KINDS[kind]}
+    view = type("View", (), {"__array_interface__": {**facts, "version": 3}})()
+    return np.asarray(view)
+
+
+def add(parts, out):
+    """Σ in rank order; bf16 is wide meanwhile, where NCCL rounds at every rank."""
+    if out.dtype == np.uint16:
+        add_bits(np, np.concatenate(parts), len(parts), out)
+        return
+    np.copyto(out, parts[0])
+    for part in parts[1:]:
+        np.add(out, part, out=out)

@@ -1,0 +1,59 @@
+"""Every kernel compiles for every GPU that it says it serves, on a machine without."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from hpcsgd.backends.kernel_table import ARCHS, VARIANTS, all_builds, options
+from tests.kernels import nvrtc
+from tests.kernels.emulator import KERNELS, source_of
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_compiles(arch):
+    major = nvrtc.major_for(arch)
+    assert nvrtc.library(major), f"install the wheel of NVRTC for CUDA {major}"
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = list(pool.map(lambda build: fault_of(build, arch), all_builds(arch)))
+    assert not any(found), [fault for fault in found if fault]
+
+
+def fault_of(build, arch):
+    """What is wrong with it, in words; nothing if it is as it should be."""
+    given = (*options_for(build, arch), "--ptxas-options=-v")
+    text, major = source_of(build.source), nvrtc.major_for(arch)
+    found = nvrtc.compile_text(text, build.entry, given, major)
+    if not found.ok or found.cubin[:4] != b"\x7fELF":
+        return f"sm_{arch} {build}: {found.log[:3000]}"
+    faults = faults_in(found.log)
+    return f"sm_{arch} {build}: {faults}" if faults else ""
+
+
+def options_for(build, arch):
+    """Those of a run, for any architecture."""
+    return (*options(build, str(KERNELS)), f"--gpu-architecture=sm_{arch}")
+
+
+def faults_in(log):
+    """Warnings, and values that found no register: these are slow without a word."""
+    lines = [line for line in log.splitlines() if "deprecated" not in line]
+    wrong = [line for line in lines if "warning" in line]
+    frames = [line for line in lines if "bytes stack frame" in line]
+    clean = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
+    return wrong + [line for line in frames if line.split(".")[-1].strip() != clean]
+
+
+def test_every_source_is_in_the_table():
+    named = {variant.source for some in VARIANTS.values() for variant in some}
+    assert named == {path.stem for path in KERNELS.glob("*.cu")}
+
+
+def test_a_fault_is_found():
+    """The checks can fail."""
+    text = source_of("margin").replace("float sum =", "flaot sum =")
+    (build, *_) = all_builds("90")
+    found = nvrtc.compile_text(text, "margin", options_for(build, "90"), 13)
+    assert not found.ok and "flaot" in found.log
+    spilt = "ptxas . 0 bytes stack frame, 8 bytes spill stores, 8 bytes spill loads"
+    assert faults_in(spilt) == [spilt] and faults_in("x.cu(3): warning #177-D: unused")

@@ -1,0 +1,116 @@
+"""Plain steps in one launch: blocks that meet, every family, a launch again."""
+
+from ctypes import c_longlong
+
+import numpy as np
+import pytest
+
+from hpcsgd.backends import launch_steps
+from hpcsgd.backends.kernel_table import ELEMENTS, build_of
+from tests.kernels import nvrtc
+from tests.kernels.emulator import Kernel, empty, on_device, source_of
+from tests.kernels.mutants import Mutant
+from tests.kernels.test_compiles import faults_in, options_for
+from tests.kernels.walks import FAMILIES, PAIRS, agree, walk_of
+
+PROCESSORS = 3
+# rows, columns, batches
+SIZES = [(1, 1, (1,)), (40, 100, (5, 8, 8)), (60, 300, (33, 40, 7, 12)),
+         (30, 600, (16,) * 5)]  # fmt: skip
+MUTANTS = [
+    Mutant("direct_steps", "nobody waits", "while (load_acquire(came) < wanted)",
+           "while (false)"),
+    Mutant("direct_steps", "one block too few", "< wanted)", "+ 1 < wanted)"),
+    Mutant("direct_steps", "one room for all parts", "(s64)(j & 1) * tall",
+           "(s64)0 * tall"),
+    Mutant("direct_steps", "counters left as they are",
+           "atomicExch(counters, 0u);", ""),
+    Mutant("direct_steps", "columns behind the last",
+           "if (col + i < slice.last)", "if (true)"),
+    Mutant("direct_steps", "weights read early",
+           "        }\n        __syncthreads();\n    }\n}", "        }\n    }\n}"),
+    Mutant("direct_steps", "residuals read early",
+           "sums, own);\n        __syncthreads();", "sums, own);"),
+    Mutant("direct_steps", "a block left out", "b = lane; row", "b = lane + 1; row"),
+    Mutant("direct_steps", "the first step's gain", "carry[j], gain[j], parts",
+           "carry[j], gain[0], parts"),
+    Mutant("direct_steps", "no intercept", "*intercept = *own_intercept;", ";"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, family", PAIRS)
+@pytest.mark.parametrize("sizes", SIZES)
+def test_steps_are_those_of_float64(name, family, sizes):
+    launches_agree(walk_of(*sizes, name, family), name)
+
+
+@pytest.mark.parametrize("name, family", PAIRS)
+def test_nothing_more_has_to_be_given(name, family):
+    walk = walk_of(40, 100, (5, 8, 8), name, family, bare=True)
+    launches_agree(walk, name, seeds=(1,))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_compiles(family):
+    build = launch_steps.with_family(build_of("direct_steps", "bf16", "90"), family)
+    given = (*options_for(build, "90"), "--ptxas-options=-v")
+    found = nvrtc.compile_text(source_of("direct_steps"), build.entry, given, 13)
+    assert found.ok and not faults_in(found.log), found.log
+
+
+def test_margins_may_be_rounded():
+    walk = walk_of(40, 100, (5,), "fp32", "gaussian", bare=True)
+    (found,) = launched(walk, "fp32", seeds=(0,), rounds=1)
+    t = (found[2] + walk.extras[0]).view(np.float32)
+    exact = walk.exact @ walk.before
+    assert np.abs(t - exact).max() > 1e-4
+    assert (np.abs(t - exact) <= 2.0**-8 * np.abs(exact)).all()
+
+
+def test_blocks_are_as_many_as_there_is_work_for():
+    assert launch_steps.direct_steps(100, 2, 8, 132).grid == (2,)
+    assert launch_steps.direct_steps(10**6, 2, 8, 132).grid == (132,)
+
+
+def test_faults_are_told_from_the_kernel():
+    """What mutants have to fail, the kernel passes."""
+    check(source_of("direct_steps"))
+
+
+def check(text):
+    """What mutants have to fail."""
+    for sizes in SIZES:
+        launches_agree(walk_of(*sizes, "bf16"), "bf16", text, seeds=range(8))
+
+
+def launches_agree(walk, name, text=None, seeds=(0, 1, 2)):
+    """With float64, and with itself under any order of warps and blocks."""
+    agree(launched(walk, name, text, seeds), walk)
+
+
+def launched(walk, name, text=None, seeds=(0,), rounds=0):
+    """(intercept, weights, residuals) of launches, one after the other, as a graph has
+    them: with what the first left in partial sums and counters."""
+    number = FAMILIES.index(walk.family)
+    defines = (f"ELEMENT={ELEMENTS[name]}", f"FAMILY={number}")
+    kernel = Kernel("direct_steps", *defines, text=text)
+    item, d = walk.matrix.dtype.itemsize, len(walk.before)
+    shape = launch_steps.direct_steps(d, item, walk.tall, PROCESSORS)
+    partials = empty(launch_steps.direct_partials(shape, walk.tall))
+    counters, found = on_device([0, 0], np.uint32), []
+    given = list(walk.given)
+    given[7] = rounds
+    for seed in seeds:
+        state = walk.state()
+        head = (walk.matrix, c_longlong(walk.stride), walk.rows, *given)
+        kernel(
+            shape.grid,
+            shape.block,
+            (*head, *state, partials, walk.tall, counters),
+            shared=shape.shared,
+            cluster=shape.grid[0],
+            seed=seed,
+        )
+        assert not counters.any()
+        found.append(state)
+    return found

@@ -1,0 +1,124 @@
+"""Whole runs on a device that is the emulation: Python for a GPU, and its kernels."""
+
+import numpy as np
+import pytest
+
+from hpcsgd.errors import ConfigError
+from hpcsgd.result import Status
+from tests.fake_cuda import Node
+from tests.harness import config_for, make_problem, oracle_for, relative_error, train_on
+from tests.kernels.fake_device import FakeDevice
+
+FAMILIES = ("logistic", "gaussian", "poisson", "gamma", "squared-hinge", "huber")
+
+
+@pytest.fixture
+def devices(monkeypatch):
+    """Those that ranks were given, in order."""
+    given, node = [], Node()
+
+    def bind(share_gpus):
+        number = len(given)
+        given.append(FakeDevice(node, number + 1, f"node 0000:{number:02}"))
+        return given[number]
+
+    monkeypatch.setattr("hpcsgd.assembly.gpu.bind", bind)
+    return given
+
+
+def on_gpu(problem, /, **sections):
+    tables = {
+        "precision": {"recipe": "fp32"},
+        "schedule": {"batch": 8, "steps": 4, "epochs": 1},
+        "run": {"device": "cuda", "evaluate_every": 1},
+    }
+    for name, table in sections.items():
+        tables[name] = {**tables.get(name, {}), **table}
+    return config_for(problem, **tables)
+
+
+@pytest.mark.parametrize(
+    "family, kind", [*((name, "gram") for name in FAMILIES), ("logistic", "direct")]
+)
+def test_iterates_are_those_of_sgd(devices, family, kind):
+    problem = make_problem(family, n=37, d=37)
+    sections = {"problem": {"intercept": True, "l2": 0.01}, "products": {"kind": kind}}
+    config = on_gpu(problem, **sections)
+    found = train_on(1, config, problem, weights=True, offset=True)
+    assert found.status is Status.COMPLETED
+    exact = oracle_for(config, problem, weights=True, offset=True)
+    assert relative_error(found, exact) <= 2e-5
+    launched = {"sample", "margin", "gram", "recurrence", "update"}
+    launched -= {"gram"} if kind == "direct" else set()
+    assert set(devices[0].launched) == launched
+
+
+@pytest.mark.parametrize("kind", ["gram", "direct"])
+def test_exchanges_that_come_again_are_one_launch(devices, kind):
+    """The first compiles, the second records; rates that change are sent beside."""
+    problem = make_problem("logistic", n=37, d=13)
+    sections = {
+        "schedule": {"epochs": 4},
+        "products": {"kind": kind},
+        "rate": {"value": problem.rate, "kind": "inverse", "decay": 0.1},
+    }
+    found = train_on(1, on_gpu(problem, **sections), problem)
+    exact = oracle_for(on_gpu(problem, **sections), problem)
+    assert relative_error(found, exact) <= 2e-5
+    (device,) = devices
+    assert device.captured == 2  # of 32 rows and of 5; steps of 8 and of 5
+    each = {"gram": 4, "direct": 4}[kind]
+    assert len(device.launched) == 2 * each * device.captured
+
+
+@pytest.mark.parametrize("members", [1, 2, 3])
+@pytest.mark.parametrize(
+    "recipe, transport",
+    [("fp32", "nccl"), ("fp32", "mpi-host"), ("c", "nccl"), ("d", "auto")],
+)
+def test_members_sum_as_on_the_host(devices, members, recipe, transport):
+    """The same rounding of rows and margins: off by the order of sums alone."""
+    problem = make_problem("logistic", n=37, d=37)
+    sections = {"precision": {"recipe": recipe}, "products": {"kind": "gram"}}
+    here = train_on(
+        members, on_gpu(problem, **sections, run={"device": "cpu"}), problem
+    )
+    run = {"transport": transport}
+    there = train_on(members, on_gpu(problem, **sections, run=run), problem)
+    size = np.abs(here.weights).max()
+    near = 2e-6 if recipe == "fp32" else 2e-4  # a margin may round the other way
+    assert np.abs(here.weights - there.weights).max() <= near * size
+    assert there.loss == pytest.approx(here.loss, rel=1e-4)
+    calls = [run.ledger["products"]["calls"] for run in (here, there)]
+    assert calls[0] == calls[1]
+
+
+def test_the_state_comes_and_goes(devices, tmp_path):
+    """Checkpoints, evaluations and agreements see the weights of that moment."""
+    problem = make_problem("logistic", n=37, d=13)
+    run = {"out": str(tmp_path / "run"), "resume": "auto"}
+    whole = train_on(2, on_gpu(problem, schedule={"epochs": 2}), problem)
+    train_on(2, on_gpu(problem, run=run), problem)
+    longer = on_gpu(problem, run=run, schedule={"epochs": 2})
+    again = train_on(2, longer, problem)
+    assert np.array_equal(again.weights, whole.weights)
+    replicas = {"grid": {"replicas": 2}, "schedule": {"period": 2}}
+    here = train_on(2, on_gpu(problem, **replicas, run={"device": "cpu"}), problem)
+    there = train_on(2, on_gpu(problem, **replicas), problem)
+    assert relative_error(there, (here.weights[:, None], np.zeros(1))) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    "sections, what",
+    [
+        ({"update": {"kind": "momentum"}}, "momentum"),
+        ({"products": {"kind": "gather"}}, "gather"),
+        ({"precision": {"recipe": "fp64"}}, "precision"),
+        ({"update": {"clip": "norm"}, "products": {"kind": "direct"}}, "clipped"),
+    ],
+)
+def test_what_a_gpu_does_not_do_is_refused(devices, sections, what):
+    problem = make_problem("logistic", n=37, d=13)
+    with pytest.raises(ConfigError, match=what) as refused:
+        train_on(1, on_gpu(problem, **sections), problem)
+    assert "--device cpu" in str(refused.value)

@@ -1,0 +1,85 @@
+"""Device arrays between real MPI ranks; their GPUs are made of NumPy."""
+
+import numpy as np
+import pytest
+
+from hpcsgd.comm import cuda_aware, staged
+from hpcsgd.comm.cuda_aware import check_support
+from hpcsgd.comm.mpi import MpiCommunicator, reads_device_memory
+from hpcsgd.comm.narrow import open_message
+from hpcsgd.comm.narrow_device import DeviceNarrowSum
+from hpcsgd.comm.on_device import fetched
+from hpcsgd.comm.transports import open_transport
+from hpcsgd.errors import ConfigError
+from tests.fake_cuda import FakeLayer, Node
+
+
+def opened(comm, kind, monkeypatch):
+    """What MPI is handed is NumPy's, so any MPI reads it."""
+    monkeypatch.setattr(cuda_aware, "check_support", lambda: None)
+    layer = FakeLayer(Node(), f"GPU of rank {comm.rank}")
+    return open_transport(kind, MpiCommunicator(comm.Dup()), layer)
+
+
+@pytest.mark.ranks(1, 2, 3, timeout=30)
+def test_sums_gathers_and_exchanges(comm, monkeypatch):
+    monkeypatch.setattr(staged, "CHUNK", 4096)
+    for kind in ("mpi-host", "mpi-cuda"):
+        world = opened(comm, kind, monkeypatch)
+        layer, p = world.layer, world.size
+        for words in (0, 1, 1025, 9000):
+            buffers = [layer.empty(words, np.float32) for _ in range(3)]
+            for buffer in buffers:
+                layer.later(buffer, np.arange(words) + world.rank)
+            world.sum(buffers[0], "products")
+            one, two = (world.start_sum(b, "products") for b in buffers[1:])
+            two.wait(), one.wait()
+            for buffer in buffers:
+                total = fetched(layer, buffer, layer.main)
+                expected = p * np.arange(words) + p * (p - 1) // 2
+                np.testing.assert_array_equal(total, expected)
+        counts = [2 * rank for rank in range(p)]
+        out = layer.empty(sum(counts), np.uint16)
+        part = layer.empty(counts[world.rank], np.uint16)
+        layer.later(part, world.rank)
+        if p > 1:
+            world.gather(part, counts, out, "products")
+            np.testing.assert_array_equal(
+                fetched(layer, out, layer.main), np.repeat(np.arange(p), counts)
+            )
+        entry = world.ledger.entries["products"]
+        assert entry.calls == (4 * 3 + 1 if p > 1 else 0)
+        world.close()
+
+
+@pytest.mark.ranks(2, 3, timeout=30)
+def test_bf16_sums_have_the_bits_of_the_host(comm, monkeypatch):
+    rng = np.random.default_rng(comm.rank)
+    values = rng.normal(size=5001).astype(np.float32)
+    for kind in ("mpi-host", "mpi-cuda"):
+        world = opened(comm, kind, monkeypatch)
+        device, host = DeviceNarrowSum(world, 5001), open_message(world, 5001, "bf16")
+        world.layer.later(device.array, values)
+        host.array[...] = values
+        expected, total = host.sum("evaluate"), device.sum("products")
+        np.testing.assert_array_equal(
+            fetched(world.layer, total, world.layer.main), expected
+        )
+        of_host, of_device = (
+            {**vars(world.ledger.entries[purpose]), "seconds": 0}
+            for purpose in ("evaluate", "products")
+        )
+        assert of_host == of_device and of_host["calls"] == 2
+        world.close()
+
+
+@pytest.mark.ranks(2, timeout=30)
+def test_an_mpi_says_whether_it_reads_device_memory(comm):
+    """Whatever this one says: a no is a refusal before any address is given."""
+    said = reads_device_memory()
+    assert len(set(comm.allgather(said))) == 1
+    if said is False:
+        with pytest.raises(ConfigError, match="CUDA-aware MPI .* mpi-host"):
+            check_support()
+    else:
+        check_support()

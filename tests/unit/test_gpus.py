@@ -1,0 +1,234 @@
+"""Which GPU a rank uses, as a table of launchers; what opens a layer without a GPU."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hpcsgd.backends import device_layer
+from hpcsgd.backends.device_layer import DeviceLayer, count_gpus, load_cupy
+from hpcsgd.comm.gpus import check_own_gpu, gpu_of_rank, local_place
+from hpcsgd.errors import ConfigError, MissingPackage
+
+OMPI = {"OMPI_COMM_WORLD_LOCAL_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
+HYDRA = {"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_LOCALID": "3", "SLURM_GPUS_ON_NODE": "4"}
+TORCHRUN = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+BOUND = {"CUDA_VISIBLE_DEVICES": "GPU-4f1c"}  # srun --gpus-per-task=1
+
+CASES = {  # environment, visible GPUs, ranks on the node -> GPU
+    "nobody says": ({}, 4, None, 0),
+    "one rank": ({}, 1, 1, 0),
+    "open mpi": (OMPI, 4, 4, 2),
+    "open mpi says how many": (OMPI, 4, None, 2),
+    "mpich or intel": (HYDRA, 2, 2, 1),
+    "slurm": (SLURM, 4, 4, 3),
+    "slurm binds": ({**SLURM, **BOUND}, 1, 4, 0),
+    "somebody binds": ({**OMPI, **BOUND}, 1, 4, 0),
+    "two of four are left": ({**HYDRA, "CUDA_VISIBLE_DEVICES": "2,3"}, 2, 2, 1),
+    "torchrun": (TORCHRUN, 4, 4, 1),
+    "more gpus than ranks": (HYDRA, 8, 2, 1),
+    # One Slurm task that starts four ranks: all inherit its local id.
+    "mpiexec in a task of slurm": ({**OMPI, "SLURM_LOCALID": "0"}, 4, 4, 2),
+    "not a number": ({"OMPI_COMM_WORLD_LOCAL_RANK": "", **HYDRA}, 2, 2, 1),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_each_rank_has_its_gpu(case):
+    environment, visible, ranks, expected = case
+    assert gpu_of_rank(environment, visible, ranks) == expected
+
+
+REFUSED = {
+    "four on two": (OMPI, 2, 4, "4 ranks on this node and 2 GPUs; start fewer"),
+    "four on one": (OMPI, 1, 4, "4 ranks on this node and 1 GPU; start fewer"),
+    "the node has one": (
+        {**SLURM, **BOUND, "SLURM_GPUS_ON_NODE": "1"},
+        1,
+        4,
+        "4 ranks on this node and 1 GPU; start fewer",
+    ),
+    "a number too high": (SLURM, 2, None, "4 ranks on this node and 2 GPUs"),
+    "which one is this": ({}, 4, 4, "no launcher says which one this is"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_is_refused(case):
+    environment, visible, ranks, message = case
+    with pytest.raises(ConfigError, match=message):
+        gpu_of_rank(environment, visible, ranks)
+
+
+@pytest.mark.parametrize(
+    "rank, visible, expected", [(0, 2, 0), (1, 2, 1), (2, 2, 0), (3, 1, 0), (3, 4, 3)]
+)
+def test_gpus_are_shared_where_that_is_asked_for(rank, visible, expected):
+    environment = {"MPI_LOCALRANKID": str(rank)}
+    assert gpu_of_rank(environment, visible, 4, share_gpus=True) == expected
+
+
+@pytest.mark.parametrize(
+    "environment, message",
+    [
+        ({}, "see what nvidia-smi says"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, "CUDA_VISIBLE_DEVICES=; unset it"),
+        ({"SLURM_JOB_ID": "7"}, "add --gpus-per-node"),
+        (SLURM, "see what nvidia-smi says"),
+    ],
+)
+def test_no_gpu_at_all(environment, message):
+    with pytest.raises(ConfigError, match=message):
+        gpu_of_rank(environment, 0, 1, share_gpus=True)
+
+
+def test_who_says_what():
+    assert local_place({}) == (None, None)
+    assert local_place({**SLURM, "SLURM_NTASKS_PER_NODE": "8"}) == (3, 8)
+    assert local_place({"PALS_LOCAL_RANKID": "5"}) == (5, None)
+
+
+def test_ranks_that_met_on_one_gpu():
+    """Each of them sees one GPU: only together they can tell that it is the same."""
+    places = ["a 01", "a 02", "b 01", "a 02"]
+    check_own_gpu(places[:3], False, "nccl")
+    check_own_gpu(places, True, "mpi-host")
+    with pytest.raises(
+        ConfigError, match=r"2 ranks use one GPU \(a 02\) for nccl; use"
+    ):
+        check_own_gpu(places, False, "nccl")
+    with pytest.raises(ConfigError, match="for mpi-cuda; let each see another one"):
+        check_own_gpu(places, False, "mpi-cuda")
+
+
+class NoDevice(RuntimeError):
+    """What CuPy raises where there is none."""
+
+
+def fake_cupy(monkeypatch, major, gpus=1):
+    def count():
+        if not gpus:
+            raise NoDevice("cudaErrorNoDevice")
+        return gpus
+
+    runtime = SimpleNamespace(
+        runtimeGetVersion=lambda: 1000 * major + 20,
+        getDeviceCount=count,
+        CUDARuntimeError=NoDevice,
+    )
+    cupy = ModuleType("cupy")
+    cupy.cuda = SimpleNamespace(runtime=runtime)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    return cupy
+
+
+def driver(monkeypatch, major):
+    monkeypatch.setattr(device_layer, "driver_major", lambda: major)
+
+
+@pytest.mark.parametrize(
+    "major, command",
+    [
+        (12, "pip install cupy-cuda12x$"),
+        (13, "pip install cupy-cuda13x$"),
+        (14, "pip install cupy-cuda13x$"),
+        (None, "pip install cupy-cuda13x .cupy-cuda12x for CUDA 12"),
+    ],
+)
+def test_a_missing_cupy_names_the_command(monkeypatch, major, command):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    driver(monkeypatch, major)
+    with pytest.raises(MissingPackage, match=f"a GPU needs CuPy .*{command}"):
+        load_cupy()
+
+
+def test_a_cupy_that_cannot_work_is_refused(monkeypatch):
+    fake_cupy(monkeypatch, 13)
+    driver(monkeypatch, None)
+    with pytest.raises(ConfigError, match="no NVIDIA driver is here"):
+        load_cupy()
+    driver(monkeypatch, 12)
+    with pytest.raises(
+        ConfigError, match="uninstall cupy-cuda13x && pip install cupy-cuda12x"
+    ):
+        load_cupy()
+
+
+@pytest.mark.parametrize("built, knows", [(12, 12), (12, 13), (13, 13)])
+def test_a_cupy_that_suits_is_loaded(monkeypatch, built, knows):
+    cupy = fake_cupy(monkeypatch, built, gpus=3)
+    driver(monkeypatch, knows)
+    assert load_cupy() is cupy and count_gpus() == 3
+    fake_cupy(monkeypatch, built, gpus=0)
+    assert count_gpus() == 0
+
+
+def test_the_driver_of_this_machine_is_asked():
+    """A number of a CUDA version, or none: whatever this machine has."""
+    major = device_layer.driver_major()
+    assert major is None or 9 <= major < 99
+
+
+class Chip:
+    """cupy.cuda, as far as a layer uses it; `asked` is what reached the runtime."""
+
+    def __init__(self, status=0):
+        self.asked, self.status = [], status
+        self.runtime = SimpleNamespace(
+            memcpyDeviceToHost=2,
+            memcpyHostToDevice=1,
+            memcpyAsync=lambda *given: self.asked.append(given),
+            eventQuery=lambda address: self.status,
+            getDeviceProperties=lambda number: {"uuid": b"\x01\xff"},
+            runtimeGetVersion=lambda: 13020,
+        )
+
+    def Device(self, number):  # noqa: N802
+        use = lambda: self.asked.append(("use", number))  # noqa: E731
+        return SimpleNamespace(id=number, use=use, pci_bus_id="0000:3B:00.0")
+
+    def alloc_pinned_memory(self, size):
+        return bytearray(size)
+
+
+def layer_on(chip):
+    return DeviceLayer(2, SimpleNamespace(cuda=chip, ndarray=SimpleNamespace))
+
+
+def test_a_layer_copies_what_it_is_told():
+    """From there to here, so many bytes, on that stream; nothing for nothing."""
+    chip = Chip()
+    layer, stream = layer_on(chip), SimpleNamespace(ptr=7)
+    flags = SimpleNamespace(c_contiguous=True)
+    array = SimpleNamespace(data=SimpleNamespace(ptr=4096), nbytes=24, flags=flags)
+    host = layer.pinned(3, np.float64)
+    layer.to_host(array, host, stream)
+    layer.to_device(host, array, stream)
+    here = host.ctypes.data
+    copies = [(here, 4096, 24, 2, 7), (4096, here, 24, 1, 7)]
+    assert chip.asked == [("use", 2), *copies]
+    array.nbytes, empty = 0, layer.pinned(0, np.float64)
+    assert empty.size == 0
+    layer.to_host(array, empty, stream)
+    assert len(chip.asked) == 3
+    assert layer.owns(array) and not layer.owns(host)
+    assert layer.place.endswith("0000:3B:00.0 01ff")
+
+
+def test_an_event_of_a_broken_gpu_is_not_waited_for_for_ever():
+    def fail():
+        raise RuntimeError("cudaErrorIllegalAddress")
+
+    event = SimpleNamespace(ptr=1, synchronize=fail)
+    for status, expected in ((0, True), (600, False)):
+        assert layer_on(Chip(status)).is_done(event) is expected
+    with pytest.raises(RuntimeError, match="IllegalAddress"):
+        layer_on(Chip(700)).is_done(event)
+
+
+def test_a_missing_nccl_names_the_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(MissingPackage, match="pip install nvidia-nccl-cu13, or use tr"):
+        _ = layer_on(Chip()).nccl

@@ -1,0 +1,307 @@
+"""NCCL without a GPU: what is asked of it, when, and what becomes of its errors."""
+
+import inspect
+import os
+import threading
+from time import perf_counter
+
+import numpy as np
+import pytest
+
+from hpcsgd.backends.bits import narrow_bits
+from hpcsgd.backends.device_layer import DeviceLayer
+from hpcsgd.comm import nccl
+from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.layer import Layer
+from hpcsgd.comm.nccl import PINNED, NcclCommunicator, pin
+from hpcsgd.comm.on_device import fetched
+from hpcsgd.comm.threads import run_ranks
+from hpcsgd.comm.transports import open_transport
+from hpcsgd.comm.watch import Watchdog
+from hpcsgd.errors import ConfigError, TransportError
+from tests.fake_cuda import FakeLayer, Node
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch):
+    """NCCL's variables are as they were, whatever a test made of them."""
+    for name in PINNED:
+        monkeypatch.setenv(name, "to be restored")
+        monkeypatch.delenv(name)
+
+
+def on_nccl(n, function, node=None, reproducible=False):
+    """function(world, layer) on n thread ranks whose GPUs speak NCCL."""
+    node = node or Node()
+
+    def on_rank(host):
+        layer = FakeLayer(node)
+        return function(NcclCommunicator(host, layer), layer)
+
+    return run_ranks(n, on_rank, reproducible=reproducible)
+
+
+def read(layer, array):
+    return fetched(layer, array, layer.main)
+
+
+def test_every_layer_is_the_same_interface():
+    """What the tests run on and what a GPU runs on: the same methods and names."""
+    names = [name for name in vars(Layer) if not name.startswith("_")]
+    assert len(names) > 15
+    for name in names:
+        wanted = getattr(Layer, name)
+        if isinstance(wanted, property):
+            assert isinstance(getattr(DeviceLayer, name), property)
+            continue
+        for layer in (DeviceLayer, FakeLayer):
+            found = inspect.signature(getattr(layer, name)).parameters
+            assert list(found) == list(inspect.signature(wanted).parameters), name
+
+
+@pytest.mark.parametrize("reproducible", [False, True])
+@pytest.mark.parametrize("name, kind", [("bf16", 9), ("fp16", 6)])
+def test_16_bit_floats_are_added_by_nccl(name, kind, reproducible):
+    """bf16 is held as bits; one collective of two bytes a word, also reproducible."""
+    values = np.array([1.0, -3.5, 0.25], dtype=np.float32)
+
+    def held(values):
+        if name == "fp16":
+            return values.astype(np.float16)
+        return narrow_bits(np, values.copy(), np.empty(values.size, np.uint16))
+
+    def on_rank(world, layer):
+        first, second = (layer.array(held(values * (world.rank + 1))) for _ in "ab")
+        assert world.sum(first, "products") is first
+        world.start_sum(second, "products").wait()
+        for total in (first, second):
+            np.testing.assert_array_equal(read(layer, total), held(values * 6))
+        return vars(world.ledger.entries["products"])
+
+    node = Node()
+    for entry in on_nccl(3, on_rank, node, reproducible):
+        assert (entry["calls"], entry["words"], entry["bytes"]) == (2, 6, 12)
+        assert entry["wire_bytes"] == pytest.approx(2 * 12 * 2 / 3)
+    assert node.calls == [("sum", 3, kind)] * 6
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8])
+def test_integers_are_not_summed(dtype):
+    def on_rank(world, layer):
+        for buffer in (layer.array(np.ones(3, dtype)), np.ones(3, np.uint16)):
+            with pytest.raises(TransportError, match="cannot be summed"):
+                world.sum(buffer, "products")
+
+    on_nccl(2, on_rank)
+
+
+def test_one_communicator_for_each_direction():
+    """The world, two replicas, two column blocks of a 2 x 2 grid; none for one rank."""
+
+    def on_rank(world, layer):
+        Grid(world, 2, 2)
+        sizes = [comm.size for comm in layer.nccl.comms]
+        names = [comm.name for comm in layer.nccl.comms]
+        Grid(world, 4, 1)
+        return sizes, names, [comm.size for comm in layer.nccl.comms[3:]]
+
+    node, found = Node(), []
+    found = on_nccl(4, on_rank, node)
+    assert [sizes for sizes, _, _ in found] == [[4, 2, 2]] * 4
+    assert len({name for _, names, _ in found for name in names}) == 5
+    assert all(alone == [4] for _, _, alone in found)
+
+
+def test_reproducible_sums_pin_what_nccl_may_choose(monkeypatch):
+    """Before its first group; a setting that is right already stays."""
+    seen = []
+    monkeypatch.setenv("NCCL_ALGO", "Tree")
+    original = FakeLayer.__init__
+
+    def spying(self, node, *rest):
+        original(self, node, *rest)
+        begin = self.nccl.get_unique_id
+        self.nccl.get_unique_id = lambda: (
+            seen.append({name: os.environ.get(name) for name in PINNED}),
+            begin(),
+        )[1]
+
+    monkeypatch.setattr(FakeLayer, "__init__", spying)
+    on_nccl(2, lambda world, layer: None)
+    on_nccl(2, lambda world, layer: None, reproducible=True)
+    free, pinned = seen
+    assert free == {
+        "NCCL_NVLS_ENABLE": None,
+        "NCCL_ALGO": "Tree",
+        "NCCL_PROTO": None,
+    }
+    assert pinned == {
+        "NCCL_NVLS_ENABLE": "0",
+        "NCCL_ALGO": "Tree",
+        "NCCL_PROTO": "Simple",
+    }
+
+
+def test_what_is_pinned():
+    environment = {"HOME": "/"}
+    pin(environment)
+    assert environment == {
+        "HOME": "/",
+        "NCCL_NVLS_ENABLE": "0",
+        "NCCL_ALGO": "Ring",
+        "NCCL_PROTO": "Simple",
+    }
+    for name, value in (("NCCL_ALGO", "NVLS"), ("NCCL_PROTO", "LL128")):
+        with pytest.raises(
+            ConfigError, match=f"{name}={value} is not reproducible; un"
+        ):
+            pin({name: value})
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("NCCL_ERROR_SYSTEM_ERROR"), KeyError(6)]
+)
+@pytest.mark.parametrize("moment", ["call", "async"])
+def test_an_error_names_the_collective_and_ends_nccl(moment, error):
+    """CuPy raises KeyError where NCCL's number is newer than its table."""
+
+    def on_rank(world, layer):
+        world.sum(layer.array(np.ones(3)), "products")
+        world.settle()
+        world.exchange_objects(None)
+        node.faults[moment] = error
+        with pytest.raises(
+            TransportError, match=r"failed in the sum for agreement \(c"
+        ):
+            world.sum(layer.array(np.ones(3)), "agreement")
+        assert [comm.state for comm in layer.nccl.comms] == ["aborted"]
+        with pytest.raises(TransportError, match="cannot begin the sum for products"):
+            world.sum(layer.array(np.ones(3)), "products")
+        world.close()
+
+    node = Node()
+    on_nccl(1 + 1, on_rank, node)
+
+
+def test_an_error_that_comes_while_a_sum_is_waited_for():
+    """The other rank never joins it; NCCL says so to whoever looks."""
+
+    def on_rank(world, layer):
+        if world.rank == 0:
+            world.sum(layer.array(np.ones(3)), "products")
+            node.faults["async"] = RuntimeError("remote process exited")
+            with pytest.raises(
+                TransportError, match="sum for products .*exited.*NCCL_D"
+            ):
+                world.settle()
+            assert world.ledger.place.before().what == "sum for products"
+
+    node = Node()
+    on_nccl(2, on_rank, node)
+
+
+def test_a_start_that_fails_is_one_sentence():
+    def on_rank(host):
+        node.faults["init"] = RuntimeError("no interface found")
+        open_transport("nccl", host, FakeLayer(node, f"node {host.rank}"))
+
+    node = Node()
+    with pytest.raises(
+        TransportError, match="failed in the start for control .*no int"
+    ):
+        run_ranks(2, on_rank)
+
+
+def test_a_sum_that_is_begun_early_leaves_the_stream_free():
+    """The other rank begins only after this one's later work is done."""
+    worked = threading.Event()
+
+    def on_rank(world, layer):
+        buffer, other = layer.array(np.zeros(3)), layer.array(np.zeros(3))
+        layer.later(buffer, 5.0)
+        if world.rank == 1:
+            assert worked.wait(20)
+        pending = world.start_sum(buffer, "products")
+        world.carrier._side.run()  # a GPU may turn to this one first
+        if world.rank == 0:
+            layer.later(other, 7.0)
+            layer.synchronize(layer.main)
+            assert (other.held == 7).all() and (buffer.held == 5).all()
+            worked.set()
+        assert pending.wait() is buffer and pending.wait() is buffer
+        np.testing.assert_array_equal(read(layer, buffer), [10] * 3)
+
+    on_nccl(2, on_rank)
+
+
+def test_the_host_does_not_run_away_and_stands_where_it_waits(monkeypatch):
+    """Of eight sums it is in the oldest that is not done; the watchdog reads that."""
+    monkeypatch.setattr(nccl, "AHEAD", 3)
+
+    def on_rank(world, layer):
+        buffers = [layer.array(np.ones(2)) for _ in range(8)]
+        places = world.exchange_objects(world.ledger.place)
+        first = world.begun + 1
+        if world.rank == 1:
+            spot = waits_in(places[0])
+            assert (spot.what, spot.number, spot.size) == (
+                "sum for products",
+                first,
+                2,
+            )
+            said, code = watched(places[0], 0)
+            assert code == [1]
+            assert f"the sum for products (collective {first})" in said[0]
+        for number, buffer in enumerate(buffers):
+            world.sum(buffer, "products")
+            assert len(world.carrier.under_way) <= min(number + 1, 4)
+        world.settle()
+        assert not world.carrier.under_way
+        assert all((read(layer, buffer) == 2).all() for buffer in buffers)
+
+    on_nccl(2, on_rank)
+
+
+def waits_in(place):
+    """Where a rank stands that does not move any more."""
+    end = perf_counter() + 20
+    while perf_counter() < end:
+        spot, since = place.spot()
+        if spot is not None and perf_counter() - since > 0.1:
+            return spot
+    raise AssertionError("it waits nowhere")
+
+
+def watched(place, rank):
+    """What a watchdog of its own says, with a clock that runs fast."""
+    said, codes, now = [], [], [perf_counter()]
+    dog = Watchdog(place, rank, 2, 1.0, None, codes.append, clock=lambda: now[0])
+    dog.say = said.append
+    while not codes and now[0] < perf_counter() + 60:
+        now[0] += 0.2
+        dog.step()
+    return said, codes
+
+
+def test_close_waits_and_lets_go():
+    def on_rank(world, layer):
+        buffer = layer.array(np.ones(4))
+        world.sum(buffer, "products")
+        world.close()
+        assert (buffer.held == 2).all()
+        return [comm.state for comm in layer.nccl.comms]
+
+    assert on_nccl(2, on_rank) == [["destroyed"]] * 2
+
+
+def test_those_that_are_left_meet_again():
+    def on_rank(world, layer):
+        world.sum(layer.array(np.ones(1)), "products")
+        left = world.survivors()
+        assert isinstance(left, NcclCommunicator) and left.size == 2
+        buffer = layer.array(np.full(1, 3.0))
+        left.sum(buffer, "products")
+        assert read(layer, buffer) == 6
+        return [comm.state for comm in layer.nccl.comms]
+
+    assert on_nccl(2, on_rank) == [["aborted", "open"]] * 2

@@ -63,14 +63,13 @@ def train(
     if not isinstance(config, RunConfig):
         config = RunConfig.parse(config or {})
     reader = _reader(config, X, y, sample_weight, offset)
-    opened = world is None
-    comm = world if world is not None else open_world(config.run.comm)
+    comm = open_world(config.run.comm) if world is None else world
     config, notes = settle_precision(config, comm, reader)
     session = Session(config, comm, reader, callbacks or [], began, setup, notes)
     session.rechecks = _rechecks(config, reader, notes)
     result = session.run()
     # Not after an error: others may still be in a sum, and closing waits for them.
-    if opened:
+    if world is None:
         session.world.close()
     return result
 

@@ -17,6 +17,7 @@ from hpcsgd.rates import RateConfig
 from hpcsgd.schedule import Schedule
 from hpcsgd.toml_text import toml_literal, toml_value
 
+DEVICES = ("cpu", "cuda")
 TRANSPORTS = ("auto", "nccl", "mpi-cuda", "mpi-host")
 DRIVERS = ("independent", "mpio")
 MOST_EXCHANGES = 1_000_000  # between two looks
@@ -144,7 +145,7 @@ class RunSection:
             raise ConfigError(
                 f"[run] on_failure = {self.on_failure!r}; known: stop, shrink"
             )
-        if self.device not in ("cpu", "cuda"):
+        if self.device not in DEVICES:
             raise ConfigError(f"[run] device = {self.device!r}; known: cpu, cuda")
         if self.transport not in TRANSPORTS:
             raise ConfigError(

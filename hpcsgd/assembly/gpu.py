@@ -11,7 +11,7 @@ from hpcsgd.errors import ConfigError, MissingPackage
 NCCL, BY_HOST = "nccl", "mpi-host"
 
 
-def bind(share_gpus: bool, local_ranks: int | None = None) -> Device:
+def take_gpu(share_gpus: bool, local_ranks: int | None = None) -> Device:
     """Open it; ConfigError or MissingPackage say what is missing."""
     from hpcsgd.backends.cuda import device_of_rank
     from hpcsgd.backends.device_layer import count_gpus
@@ -35,7 +35,7 @@ def open_gpu(
         raise ConfigError(
             "--emulate-members times the kernels of a CPU; use --device cpu with it"
         )
-    device = world.together(lambda: bind(run.share_gpus))
+    device = world.together(lambda: take_gpu(run.share_gpus))
     if world.size == 1:
         return device, world
     kind = _transport(run.transport, run.share_gpus, device, world)

@@ -15,7 +15,14 @@ from hpcsgd.cli.words import gib, steps
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.delayed import NETWORKS
 from hpcsgd.comm.grid import parse_grid
-from hpcsgd.config import DRIVERS, RunConfig, apply_settings, read_toml
+from hpcsgd.config import (
+    DEVICES,
+    DRIVERS,
+    TRANSPORTS,
+    RunConfig,
+    apply_settings,
+    read_toml,
+)
 from hpcsgd.data.partition import PARTITIONS
 from hpcsgd.data.sampling import MODES
 from hpcsgd.errors import ConfigError
@@ -139,15 +146,12 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (
         "--device",
         "run.device",
-        {"choices": ["cpu", "cuda"], "help": "where exchanges are computed"},
+        {"choices": DEVICES, "help": "where exchanges are computed"},
     ),
     (
         "--transport",
         "run.transport",
-        {
-            "choices": ["auto", "nccl", "mpi-cuda", "mpi-host"],
-            "help": "how arrays on GPUs travel",
-        },
+        {"choices": TRANSPORTS, "help": "how arrays on GPUs travel"},
     ),
     (
         "--timeout",

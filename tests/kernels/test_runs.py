@@ -17,12 +17,12 @@ def devices(monkeypatch):
     """Those that ranks were given, in order."""
     given, node = [], Node()
 
-    def bind(share_gpus):
+    def take(share_gpus):
         number = len(given)
         given.append(FakeDevice(node, number + 1, f"node 0000:{number:02}"))
         return given[number]
 
-    monkeypatch.setattr("hpcsgd.assembly.gpu.bind", bind)
+    monkeypatch.setattr("hpcsgd.assembly.gpu.take_gpu", take)
     return given
 
 

@@ -13,15 +13,9 @@ from rich.table import Table
 
 from hpcsgd import plots
 from hpcsgd.cli import launch, logs
+from hpcsgd.cli.flags import FLAGS, SWITCHES
 from hpcsgd.cli.ranks import on_all_ranks
-from hpcsgd.cli.train import (
-    FLAGS,
-    SWITCHES,
-    add_settings,
-    check_data,
-    overlaid,
-    progress,
-)
+from hpcsgd.cli.train import add_settings, check_data, overlaid, progress
 from hpcsgd.comm.base import Communicator
 from hpcsgd.config import RunConfig, read_toml
 from hpcsgd.errors import ConfigError, MissingPackage

@@ -7,7 +7,7 @@ import tokenize
 from dataclasses import fields
 from typing import Any, get_type_hints
 
-from hpcsgd.cli.train import FLAGS, SWITCHES
+from hpcsgd.cli.flags import FLAGS, SWITCHES
 from hpcsgd.comm import COMMUNICATORS
 from hpcsgd.config import RunConfig
 from hpcsgd.formats import FORMATS

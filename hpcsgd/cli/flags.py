@@ -1,0 +1,170 @@
+"""The flags of commands that train, and the settings that they stand for."""
+
+from typing import Any
+
+from hpcsgd.agreement import AGREEMENTS
+from hpcsgd.cli.words import gib, steps
+from hpcsgd.comm.delayed import NETWORKS
+from hpcsgd.config import DEVICES, DRIVERS, TRANSPORTS
+from hpcsgd.data.partition import PARTITIONS
+from hpcsgd.data.sampling import MODES
+from hpcsgd.families import FAMILIES
+from hpcsgd.precision import AUTO, RECIPES
+from hpcsgd.products import PRODUCTS
+from hpcsgd.rates import RATES
+from hpcsgd.updates import UPDATES
+
+# flag, the setting it stands for, and what argparse needs to know
+FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("--data", "data.path", {"metavar": "FILE.h5", "help": "HDF5 file with /X and /y"}),
+    ("--family", "problem.family", {"choices": sorted(FAMILIES), "help": "the GLM"}),
+    ("--l2", "problem.l2", {"type": float, "help": "ridge penalty"}),
+    (
+        "--products",
+        "products.kind",
+        {
+            "choices": [*PRODUCTS, "auto"],
+            "help": "how members get through s steps with one synchronisation",
+        },
+    ),
+    (
+        "--look-ahead",
+        "products.look_ahead",
+        {"choices": ["on", "off", "auto"], "help": "send the next Gram early"},
+    ),
+    ("--batch", "schedule.batch", {"type": int, "help": "rows a step, per replica"}),
+    (
+        "--steps",
+        "schedule.steps",
+        {"type": steps, "metavar": "S", "help": "steps per exchange, s, or auto"},
+    ),
+    (
+        "--machine",
+        "products.machine",
+        {
+            "metavar": "FILE",
+            "help": "figures that `auto` chooses by; measured where missing",
+        },
+    ),
+    ("--period", "schedule.period", {"type": int, "help": "exchanges per agreement"}),
+    ("--epochs", "schedule.epochs", {"type": int, "help": "passes over the rows"}),
+    (
+        "--precision",
+        "precision.recipe",
+        {"choices": [*RECIPES, AUTO], "help": "recipe; auto: chosen by pilot runs"},
+    ),
+    ("--rate", "rate.value", {"type": float, "help": "step size"}),
+    ("--rate-kind", "rate.kind", {"choices": list(RATES), "help": "rate schedule"}),
+    ("--update", "update.kind", {"choices": list(UPDATES), "help": "step rule"}),
+    ("--momentum", "update.momentum", {"type": float, "help": "of momentum, nesterov"}),
+    (
+        "--partition",
+        "data.partition",
+        {"choices": list(PARTITIONS), "help": "columns to members"},
+    ),
+    (
+        "--emulate-members",
+        "run.emulate_members",
+        {"type": int, "metavar": "N", "help": "time one rank as one of N"},
+    ),
+    (
+        "--threads",
+        "run.threads",
+        {"type": int, "metavar": "N", "help": "of each rank, in compiled kernels"},
+    ),
+    ("--hdf5", "data.hdf5", {"choices": list(DRIVERS), "help": "how ranks read"}),
+    ("--sampling", "sampling.mode", {"choices": list(MODES), "help": "row order"}),
+    ("--seed", "sampling.seed", {"type": int, "help": "of the row order"}),
+    (
+        "--agreement",
+        "agreement.kind",
+        {"choices": [*AGREEMENTS, "auto"], "help": "how replicas agree"},
+    ),
+    (
+        "--network",
+        "run.network",
+        {
+            "metavar": "NAME",
+            "help": f"feel a network: {', '.join(NETWORKS)},"
+            " or alpha=5e-5,bandwidth=1.25e9",
+        },
+    ),
+    ("--out", "run.out", {"metavar": "DIR", "help": "run folder to write"}),
+    (
+        "--resume",
+        "run.resume",
+        {
+            "metavar": "auto|PATH",
+            "help": "go on from the newest checkpoint in --out, or from this one",
+        },
+    ),
+    (
+        "--checkpoint-every",
+        "checkpoint.every",
+        {"type": int, "metavar": "N", "help": "exchanges between checkpoints"},
+    ),
+    (
+        "--checkpoint-seconds",
+        "checkpoint.seconds",
+        {"type": float, "metavar": "T", "help": "seconds between checkpoints"},
+    ),
+    (
+        "--check-members",
+        "run.check_members",
+        {"type": int, "metavar": "N", "help": "compare members every N exchanges"},
+    ),
+    (
+        "--memory",
+        "run.memory",
+        {"type": gib, "metavar": "SIZE", "help": "of all ranks of a node, as 64MiB"},
+    ),
+    (
+        "--on-failure",
+        "run.on_failure",
+        {"choices": ["stop", "shrink"], "help": "when a rank is lost (needs ULFM)"},
+    ),
+    (
+        "--device",
+        "run.device",
+        {"choices": DEVICES, "help": "where exchanges are computed"},
+    ),
+    (
+        "--transport",
+        "run.transport",
+        {"choices": TRANSPORTS, "help": "how arrays on GPUs travel"},
+    ),
+    (
+        "--timeout",
+        "run.timeout",
+        {
+            "type": float,
+            "metavar": "SECONDS",
+            "help": "a rank waits for one that does nothing; 0 = for ever",
+        },
+    ),
+    (
+        "--gap-every",
+        "run.gap_every",
+        {"type": int, "metavar": "N", "help": "exchanges between looks at the gap"},
+    ),
+    (
+        "--record",
+        "run.record",
+        {"type": int, "metavar": "N", "help": "exchanges kept for hpcsgd verify"},
+    ),
+)
+SWITCHES = (
+    ("--intercept", "problem.intercept", "learn an intercept (never penalised)"),
+    ("--reproducible", "run.reproducible", "every member holds the same bits"),
+    ("--share-gpus", "run.share_gpus", "more ranks on a node than it has GPUs"),
+    ("--profile", "run.profile", "say where the time went, on all ranks"),
+)
+
+
+NEGATIVE = (
+    (
+        "--no-fall-back",
+        "run.fall_back",
+        "an alarm or a divergence changes no settings",
+    ),
+)

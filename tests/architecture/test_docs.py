@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcsgd.cli.parser import make_parser
 from hpcsgd.cli.flags import FLAGS, NEGATIVE, SWITCHES
+from hpcsgd.cli.parser import make_parser
 from hpcsgd.config import RunConfig
 
 ROOT = Path(__file__).parents[2]

@@ -140,6 +140,8 @@ def build():
     if os.path.exists(VENV):
         shutil.rmtree(VENV)
     create()
+    if shutil.which("g++") is None:
+        apt_install("g++")  # for compiled kernels, and to run those of GPUs in tests
     notes = install()
     for note in notes:
         print("set-up: %s" % note)
@@ -185,12 +187,15 @@ def by_uv():
 
 def by_apt():
     """Debian's missing half, where a CI machine lets us install it."""
+    return apt_install("python3-venv") and by_venv()
+
+
+def apt_install(package):
+    """Where that is ours to do, as root on a CI machine; whether it is there now."""
     if not os.environ.get("CI") or os.geteuid() or shutil.which("apt-get") is None:
         return False
-    installs = ["apt-get", "install", "-y", "python3-venv"]
-    if run(["apt-get", "update"]).returncode or run(installs).returncode:
-        return False
-    return by_venv()
+    installs = ["apt-get", "install", "-y", package]
+    return not (run(["apt-get", "update"]).returncode or run(installs).returncode)
 
 
 def attempt(command):

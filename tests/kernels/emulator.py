@@ -7,6 +7,7 @@ beyond an end is found, and what is read there is no number.
 import ctypes
 import hashlib
 import os
+import shutil
 import subprocess
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +24,9 @@ GUARD = 256  # bytes on each side
 # A NaN that arithmetic changes: what is written back is not what was there.
 NO_NUMBER = 0xFFBFFFFF
 SEEDS = (0, 1, 2, 3)  # 0: warps in their own order
+
+
+COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
 
 
 class Stuck(AssertionError):
@@ -51,7 +55,7 @@ def build(kernel, defines=(), text=None, folder=KERNELS):
     path = cache() / f"{kernel}-{name}.so"
     if not path.exists():
         part = path.with_suffix(f".{os.getpid()}.so")
-        command = ["g++", "-x", "c++", *FLAGS, *flags, f"-I{folder}", "-include"]
+        command = [COMPILER, "-x", "c++", *FLAGS, *flags, f"-I{folder}", "-include"]
         command += [str(HERE / "cuda_on_cpu.h"), "-o", str(part), "-"]
         done = subprocess.run(command, input=text, capture_output=True, text=True)
         if done.returncode:

@@ -241,7 +241,8 @@ def test_ci_as_root_installs_what_debian_lacks(environment, monkeypatch):
     assert environment.main() == 2 and not tried
     monkeypatch.setenv("CI", "true")
     assert environment.main() == 0
-    assert tried == [["apt-get", "install", "-y", "python3-venv"]]
+    wanted = ("python3-venv", "g++")
+    assert tried == [["apt-get", "install", "-y", package] for package in wanted]
     assert any("-m venv" in command for command in fake.commands)
 
 

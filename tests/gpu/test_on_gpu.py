@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from hpcsgd.backends.cuda import CudaDevice, load_cupy
+from hpcsgd.backends.cuda import CudaDevice
+from hpcsgd.backends.device_layer import load_cupy
 from hpcsgd.backends.kernel_table import all_builds
 from hpcsgd.errors import ConfigError
 from tests.harness import make_problem, oracle_for, relative_error, train_on

@@ -22,9 +22,9 @@ from benchmarks.peers.problems import Kind, make_of
 from benchmarks.run import HERE, machine
 from hpcsgd.api import train
 from hpcsgd.backends.cuda import CudaDevice
-from hpcsgd.backends.device_layer import load_cupy
 from hpcsgd.backends.device_buffers import Order
 from hpcsgd.backends.device_exchange import DeviceExchange
+from hpcsgd.backends.device_layer import load_cupy
 from hpcsgd.backends.device_matrix import put_matrix
 from hpcsgd.errors import ConfigError
 from hpcsgd.families import get_family

@@ -11,13 +11,13 @@ from hpcsgd.errors import ConfigError, MissingPackage
 NCCL, BY_HOST = "nccl", "mpi-host"
 
 
-def take_gpu(share_gpus: bool, local_ranks: int | None = None) -> Device:
+def take_gpu(share_gpus: bool) -> Device:
     """Open it; ConfigError or MissingPackage say what is missing."""
     from hpcsgd.backends.cuda import device_of_rank
     from hpcsgd.backends.device_layer import count_gpus
     from hpcsgd.comm.gpus import gpu_of_rank
 
-    number = gpu_of_rank(os.environ, count_gpus(), local_ranks, share_gpus)
+    number = gpu_of_rank(os.environ, count_gpus(), share_gpus=share_gpus)
     return device_of_rank(number)
 
 

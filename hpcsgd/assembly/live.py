@@ -17,6 +17,7 @@ from hpcsgd.capture import Capture
 from hpcsgd.checkpoint import Checkpoint
 from hpcsgd.columns import Columns
 from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.on_device import OnDevice as CarriesArrays
 from hpcsgd.config import RunConfig
 from hpcsgd.data.sampling import plan_groups
 from hpcsgd.data.stream import Streamed
@@ -75,6 +76,8 @@ class Live:
         if isinstance(self.loaded.shard.matrix, Streamed):
             self.loaded.shard.matrix.close()
         self.grid.close()
+        if isinstance(self.grid.world, CarriesArrays):
+            self.grid.world.carrier.close()  # the world below it goes on
 
     def warm_up(self) -> None:
         """Touch the arrays and wake the libraries once, on copies, in silence."""

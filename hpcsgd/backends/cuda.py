@@ -24,6 +24,7 @@ class CudaDevice:
         self.cupy = self.layer.cupy
         self.device = self.cupy.cuda.Device(number)
         self.stream = self.layer.new_stream()
+        self.settle: Callable[[], None] = self.wait
         self.arch = str(self.device.compute_capability)
         self.multiprocessors = int(self.device.attributes["MultiProcessorCount"])
         self._kernels: dict[Build, Callable[..., None]] = {}
@@ -55,6 +56,7 @@ class CudaDevice:
 
     def fetch(self, array: Any) -> Array:
         """A copy on the host, when all that was asked for before is done."""
+        self.settle()
         with self.stream:
             found: Array = self.cupy.asnumpy(array, stream=self.stream)
         self.stream.synchronize()
@@ -97,9 +99,13 @@ class CudaDevice:
 
         return replay
 
+    def wait(self) -> None:
+        """For the stream alone, whatever becomes of collectives."""
+        self.stream.synchronize()
+
     def synchronize(self) -> None:
         """Wait until everything asked for is done."""
-        self.stream.synchronize()
+        self.settle()
 
 
 def _three(size: Any) -> tuple[int, int, int]:

@@ -18,6 +18,8 @@ class Device(Protocol):
 
     layer: Any  # what transports ask for
     stream: Any  # on which all of it happens
+    # Called before the host waits: transports see there how their collectives ended.
+    settle: Callable[[], None]
     arch: str  # as NVRTC calls it: "90a"
     multiprocessors: int
 
@@ -38,6 +40,9 @@ class Device(Protocol):
 
     def capture(self, action: Callable[[], None]) -> Callable[[], None]:
         """What repeats the launches of `action`, which has run once, as one launch."""
+
+    def wait(self) -> None:
+        """For the stream alone, whatever becomes of collectives."""
 
     def synchronize(self) -> None:
         """Wait until everything asked for is done."""

@@ -79,7 +79,7 @@ class Coefficients:
     """Those of an exchange, in device arrays: launches stay the same."""
 
     def __init__(self, device: Device, blocks: Blocks) -> None:
-        self._device, self._blocks = device, blocks
+        self._device = device
         self._loaded: Unrolled | None = None
         self._room: Any = None
         self._values: Array | None = None  # what is there

@@ -42,15 +42,12 @@ class Variant:
     source: str
     elements: tuple[str, ...]
     since: int = 70
-    only: tuple[str, ...] = ()  # exactly these architectures, where there are any
     defines: tuple[str, ...] = ()
     entry: str = ""  # the source's name if empty
 
     def serves(self, element: str, arch: str) -> bool:
         """Whether it can be compiled for that GPU."""
-        if element not in self.elements:
-            return False
-        return arch in self.only if self.only else number_of(arch) >= self.since
+        return element in self.elements and number_of(arch) >= self.since
 
 
 def _grams(tile: int) -> tuple[Variant, ...]:

@@ -3,8 +3,7 @@
 from dataclasses import replace
 from typing import NamedTuple
 
-from hpcsgd.backends.kernel_table import Build
-from hpcsgd.backends.plain import FAMILIES
+from hpcsgd.backends.kernel_table import FAMILIES, Build
 
 BLOCK = 256  # threads, where nothing else is said
 CHUNK = 16  # bytes that a thread reads at once
@@ -85,8 +84,7 @@ def gather_steps(tall: int) -> Launch:
 
 def with_family(build: Build, family: str) -> Build:
     """The build of direct_steps or gather_steps that takes the steps of a family."""
-    number = FAMILIES.index(family)
-    return replace(build, defines=(*build.defines, f"FAMILY={number}"))
+    return replace(build, defines=(*build.defines, f"FAMILY={FAMILIES[family]}"))
 
 
 def _parts(count: int, each: int) -> int:

@@ -30,6 +30,9 @@ class OnDevice(ABC):
         self.task = task
         self.device = device
         self.scratch = Scratch()
+        # A device outlives runs: whom it asks before it waits is for each of them.
+        carried = isinstance(task.members, CarriesArrays)
+        device.settle = task.members.settle if carried else device.wait  # type: ignore[attr-defined]
         self.matrix: DeviceMatrix = put_matrix(device, task.shard.matrix)  # type: ignore[arg-type]
         shard = task.shard
         self.order = Order(device, shard.targets, shard.weights, shard.offsets)

@@ -17,17 +17,7 @@ INLINE void settle(const element *block, s64 stride, int start, int count, int c
 {
     int lane = threadIdx.x & 31;
     for (int row = threadIdx.x >> 5; row < count; row += THREADS / 32) {
-        const element *from = block + (start + row) * stride;
-        float sums[2] = {0.0f, 0.0f};
-        for (int k = lane * IN_CHUNK; k < cols; k += 32 * IN_CHUNK) {
-            float chunk[IN_CHUNK];
-            load_chunk(from + k, chunk);
-#pragma unroll
-            for (int i = 0; i < IN_CHUNK; i++)
-                if (k + i < cols)
-                    sums[i & 1] = fmaf(chunk[i], weights[k + i], sums[i & 1]);
-        }
-        float sum = sum_of_warp(sums[0] + sums[1]);
+        float sum = row_times(block + (start + row) * stride, weights, cols);
         if (lane == 0)
             residuals[row] = residual_of_row(sample, start + row, sum, intercept);
     }

@@ -206,22 +206,12 @@ INLINE void add_parts(float *to, const float *parts, size_t apart, int splits)
     }
 }
 
-/* One warp a row, in the order of the kernel `margin`. */
+/* One warp a row, as in the kernel `margin`. */
 INLINE void add_margin(const element *from, int cols, const float *weights,
                        float *margin)
 {
-    int lane = threadIdx.x & 31;
-    float sums[2] = {0.0f, 0.0f};
-    for (int k = lane * IN_CHUNK; k < cols; k += 32 * IN_CHUNK) {
-        float chunk[IN_CHUNK];
-        load_chunk(from + k, chunk);
-#pragma unroll
-        for (int i = 0; i < IN_CHUNK; i++)
-            if (k + i < cols)
-                sums[i & 1] = fmaf(chunk[i], weights[k + i], sums[i & 1]);
-    }
-    float sum = sum_of_warp(sums[0] + sums[1]);
-    if (lane == 0)
+    float sum = row_times(from, weights, cols);
+    if ((threadIdx.x & 31) == 0)
         *margin = sum;
 }
 

@@ -12,17 +12,7 @@ margin(const element *__restrict__ matrix, s64 stride, const s64 *__restrict__ r
     int lane = threadIdx.x & 31, row = blockIdx.x * 8 + (threadIdx.x >> 5);
     if (row >= count)
         return;
-    const element *from = matrix + rows[row] * stride;
-    float sums[2] = {0.0f, 0.0f};
-    for (int k = lane * IN_CHUNK; k < cols; k += 32 * IN_CHUNK) {
-        float chunk[IN_CHUNK];
-        load_chunk(from + k, chunk);
-#pragma unroll
-        for (int i = 0; i < IN_CHUNK; i++)
-            if (k + i < cols)
-                sums[i & 1] = fmaf(chunk[i], weights[k + i], sums[i & 1]);
-    }
-    float sum = sum_of_warp(sums[0] + sums[1]);
+    float sum = row_times(matrix + rows[row] * stride, weights, cols);
     if (lane == 0)
         margins[row] = sum;
 }

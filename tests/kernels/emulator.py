@@ -7,6 +7,7 @@ beyond an end is found, and what is read there is no number.
 import ctypes
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 from functools import lru_cache
@@ -36,6 +37,19 @@ class Stuck(AssertionError):
 def source_of(kernel):
     """The text of a kernel."""
     return (KERNELS / f"{kernel}.cu").read_text()
+
+
+def inlined(text, seen=None):
+    """`text` with the headers of the folder in the place of their names, once each."""
+    seen = set() if seen is None else seen
+
+    def header(match):
+        if match[1] in seen:
+            return ""
+        seen.add(match[1])
+        return inlined((KERNELS / match[1]).read_text(), seen)
+
+    return re.sub(r'#include "(\w+\.cuh)"\n', header, text)
 
 
 def cache():

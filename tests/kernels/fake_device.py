@@ -38,6 +38,7 @@ class FakeDevice:
         self.layer = FakeLayer(node or Node(), place)
         self.stream = self.layer.main
         self.seed = seed
+        self.settle = self.wait
         self.launched = []  # names of kernels, in order
         self.captured = 0  # graphs
 
@@ -89,8 +90,11 @@ class FakeDevice:
 
         return replay
 
-    def synchronize(self):
+    def wait(self):
         self.layer.synchronize(self.stream)
+
+    def synchronize(self):
+        self.settle()
 
 
 def _given(argument):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from hpcsgd.comm.nccl import Nccl, NcclCommunicator
 from hpcsgd.errors import ConfigError
 from hpcsgd.result import Status
 from tests.fake_cuda import Node
@@ -122,3 +123,22 @@ def test_what_a_gpu_does_not_do_is_refused(devices, sections, what):
     with pytest.raises(ConfigError, match=what) as refused:
         train_on(1, on_gpu(problem, **sections), problem)
     assert "--device cpu" in str(refused.value)
+
+
+def test_collectives_are_looked_at_before_the_host_waits(devices, monkeypatch):
+    """A sum that hangs is then waited for in its place, where the watchdog sees it."""
+    settled = []
+    settle = NcclCommunicator.settle
+
+    def looking(self):
+        settled.append(len(self.carrier.under_way))
+        settle(self)
+
+    monkeypatch.setattr(NcclCommunicator, "settle", looking)
+    problem = make_problem("logistic", n=37, d=13)
+    ended = []
+    close = Nccl.close
+    monkeypatch.setattr(Nccl, "close", lambda self: (ended.append(1), close(self)))
+    train_on(2, on_gpu(problem, run={"transport": "nccl"}), problem)
+    assert max(settled) > 0
+    assert len(ended) == 2 * 3  # of the world, of members, of replicas, on two ranks

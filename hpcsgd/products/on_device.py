@@ -9,6 +9,7 @@ from hpcsgd.backends.device import Device
 from hpcsgd.backends.device_buffers import Order
 from hpcsgd.backends.device_exchange import DeviceExchange
 from hpcsgd.backends.device_matrix import DeviceMatrix, put_matrix
+from hpcsgd.backends.device_products import Widths
 from hpcsgd.comm.on_device import OnDevice as CarriesArrays
 from hpcsgd.comm.workspace import Message
 from hpcsgd.errors import ConfigError
@@ -33,10 +34,19 @@ class OnDevice(ABC):
         # A device outlives runs: whom it asks before it waits is for each of them.
         carried = isinstance(task.members, CarriesArrays)
         device.settle = task.members.settle if carried else device.wait  # type: ignore[attr-defined]
-        self.matrix: DeviceMatrix = put_matrix(device, task.shard.matrix)  # type: ignore[arg-type]
-        shard = task.shard
+        shard, form = task.shard, task.precision.matrix
+        self.scale = scale_of(task)
+        self.matrix: DeviceMatrix = put_matrix(
+            *(device, shard.matrix, form, self.scale)  # type: ignore[arg-type]
+        )
         self.order = Order(device, shard.targets, shard.weights, shard.offsets)
         self._exchanges: dict[Blocks, DeviceExchange] = {}
+
+    @property
+    def widths(self) -> Widths:
+        """Margins of every state of the weights."""
+        task = self.task
+        return Widths(task.columns, task.states, task.states)
 
     @abstractmethod
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
@@ -52,7 +62,7 @@ class OnDevice(ABC):
             task = self.task
             found = self._exchanges[blocks] = DeviceExchange(
                 *(self.device, self.matrix, self.order, blocks),
-                *(task.family, task.precision),
+                *(task.family, task.precision, self.widths),
             )
         return found
 
@@ -109,6 +119,11 @@ class DeviceGram(OnDevice):
 class DeviceDirect(OnDevice):
     """Plain SGD: every step is an exchange of its own, without a Gram."""
 
+    @property
+    def widths(self) -> Widths:
+        """Margins where a step reads them, so that no more than these travel."""
+        return Widths(self.task.columns, self.task.states, 1)
+
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """One synchronisation per step."""
         assert isinstance(state, HeldState)
@@ -137,17 +152,28 @@ def check_task(task: Task) -> None:
     low = ("matrix", "margin", "gram_wire")
     others = {getattr(precision, name) for name in vars(precision) if name not in low}
     for wrong, what in (
-        (task.columns > 1, "families of several classes"),
-        (task.states > 1, "updates with momentum"),
         (shard.is_sparse, "sparse rows"),
         (not isinstance(shard.matrix, np.ndarray), "streamed rows"),
         (task.clip is not None, "clipped gradients"),
         (others != {"fp32"}, "this precision"),
         (not _is_stored(precision.margin), "this format of margins"),
-        (task.backend.scaling is not None, "scaled columns"),
     ):
         if wrong:
             raise ConfigError(f"a GPU does not do {what} here yet; {REMEDY}")
+
+
+def scale_of(task: Task) -> float:
+    """What all columns are stored times; a Gram of columns apart is none of rows."""
+    scaling = task.backend.scaling
+    if scaling is None or not len(scaling.exponents):
+        return 1.0
+    exponents = np.unique(scaling.exponents)
+    if len(exponents) > 1:
+        raise ConfigError(
+            "a GPU takes columns that are scaled alike; use --set"
+            f" precision.scale=global, or {REMEDY[4:]}"
+        )
+    return float(np.ldexp(1.0, int(exponents[0])))
 
 
 def _is_stored(name: str) -> bool:

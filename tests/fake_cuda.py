@@ -75,6 +75,9 @@ class Stream:
         self.recorded = recorded = []
         try:
             action()
+        except BaseException:
+            recorded.clear()  # whatever a traceback remembers
+            raise
         finally:
             self.recorded = None
         return Graph(lambda: [self.put(one, *arrays) for one, arrays in recorded])

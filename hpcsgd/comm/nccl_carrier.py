@@ -44,6 +44,7 @@ class Nccl(Carrier):
         self.now = ("start", "control", 0)  # what is being said, for messages
         self.under_way: deque[Sent] = deque()
         self._graphs: WeakSet[Graph] = WeakSet()  # that hold collectives of this one
+        self._is_broken = False  # an error came where it could not be ended
         self._comm: Any = None
         if host.size > 1:  # one rank says nothing to itself
             self._side = layer.new_stream()
@@ -82,6 +83,8 @@ class Nccl(Carrier):
 
     def close(self) -> None:
         """After the last collective, with all others."""
+        if self._is_broken:
+            self.give_up()
         self.keep_pace(0)
         self._release()
         comm, self._comm = self._comm, None
@@ -91,7 +94,7 @@ class Nccl(Carrier):
     def record(self, action: Callable[[int], None]) -> None:
         """Hand it to NCCL for the graph that the stream is being recorded in."""
         self._check_open()
-        with self._checked():
+        with self._named():
             self._hand(self.stream, action)
 
     def launch(self, graph: Graph) -> None:
@@ -198,6 +201,8 @@ class Nccl(Carrier):
             self._nccl.groupEnd()
 
     def _check_open(self) -> None:
+        if self._is_broken:
+            self.give_up()
         if self._comm is None:
             raise TransportError(
                 f"NCCL cannot begin {self._said()}: it was ended after an error; start"
@@ -217,9 +222,19 @@ class Nccl(Carrier):
     def _checked(self, said: str = "") -> Iterator[None]:
         """An error of NCCL ends its communicator, which frees who waits in it."""
         try:
+            with self._named(said):
+                yield
+        except TransportError:
+            self.give_up()
+            raise
+
+    @contextmanager
+    def _named(self, said: str = "") -> Iterator[None]:
+        """The same, ended later: NCCL would wait for the graph under capture."""
+        try:
             yield
         except (RuntimeError, KeyError) as error:  # CuPy has no names of newer errors
-            self.give_up()
+            self._is_broken = True
             raise TransportError(
                 f"NCCL failed in {said or self._said()} ({error}); NCCL_DEBUG=WARN says"
                 " more, and transport = mpi-host does without it"

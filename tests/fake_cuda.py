@@ -54,6 +54,7 @@ class Stream:
     def __init__(self, node):
         self.node, self.queue, self.touched = node, deque(), []
         self.recorded = None  # what a graph is made of, while one is
+        self.runs = False
         node.streams[id(self)] = self
 
     def put(self, action, *arrays):
@@ -90,9 +91,14 @@ class Stream:
     def run(self):
         """As much as can be done now; True where anything was."""
         with self.node.lock:
-            before = len(self.queue)
-            while self.queue and self.queue[0]() is not False:
-                self.queue.popleft()
+            if self.runs:  # another stream waits for this one, which waits for it
+                return False
+            self.runs, before = True, len(self.queue)
+            try:
+                while self.queue and self.queue[0]() is not False:
+                    self.queue.popleft()
+            finally:
+                self.runs = False
             return len(self.queue) < before
 
     def until(self, is_done):

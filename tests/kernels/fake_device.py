@@ -40,6 +40,7 @@ class FakeDevice:
         self.settle = self.wait
         self.launched = []  # names of kernels, in order
         self.captured = 0  # graphs
+        self.fetched = 0  # arrays that the host has waited for
 
     def empty(self, shape, dtype):
         return Held(empty(shape, dtype), set())
@@ -56,6 +57,7 @@ class FakeDevice:
         self.stream.put(lambda: np.copyto(array.held, values), array)
 
     def fetch(self, array):
+        self.fetched += 1
         self.synchronize()
         return array.held.copy()
 

@@ -13,6 +13,22 @@ Array = NDArray[Any]
 Launch = Callable[..., None]
 
 
+class Graph:
+    """Launches that were recorded: called, it repeats them as one."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch: Launch | None = launch
+
+    def __call__(self) -> None:
+        """Queue all of them."""
+        assert self._launch is not None, "a graph was launched after its release"
+        self._launch()
+
+    def release(self) -> None:
+        """Let the GPU forget it; NCCL ends no group that a graph still speaks of."""
+        self._launch = None
+
+
 class Device(Protocol):
     """One GPU as one rank sees it; whatever is asked for happens in that order."""
 
@@ -38,7 +54,7 @@ class Device(Protocol):
     def kernel(self, build: Build) -> Launch:
         """launch(grid, block, arguments, shared=0, cluster=1)."""
 
-    def capture(self, action: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, action: Callable[[], None]) -> Graph:
         """What repeats the launches of `action`, which has run once, as one launch."""
 
     def wait(self) -> None:

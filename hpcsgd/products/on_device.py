@@ -1,7 +1,6 @@
 """Products whose arithmetic a device does: exchanges of CA-SGD, and plain steps."""
 
 from abc import ABC, abstractmethod
-from typing import Any
 
 import numpy as np
 
@@ -11,10 +10,9 @@ from hpcsgd.backends.device_exchange import DeviceExchange
 from hpcsgd.backends.device_matrix import DeviceMatrix, put_matrix
 from hpcsgd.backends.device_products import Widths
 from hpcsgd.comm.on_device import OnDevice as CarriesArrays
-from hpcsgd.comm.workspace import Message
 from hpcsgd.errors import ConfigError
-from hpcsgd.formats import get_format
-from hpcsgd.products.base import Group, Scratch, State, Task
+from hpcsgd.products.base import Group, State, Task
+from hpcsgd.products.device_sums import DeviceSums
 from hpcsgd.products.held import HeldState
 from hpcsgd.schedule import Blocks, blocks_of
 
@@ -30,7 +28,7 @@ class OnDevice(ABC):
         check_task(task)
         self.task = task
         self.device = device
-        self.scratch = Scratch()
+        self.sums = DeviceSums(task, device)
         # A device outlives runs: whom it asks before it waits is for each of them.
         carried = isinstance(task.members, CarriesArrays)
         device.settle = task.members.settle if carried else device.wait  # type: ignore[attr-defined]
@@ -66,22 +64,6 @@ class OnDevice(ABC):
             )
         return found
 
-    def sum_over_members(self, name: str, array: Any, form: str) -> None:
-        """array ← Σ over members; where it is rounded on the way, by the host."""
-        members = self.task.members
-        if members.size == 1:
-            return
-        if isinstance(members, CarriesArrays) and get_format(form).is_wide:
-            members.sum(array, "products")
-            self.task.clock.lap("communicate")
-            return
-        message: Message = self.scratch.message(members, name, len(array), form)
-        message.array[:] = self.device.fetch(array)
-        self.task.clock.lap("copy")
-        total = message.sum("products")
-        self.task.clock.lap("communicate")
-        self.device.fill(array, np.ascontiguousarray(total, dtype=np.float32))
-
 
 class DeviceGram(OnDevice):
     """CA-SGD: tiles of the Gram and the margins in one buffer, summed as one."""
@@ -110,10 +92,10 @@ class DeviceGram(OnDevice):
         precision = self.task.precision
         if precision.one_message:
             form = precision.margin_sum
-            self.sum_over_members("products", exchange.message, form)
+            self.sums.sum("products", exchange.message, form)
         else:
-            self.sum_over_members("gram", exchange.gram, precision.gram_wire)
-            self.sum_over_members("margins", exchange.margins, precision.margin_sum)
+            self.sums.sum("gram", exchange.gram, precision.gram_wire)
+            self.sums.sum("margins", exchange.margins, precision.margin_sum)
 
 
 class DeviceDirect(OnDevice):
@@ -138,7 +120,7 @@ class DeviceDirect(OnDevice):
                 continue
             exchange.sample()
             exchange.products(weights)
-            self.sum_over_members("margins", exchange.margins, form)
+            self.sums.sum("margins", exchange.margins, form)
             exchange.iterate(intercept)
             exchange.descend(weights)
         task.clock.lap("steps")

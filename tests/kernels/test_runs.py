@@ -146,6 +146,19 @@ def test_members_sum_as_on_the_host(devices, members, recipe, transport):
     assert calls[0] == calls[1]
 
 
+@pytest.mark.parametrize("members", [2, 3])
+def test_sums_in_bf16_are_made_on_the_device(devices, members):
+    """An exchange fetches nothing: what is fetched is for those who look."""
+    problem, fetched = make_problem("logistic", n=160, d=13), {}
+    for recipe in ("c", "d"):
+        sections = {"precision": {"recipe": recipe}, "products": {"kind": "gram"}}
+        devices.clear()
+        found = train_on(members, on_gpu(problem, **sections), problem)
+        assert found.ledger["products"]["calls"] == {"c": 5, "d": 5 * 3}[recipe]
+        fetched[recipe] = [device.fetched for device in devices]
+    assert fetched["d"] == fetched["c"] and max(fetched["d"]) < 5
+
+
 def test_the_state_comes_and_goes(devices, tmp_path):
     """Checkpoints, evaluations and agreements see the weights of that moment."""
     problem = make_problem("logistic", n=37, d=13)

@@ -8,9 +8,7 @@ import pytest
 from hpcsgd.comm.nccl import Nccl, NcclCommunicator
 from hpcsgd.errors import ConfigError
 from hpcsgd.result import Status
-from tests.fake_cuda import Node
 from tests.harness import config_for, make_problem, oracle_for, relative_error, train_on
-from tests.kernels.fake_device import FakeDevice
 
 FAMILIES = ("logistic", "gaussian", "poisson", "gamma", "squared-hinge", "huber")
 FAMILIES = (*FAMILIES, "probit", "softmax")
@@ -20,20 +18,6 @@ KERNELS = (
     ("margin", "recurrence", "update"),
     ("margins_columns", "softmax", "update_columns"),
 )
-
-
-@pytest.fixture
-def devices(monkeypatch):
-    """Those that ranks were given, in order."""
-    given, node = [], Node()
-
-    def take(share_gpus):
-        number = len(given)
-        given.append(FakeDevice(node, number + 1, f"node 0000:{number:02}"))
-        return given[number]
-
-    monkeypatch.setattr("hpcsgd.assembly.gpu.take_gpu", take)
-    return given
 
 
 def on_gpu(problem, /, **sections):
@@ -122,6 +106,26 @@ def test_exchanges_that_come_again_are_one_launch(devices, kind):
     assert device.captured == 2  # of 32 rows and of 5; steps of 8 and of 5
     each = {"gram": 4, "direct": 4}[kind]
     assert len(device.launched) == 2 * each * device.captured
+
+
+@pytest.mark.parametrize("transport, graphs", [("nccl", 1), ("mpi-host", 2)])
+@pytest.mark.parametrize("kind", ["gram", "direct"])
+def test_sums_are_part_of_the_launch_where_they_can_be(
+    devices, kind, transport, graphs
+):
+    """One graph with the sum in it, or one before it and one behind it."""
+    problem = make_problem("logistic", n=37, d=13)
+    sections = {"schedule": {"epochs": 4}, "products": {"kind": kind}}
+    run = {"transport": transport, "evaluate_every": 0}
+    found = train_on(2, on_gpu(problem, **sections, run=run), problem)
+    here = on_gpu(problem, **sections, run={"device": "cpu"})
+    exact = oracle_for(here, problem)
+    assert relative_error(found, exact) <= 2e-5
+    each = 2  # of 32 rows and of 5; steps of 8 and of 5
+    assert [device.captured for device in devices] == [graphs * each] * 2
+    assert len(devices[0].launched) == 2 * each * 4  # by hand, and while recording
+    calls = train_on(2, here, problem).ledger["products"]["calls"]
+    assert found.ledger["products"]["calls"] == calls
 
 
 @pytest.mark.parametrize("members", [1, 2, 3])

@@ -1,6 +1,6 @@
 """The gap monitor beside a device: the host looks at an exchange now and then.
 
-A look is rare, and what it does is the host's: it walks its slice of the weights through
+A look is rare, and what it does is the host's: it walks its slice of weights through
 the steps as plain SGD would, in the arithmetic that the device's is held against. The
 words that members compare travel as a message of their own, by the host: the device's
 messages, and the graphs that hold them, stay as they are.

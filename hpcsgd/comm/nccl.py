@@ -85,6 +85,13 @@ class NcclCommunicator(OnDevice):
         self._book(purpose, buffer, wire.sum_bytes(buffer.nbytes, self.size), began)
         return Pending(buffer, lambda: self._wait(finish, purpose, number))
 
+    def split(self, color: int, key: int) -> OnDevice:
+        """Those of a part are waited for in one order with those of the whole."""
+        part = super().split(color, key)
+        assert isinstance(part, NcclCommunicator)
+        part.carrier.follow(self.carrier)
+        return part
+
     def queue_sum(self, buffer: Any) -> None:
         """Nothing is looked at or booked here: all of that is for `replay`."""
         if self.size == 1:

@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.backends.device import Device
+from hpcsgd.backends.uploads import PIECE
 from hpcsgd.errors import ConfigError
 
 Array = NDArray[Any]
 CHUNK = 16  # bytes that a thread reads at once
-PIECE = 64 * 2**20  # bytes that are sent together
 # Storage of the host -> what kernels call it.
 ELEMENTS = {"u2": "bf16", "f4": "fp32"}
 
@@ -42,11 +42,14 @@ def put_matrix(device: Device, matrix: Array) -> DeviceMatrix:
     item = matrix.dtype.itemsize
     height, width = matrix.shape
     stride = -(-width * item // CHUNK) * CHUNK // item
-    held = device.zeros((height, stride), matrix.dtype)
+    held = device.empty((height, stride), matrix.dtype)
     step = max(PIECE // (stride * item), 1)
     for first in range(0, height, step):
-        piece = matrix[first : first + step]
-        padded = np.zeros((len(piece), stride), dtype=matrix.dtype)
-        padded[:, :width] = piece
-        device.fill(held[first : first + step], padded)
+        part = slice(first, min(first + step, height))
+
+        def write(padded: Array, part: slice = part) -> None:
+            padded[:, :width] = matrix[part]
+            padded[:, width:] = 0
+
+        device.upload(held[part], write)
     return DeviceMatrix(held, ELEMENTS[kind], height, width)

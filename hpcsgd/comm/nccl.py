@@ -23,7 +23,7 @@ from hpcsgd.comm.layer import Layer, is_half
 from hpcsgd.comm.on_device import Carrier, OnDevice
 from hpcsgd.comm.pending import Pending
 from hpcsgd.comm.place import Place
-from hpcsgd.errors import ConfigError, TransportError
+from hpcsgd.errors import ConfigError, DeviceLost, TransportError
 
 AHEAD = 16  # larger = the host runs further ahead of its GPU, and hears later of errors
 # What ncclDataType_t calls them, by NumPy's letters; bf16 is held as uint16.
@@ -199,12 +199,24 @@ class Nccl(Carrier):
             with self._checked(said):
                 self._comm.check_async_error()
 
+    def _look_at_gpu(self) -> None:
+        """Raises where the GPU itself is lost: then NCCL only repeats it."""
+        try:
+            self.layer.is_done(self.layer.record(self.stream))
+        except DeviceLost:
+            self.under_way.clear()
+            raise
+
     @contextmanager
     def _checked(self, said: str = "") -> Iterator[None]:
         """An error of NCCL ends its communicator, which frees who waits in it."""
         try:
             yield
+        except DeviceLost:  # no word of NCCL's; what it holds there is gone, too
+            self.under_way.clear()
+            raise
         except (RuntimeError, KeyError) as error:  # CuPy has no names of newer errors
+            self._look_at_gpu()
             self.give_up()
             raise TransportError(
                 f"NCCL failed in {said or self._said()} ({error}); NCCL_DEBUG=WARN says"

@@ -9,6 +9,7 @@ from collections import deque
 
 import numpy as np
 
+from hpcsgd.backends.uploads import Uploads
 from tests.fake_cuda import FakeArray, FakeLayer, Node
 from tests.kernels.emulator import Kernel, check_guards, empty
 
@@ -39,6 +40,7 @@ class FakeDevice:
         self.stream = self.layer.main
         self.seed = seed
         self.settle = self.wait
+        self.uploads = Uploads(self.layer, self.stream)
         self.launched = []  # names of kernels, in order
         self.captured = 0  # graphs
 
@@ -51,11 +53,17 @@ class FakeDevice:
         return found
 
     def fill(self, array, values):
-        values = np.array(values)
-        assert values.shape == array.shape and values.dtype == array.dtype
-        self.stream.put(lambda: np.copyto(array.held, values), array)
+        """By way of pinned buffers, as a GPU is sent it: what is late shows."""
+        self.uploads.fill(array, values)
+
+    def upload(self, array, write):
+        self.uploads.put(array, write)
+
+    def memory(self):
+        return self.layer.memory()
 
     def fetch(self, array):
+        self.layer.tick("fetch")
         self.synchronize()
         return array.held.copy()
 
@@ -67,6 +75,7 @@ class FakeDevice:
             arrays = [one for one in arguments if isinstance(one, Held)]
             more = {"shared": shared, "cluster": cluster, "seed": self.seed}
             self.launched.append(build.entry)
+            self.layer.tick("launch")
 
             def action():
                 kernel(grid, block, given, **more)
@@ -85,6 +94,7 @@ class FakeDevice:
         self.captured += 1
 
         def replay():
+            self.layer.tick("replay")
             for one in recorded:
                 stream.put(one)
 

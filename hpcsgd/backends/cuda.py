@@ -22,8 +22,8 @@ PLAIN_SHARED = 48 * 1024  # bytes of shared memory that need no asking
 class CudaDevice:
     """See `hpcsgd.backends.device.Device`."""
 
-    def __init__(self, number: int = 0) -> None:
-        self.layer = DeviceLayer(number)
+    def __init__(self, number: int = 0, cupy: Any = None) -> None:
+        self.layer = DeviceLayer(number, cupy)
         self.cupy, self.faults = self.layer.cupy, self.layer.faults
         self.device = self.cupy.cuda.Device(number)
         built = self.cupy.cuda.runtime.runtimeGetVersion() // 1000

@@ -47,17 +47,18 @@ class Faults:
 
     def no_room(self, asked: int = 0) -> ConfigError:
         """An allocation that failed, with what is there now."""
-        more = f"{shown(asked)} more" if asked else "what it was asked for"
-        return ConfigError(
-            f"the GPU {self.place} has no room for {more}{self._free()}; {SMALLER}"
-        )
-
-    def _free(self) -> str:
         try:
             free, total = self.cupy.cuda.runtime.memGetInfo()
         except self._of_cuda:
-            return ""
-        return f" ({shown(free)} of {shown(total)} are free)"
+            free = total = 0
+        return no_room(self.place, asked, free, total)
+
+
+def no_room(place: str, asked: int, free: int, total: int) -> ConfigError:
+    """Bytes that were asked for; 0 where that is not known."""
+    more = f"{shown(asked)} more" if asked else "what it was asked for"
+    there = f" ({shown(free)} of {shown(total)} are free)" if total else ""
+    return ConfigError(f"the GPU {place} has no room for {more}{there}; {SMALLER}")
 
 
 def lost(place: str, why: str) -> DeviceLost:

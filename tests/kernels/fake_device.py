@@ -9,6 +9,7 @@ from collections import deque
 
 import numpy as np
 
+from hpcsgd.backends.device_faults import no_room
 from hpcsgd.backends.uploads import Uploads
 from tests.fake_cuda import FakeArray, FakeLayer, Node
 from tests.kernels.emulator import Kernel, check_guards, empty
@@ -45,6 +46,9 @@ class FakeDevice:
         self.captured = 0  # graphs
 
     def empty(self, shape, dtype):
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        if size > self.layer.size:
+            raise no_room(self.layer.place, size, *self.memory())
         return Held(empty(shape, dtype), set())
 
     def zeros(self, shape, dtype):

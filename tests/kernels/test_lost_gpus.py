@@ -7,11 +7,15 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
+from hpcsgd.backends.cuda import CudaDevice
+from hpcsgd.backends.device_buffers import sent
 from hpcsgd.checkpoint import Store
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import DeviceLost, TransportError
 from hpcsgd.result import Status
+from tests.contracts.device import rounds
 from tests.fake_cuda import Node
+from tests.fake_cupy import FakeCupy
 from tests.harness import make_problem, train_on
 from tests.kernels.fake_device import FakeDevice
 from tests.kernels.test_runs import on_gpu
@@ -118,3 +122,122 @@ def test_without_a_folder_nothing_is_promised(breaking):
     breaking[0] = {"launch": 1}
     with pytest.raises(DeviceLost, match="nothing was saved: start again, with --out"):
         train_on(1, on_gpu(PROBLEM), PROBLEM)
+
+
+STATUSES = {
+    700: "cudaErrorIllegalAddress: an illegal memory access was encountered",
+    214: "cudaErrorECCUncorrectable: uncorrectable ECC error encountered",
+    719: "cudaErrorLaunchFailure: unspecified launch failure",
+}
+
+
+@pytest.fixture
+def cupys(monkeypatch):
+    """Runs are on our code for CuPy, each on a fake one of this list."""
+    given = []
+
+    def take(share_gpus):
+        return CudaDevice(0, given.pop(0))
+
+    monkeypatch.setattr("hpcsgd.assembly.gpu.take_gpu", take)
+    return given
+
+
+# "fill": the copy of a rate; "sum": the copy of what is fetched.
+@pytest.mark.parametrize(
+    "what, count, status",
+    [
+        *(("launch", 10, status) for status in STATUSES),
+        *((what, count, 700) for what, count in (("replay", 2), ("fill", 16))),
+    ],
+)
+def test_what_cuda_says_is_in_the_sentence(cupys, tmp_path, what, count, status):
+    well = FakeCupy()
+    cupys += [well, FakeCupy(), FakeCupy()]
+    cupys[1].breaks, cupys[1].status = {what: count}, status
+    sections = {"rate": {"value": 0.1, "kind": "inverse", "decay": 0.1}}
+    whole = train_on(1, on_gpu(PROBLEM, schedule={"epochs": 4}, **sections), PROBLEM)
+    assert well.graphs == 2 and well.replayed > 4
+    with pytest.raises(DeviceLost) as ended:
+        train_on(1, saving(tmp_path, **sections), PROBLEM)
+    said, (path, exchanges) = str(ended.value), newest(tmp_path)
+    assert f"0000:3B:00.0 01ff failed ({STATUSES[status]})" in said
+    assert f"{path} has the state after exchange {exchanges}" in said
+    again = train_on(1, saving(tmp_path, **sections), PROBLEM)
+    assert again.weights_sha256 == whole.weights_sha256
+
+
+def broken_device():
+    """One whose next kernel is its last, and an array there."""
+    cupy = FakeCupy()
+    device = CudaDevice(0, cupy)
+    array = sent(device, np.zeros(64, np.float32))
+    cupy.breaks = {"launch": 1}
+    return device, array
+
+
+def waits(device, array):
+    device.wait()
+
+
+def fetches(device, array):
+    device.fetch(array)
+
+
+def settles(device, array):
+    device.synchronize()
+
+
+def asks_an_event(device, array):
+    event = device.layer.record(device.stream)
+    while not device.layer.is_done(event):
+        continue
+
+
+def waits_for_an_event(device, array):
+    device.layer.wait(device.layer.record(device.stream))
+
+
+def fills_it_all_round(device, array):
+    for _ in range(40):
+        device.fill(array, np.zeros(64, np.float32))
+
+
+def copies_by_hand(device, array):
+    host = device.layer.pinned(64, np.float32)
+    device.layer.to_host(array, host, device.stream)
+    device.layer.synchronize(device.stream)
+
+
+@pytest.mark.parametrize(
+    "notices",
+    [waits, fetches, settles, asks_an_event, waits_for_an_event]
+    + [fills_it_all_round, copies_by_hand],
+)
+def test_wherever_it_is_noticed_it_is_the_same_error(notices):
+    device, array = broken_device()
+    rounds(device, array)
+    with pytest.raises(DeviceLost, match="01ff failed .cudaErrorIllegalAddress"):
+        notices(device, array)
+    with pytest.raises(DeviceLost):
+        rounds(device, array)
+    with pytest.raises(DeviceLost):
+        device.zeros((3,), np.float32)
+
+
+def test_a_graph_of_a_lost_gpu_says_so_when_it_is_launched():
+    device, array = broken_device()
+    device.cupy.breaks = {}
+    replay = device.capture(lambda: rounds(device, array))
+    device.cupy.broken = 719
+    replay()
+    with pytest.raises(DeviceLost, match="cudaErrorLaunchFailure"):
+        device.wait()
+    with pytest.raises(DeviceLost, match="cudaErrorLaunchFailure"):
+        replay()
+
+
+def test_what_is_no_fault_of_cuda_stays_what_it_is():
+    device, array = broken_device()
+    with pytest.raises(AssertionError):
+        device.fill(array, np.zeros(63, np.float32))

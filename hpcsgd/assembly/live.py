@@ -1,5 +1,6 @@
 """The live objects of a run, put together."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -8,6 +9,7 @@ from hpcsgd.agreement import Agreement
 from hpcsgd.assembly.casting import Place, cast
 from hpcsgd.assembly.choice import Chosen, Earlier, choose_run
 from hpcsgd.assembly.feed import Feed, make_feed, steps_in
+from hpcsgd.assembly.gpu import check_room
 from hpcsgd.assembly.motor import Parts, make_engine
 from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.backends.base import Backend
@@ -120,7 +122,7 @@ def assemble(
         task = replace(task, monitor=_monitor(config, name, feed))
         product = _product(name, look_ahead, task)
     else:
-        product = _on_gpu(name, task, device)
+        product = _on_gpu(name, task, feed, grid, device)
     columns = Columns(grid, loaded.shard.parts, product.holds_all_columns)
     parts = Parts(
         config, words, grid, loaded, task, product, name, look_ahead, feed, columns
@@ -193,15 +195,19 @@ def _product(name: str, look_ahead: bool, task: Task) -> Product:
     return product
 
 
-def _on_gpu(name: str, task: Task, device: Device) -> Product:
+def _on_gpu(name: str, task: Task, feed: Feed, grid: Grid, device: Device) -> Product:
     """The same on the GPU of this rank."""
     if name not in ON_DEVICE:
         raise ConfigError(
             f"[products] kind = {name!r} is not offered on a GPU; use"
             f" {' or '.join(ON_DEVICE)}, or --device cpu"
         )
-    made: Product = ON_DEVICE[name](task, device)
-    return made
+    plans = feed.plans
+    if name == "direct":
+        plans = [(size,) for sizes in plans for size in sizes]
+    check_room(device, task, plans, grid.world)
+    make: Callable[[Task, Device], Product] = ON_DEVICE[name]
+    return make(task, device)
 
 
 def _feed(config: RunConfig, words: Vocabulary, grid: Grid, loaded: Loaded) -> Feed:

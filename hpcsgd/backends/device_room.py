@@ -63,9 +63,7 @@ def room_of(
     return Room(
         matrix=matrix_bytes(matrix),
         rows=height * (4 * columns + 4),
-        exchange=sum(
-            exchange_bytes(sizes, width, item, multiprocessors) for sizes in each
-        ),
+        exchange=sum(exchanges),
         weights=4 * width,
     )
 

@@ -79,10 +79,8 @@ def test_a_run_without_room_is_refused_first(devices, recipe, schedule, remedy):
     with pytest.raises(ConfigError, match=remedy) as refused:
         train_on(1, config, tall)
     said = str(refused.value)
-    assert (
-        "GPU node 0000:01 has no room: " in said
+    assert "GPU node 0000:01 has no room: " in said
     assert "KiB are needed and 19.5 KiB of 39.1 KiB are free" in said
-    )
     form = {"fp32": "fp32", "c": "bf16"}[recipe]
     assert f"KiB in {form}" in said and "the buffers of exchanges" in said
     assert not given[0].asked  # nothing was allocated

@@ -23,6 +23,7 @@ from hpcsgd.comm.on_device import OnDevice as CarriesArrays
 from hpcsgd.config import RunConfig
 from hpcsgd.data.sampling import plan_groups
 from hpcsgd.data.stream import Streamed
+from hpcsgd.data.unheld import Unheld
 from hpcsgd.engine import Engine
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
@@ -75,7 +76,7 @@ class Live:
 
     def close(self) -> None:
         """Let go of the file and of the groups, with all ranks; the world stays."""
-        if isinstance(self.loaded.shard.matrix, Streamed):
+        if isinstance(self.loaded.shard.matrix, Unheld):
             self.loaded.shard.matrix.close()
         self.grid.close()
         if isinstance(self.grid.world, CarriesArrays):
@@ -89,7 +90,7 @@ class Live:
         out = None
         if not shard.is_sparse:
             out = np.zeros((height, shard.width), dtype=task.precision.working)
-        if isinstance(shard.matrix, Streamed):
+        if isinstance(shard.matrix, Unheld):
             rows = out  # nothing of it is there yet
         else:
             rows = task.backend.gather(shard.matrix, numbers, out)

@@ -1,5 +1,6 @@
 """A member's block as a device holds it: rows of whole 16-byte chunks."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,8 +32,11 @@ class DeviceMatrix:
         return np.int64(self.values.shape[1])
 
 
-def put_matrix(device: Device, matrix: Array) -> DeviceMatrix:
-    """A copy, piece by piece; what lies behind a row's end is zero."""
+def put_matrix(device: Device, matrix: Any) -> DeviceMatrix:
+    """A copy, piece by piece; what lies behind a row's end is zero.
+
+    An array of the host, or what reads one: while a piece travels, the next is read.
+    """
     kind = matrix.dtype.str[1:]
     if kind not in ELEMENTS:
         raise ConfigError(
@@ -43,13 +47,27 @@ def put_matrix(device: Device, matrix: Array) -> DeviceMatrix:
     height, width = matrix.shape
     stride = -(-width * item // CHUNK) * CHUNK // item
     held = device.empty((height, stride), matrix.dtype)
-    step = max(PIECE // (stride * item), 1)
+    straight = getattr(matrix, "straight", None)
+    if straight is None or not straight(held, device.wait):
+        _send(device, held, width, getattr(matrix, "read_into", _copied(matrix)))
+    return DeviceMatrix(held, ELEMENTS[kind], height, width)
+
+
+def _send(
+    device: Device, held: Any, width: int, read: Callable[[slice, Array], None]
+) -> None:
+    """Through pinned memory, where rows get their ends."""
+    height, stride = held.shape
+    step = max(PIECE // (stride * held.dtype.itemsize), 1)
     for first in range(0, height, step):
         part = slice(first, min(first + step, height))
 
         def write(padded: Array, part: slice = part) -> None:
-            padded[:, :width] = matrix[part]
+            read(part, padded[:, :width])
             padded[:, width:] = 0
 
         device.upload(held[part], write)
-    return DeviceMatrix(held, ELEMENTS[kind], height, width)
+
+
+def _copied(matrix: Any) -> Callable[[slice, Array], None]:
+    return lambda part, out: np.copyto(out, matrix[part])

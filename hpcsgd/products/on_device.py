@@ -11,6 +11,7 @@ from hpcsgd.backends.device_exchange import DeviceExchange
 from hpcsgd.backends.device_matrix import DeviceMatrix, put_matrix
 from hpcsgd.comm.on_device import OnDevice as CarriesArrays
 from hpcsgd.comm.workspace import Message
+from hpcsgd.data.unheld import Unheld
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
 from hpcsgd.products.base import Group, Scratch, State, Task
@@ -33,7 +34,7 @@ class OnDevice(ABC):
         # A device outlives runs: whom it asks before it waits is for each of them.
         carried = isinstance(task.members, CarriesArrays)
         device.settle = task.members.settle if carried else device.wait  # type: ignore[attr-defined]
-        self.matrix: DeviceMatrix = put_matrix(device, task.shard.matrix)  # type: ignore[arg-type]
+        self.matrix: DeviceMatrix = put_matrix(device, task.shard.matrix)
         shard = task.shard
         self.order = Order(device, shard.targets, shard.weights, shard.offsets)
         self._exchanges: dict[Blocks, DeviceExchange] = {}
@@ -140,7 +141,7 @@ def check_task(task: Task) -> None:
         (task.columns > 1, "families of several classes"),
         (task.states > 1, "updates with momentum"),
         (shard.is_sparse, "sparse rows"),
-        (not isinstance(shard.matrix, np.ndarray), "streamed rows"),
+        (not isinstance(shard.matrix, np.ndarray | Unheld), "such rows"),
         (task.clip is not None, "clipped gradients"),
         (others != {"fp32"}, "this precision"),
         (not _is_stored(precision.margin), "this format of margins"),

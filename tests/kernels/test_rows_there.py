@@ -126,19 +126,22 @@ def test_rows_of_a_file_alone_train_alike(
     assert there.loss == held.loss
 
 
-@pytest.mark.parametrize("width, ranks", [(40, 1), (37, 1), (40, 2)])
+@pytest.mark.parametrize(
+    "width, ranks, replicas", [(40, 1, 1), (37, 1, 1), (40, 2, 1), (40, 2, 2)]
+)
 def test_the_drive_reads_into_the_gpu_where_it_can(
-    devices, tmp_path, without_room, kvikio, width, ranks
+    devices, tmp_path, without_room, kvikio, width, ranks, replicas
 ):
     """Whole rows of whole chunks; all else goes by way of the host."""
     problem, path = contiguous(tmp_path, width)
-    there = run(ranks, problem, path)
+    sections = {"grid": {"replicas": replicas}, "schedule": {"period": 2}}
+    there = run(ranks, problem, path, **sections)
     reads = list(CuFile.reads)
     kvikio["is_gds_available"] = False
-    by_host = run(ranks, problem, path)
+    by_host = run(ranks, problem, path, **sections)
     assert CuFile.reads == reads
     assert there.weights_sha256 == by_host.weights_sha256
-    if (width, ranks) == (40, 1):
+    if width == 40 and ranks == replicas:
         assert sum(size for _, size in reads) == 150 * 40 * 4
         assert {name for name, _ in reads} == {"Held"} and len(reads) > 10
     else:

@@ -5,6 +5,7 @@ import socket
 from dataclasses import dataclass, replace
 
 from hpcsgd.backends.sparse import HEAVY
+from hpcsgd.backends.uploads import PIECE
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.narrow import bytes_of_word
 from hpcsgd.config import RunConfig
@@ -21,7 +22,6 @@ from hpcsgd.products import GATHERS
 from hpcsgd.products.choose import CACHE_BUDGET
 
 GIB = 2**30
-PINNED = 16 * 2**20  # bytes that travel to a GPU together
 COLUMN = 4  # bytes of a column number
 COPIES = 8  # of sampled sparse values, with their columns and places, in words
 
@@ -99,8 +99,8 @@ def streamed(
     block = sampling.block * cols * (8 + _bytes(precision.matrix))
     matrix = held * cols * _bytes(precision.matrix)
     if config.run.device == "cuda":  # all of it is there, two pieces of it here
-        block = PINNED * (1 + 8 // _bytes(precision.matrix))
-        matrix = 2 * max(PINNED, cols * _bytes(precision.matrix))
+        block = PIECE * (1 + 8 // _bytes(precision.matrix))
+        matrix = 2 * max(PIECE, cols * _bytes(precision.matrix))
     return replace(
         need,
         matrix=matrix,

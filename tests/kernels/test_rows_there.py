@@ -219,7 +219,7 @@ def test_the_host_need_not_hold_what_a_gpu_holds(monkeypatch):
         if device == "cuda":
             assert memory.check_memory(*given)
             need = memory.streamed(memory.predict(*given), *given[:4])
-            assert need.matrix == 2 * uploads.PIECE == 2 * memory.PINNED
+            assert need.matrix == 2 * uploads.PIECE and need.total < 2**30
         else:
             with pytest.raises(ConfigError, match="stream it with --sampling blocks"):
                 memory.check_memory(*given)

@@ -2,16 +2,20 @@
 
 import sys
 from importlib.abc import MetaPathFinder
+from threading import get_ident
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from hpcsgd.assembly.gpu import open_gpu
 from hpcsgd.backends import device_layer
 from hpcsgd.backends.cuda import CudaDevice
 from hpcsgd.backends.device_layer import DeviceLayer, count_gpus, load_cupy
 from hpcsgd.backends.kernel_table import build_of
 from hpcsgd.comm.gpus import check_own_gpu, gpu_of_rank, local_place
+from hpcsgd.comm.threads import run_ranks
+from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError, MissingPackage
 from tests.fake_cupy import (
     CompileException,
@@ -326,3 +330,31 @@ def test_a_missing_nccl_names_the_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(MissingPackage, match="pip install nvidia-nccl-cu13, or use tr"):
         _ = layer_on(Chip()).nccl
+
+
+def test_what_is_missing_on_one_rank_is_heard_by_all(monkeypatch):
+    """A GPU is tried with one kernel when it is taken: later others would wait."""
+    monkeypatch.setattr(device_layer, "count_gpus", lambda: 1)
+    good, bad = FakeCupy(), FakeCupy()
+
+    def refuse(entry):
+        raise CompileException("cannot open libnvrtc-builtins.so")
+
+    bad.RawModule = lambda code, options: SimpleNamespace(get_function=refuse)
+    chips, heard = {}, []
+    monkeypatch.setattr(
+        "hpcsgd.backends.cuda.device_of_rank",
+        lambda number: CudaDevice(0, chips[get_ident()]),
+    )
+
+    def on_rank(world):
+        chips[get_ident()] = bad if world.rank == 1 else good
+        config = RunConfig.parse({"run": {"device": "cuda", "share_gpus": True}})
+        try:
+            open_gpu(config, world)
+        except ConfigError as error:
+            heard.append((str(error), error.on_all_ranks))
+
+    run_ranks(3, on_rank)
+    assert len(heard) == 3 and len(set(heard)) == 1
+    assert "libnvrtc-builtins.so" in heard[0][0] and heard[0][1]

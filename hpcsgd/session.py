@@ -94,7 +94,8 @@ class Session:
         """The end of this rank: weights that were on its GPU are gone."""
         own = None if error.on_all_ranks else self.world.rank
         said = ended_by(error, own, self.live, self.config.run)
-        if self.config.run.on_failure == "shrink" and own is not None:
+        shrinks = self.config.run.on_failure == "shrink" and self.world.size > 1
+        if shrinks and own is not None:
             log.error("%s; this rank leaves, the others may go on", said)
             self.world.vanish()
         raise said from error

@@ -81,8 +81,8 @@ class CudaDevice:
     def _launcher(self, build: Build) -> Callable[..., None]:
         folder = assets.path(f"kernels/{FOLDER}")
         text = (folder / f"{build.source}.cu").read_text()
-        module = self.cupy.RawModule(code=text, options=options(build, str(folder)))
         try:
+            module = self.cupy.RawModule(code=text, options=options(build, str(folder)))
             function = module.get_function(build.entry)
         except self.cupy.cuda.compiler.CompileException as error:
             raise self._uncompiled(build, error) from error

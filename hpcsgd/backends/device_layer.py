@@ -135,6 +135,7 @@ class DeviceLayer:
         try:
             self._device = self.cupy.cuda.Device(number)
             self._device.use()
+            self.cupy.cuda.runtime.memGetInfo()  # opens it, not its first use
             self._place = self._look()
         except self.cupy.cuda.runtime.CUDARuntimeError as error:
             raise ConfigError(

@@ -120,8 +120,9 @@ def test_others_go_on_without_it_where_they_can(breaking):
 
 def test_without_a_folder_nothing_is_promised(breaking):
     breaking[0] = {"launch": 1}
+    alone = on_gpu(PROBLEM, run={"on_failure": "shrink"})  # nobody is left to go on
     with pytest.raises(DeviceLost, match="nothing was saved: start again, with --out"):
-        train_on(1, on_gpu(PROBLEM), PROBLEM)
+        train_on(1, alone, PROBLEM)
 
 
 STATUSES = {

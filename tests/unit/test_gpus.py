@@ -217,10 +217,12 @@ def test_a_gpu_that_serves_is_taken(arch, built):
 
 
 def test_a_gpu_that_others_hold_is_refused():
-    cupy = FakeCupy()
-    cupy.cuda.Device(0).use = lambda: cupy.fail(46)
-    with pytest.raises(ConfigError, match="cannot be opened .cudaErrorDevicesUnavail"):
-        CudaDevice(0, cupy)
+    for name in ("use", "memGetInfo"):  # some drivers look only when it is used
+        cupy = FakeCupy()
+        place = cupy.cuda.Device(0) if name == "use" else cupy.cuda.runtime
+        setattr(place, name, lambda cupy=cupy: cupy.fail(46))
+        with pytest.raises(ConfigError, match="be opened .cudaErrorDevicesUnavailable"):
+            CudaDevice(0, cupy)
 
 
 def test_gpus_that_do_not_answer_are_not_taken_for_none(monkeypatch):
@@ -278,6 +280,7 @@ class Chip:
             eventQuery=lambda address: self.status,
             getDeviceProperties=lambda number: {"uuid": b"\x01\xff"},
             runtimeGetVersion=lambda: 13020,
+            memGetInfo=lambda: (1, 1),
             CUDARuntimeError=CUDARuntimeError,
         )
         self.driver = SimpleNamespace(CUDADriverError=CUDADriverError)

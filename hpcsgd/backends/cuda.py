@@ -10,22 +10,28 @@ from numpy.typing import NDArray
 
 from hpcsgd import assets
 from hpcsgd.backends.device import Graph
-from hpcsgd.backends.device_layer import DeviceLayer
+from hpcsgd.backends.device_faults import guard, guarded
+from hpcsgd.backends.device_layer import DeviceLayer, check_arch
 from hpcsgd.backends.kernel_table import FOLDER, Build, options
+from hpcsgd.backends.uploads import Uploads
 from hpcsgd.errors import ConfigError
 
 Array = NDArray[Any]
 PLAIN_SHARED = 48 * 1024  # bytes of shared memory that need no asking
 
 
+@guarded
 class CudaDevice:
     """See `hpcsgd.backends.device.Device`."""
 
-    def __init__(self, number: int = 0) -> None:
-        self.layer = DeviceLayer(number)
-        self.cupy = self.layer.cupy
+    def __init__(self, number: int = 0, cupy: Any = None) -> None:
+        self.layer = DeviceLayer(number, cupy)
+        self.cupy, self.faults = self.layer.cupy, self.layer.faults
         self.device = self.cupy.cuda.Device(number)
+        built = self.cupy.cuda.runtime.runtimeGetVersion() // 1000
+        check_arch(str(self.device.compute_capability), built)
         self.stream = self.layer.new_stream()
+        self.uploads = Uploads(self.layer, self.stream)
         self.settle: Callable[[], None] = self.wait
         self.arch = str(self.device.compute_capability)
         self.multiprocessors = int(self.device.attributes["MultiProcessorCount"])
@@ -44,17 +50,21 @@ class CudaDevice:
         try:
             return make(shape, dtype=dtype)
         except self.cupy.cuda.memory.OutOfMemoryError as error:
-            size = int(np.prod(shape)) * np.dtype(dtype).itemsize / 2**30
-            raise ConfigError(
-                f"the GPU has no room for {size:.2f} GiB more; use more members,"
-                " --precision c, or fewer --steps"
-            ) from error
+            size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            raise self.faults.no_room(size) from error
+
+    def memory(self) -> tuple[int, int]:
+        """(bytes that are free, bytes in all)."""
+        found: tuple[int, int] = self.layer.memory()
+        return found
 
     def fill(self, array: Any, values: Array) -> None:
         """array ← values of the host, of its shape; they may change at once."""
-        # What CuPy copies from pageable memory it has read when it returns.
-        with self.stream:
-            array.set(np.ascontiguousarray(values))
+        self.uploads.fill(array, values)
+
+    def upload(self, array: Any, write: Callable[[Array], None]) -> None:
+        """array ← what `write` puts into pinned memory of its shape."""
+        self.uploads.put(array, write)
 
     def fetch(self, array: Any) -> Array:
         """A copy on the host, when all that was asked for before is done."""
@@ -73,8 +83,11 @@ class CudaDevice:
     def _launcher(self, build: Build) -> Callable[..., None]:
         folder = assets.path(f"kernels/{FOLDER}")
         text = (folder / f"{build.source}.cu").read_text()
-        module = self.cupy.RawModule(code=text, options=options(build, str(folder)))
-        function = module.get_function(build.entry)
+        try:
+            module = self.cupy.RawModule(code=text, options=options(build, str(folder)))
+            function = module.get_function(build.entry)
+        except self.cupy.cuda.compiler.CompileException as error:
+            raise self._uncompiled(build, error) from error
 
         def launch(
             grid: Any, block: int, arguments: Any, shared: int = 0, cluster: int = 1
@@ -85,7 +98,20 @@ class CudaDevice:
             with self.stream:
                 function(_three(grid), (block, 1, 1), given, shared_mem=shared)
 
-        return launch
+        return self._safe(launch)
+
+    def _uncompiled(self, build: Build, error: Exception) -> ConfigError:
+        (first, *_) = [*str(error).strip().splitlines(), ""]
+        return ConfigError(
+            f"NVRTC cannot compile the kernel {build.entry} for sm_{self.arch}"
+            f" ({first}); install the newest CuPy that the driver takes, or use"
+            " --device cpu"
+        )
+
+    def _safe(self, action: Callable[..., None]) -> Callable[..., None]:
+        """The same with errors of ours."""
+        call = guard(lambda _, *given, **more: action(*given, **more))
+        return lambda *given, **more: call(self, *given, **more)
 
     def capture(self, action: Callable[[], None]) -> Graph:
         """A graph of the launches of `action`.
@@ -103,7 +129,7 @@ class CudaDevice:
                     self.stream.end_capture()
                 raise
             graph = self.stream.end_capture()
-        return Graph(lambda: graph.launch(stream=self.stream))
+        return Graph(self._safe(lambda: graph.launch(stream=self.stream)))
 
     def wait(self) -> None:
         """For the stream alone, whatever becomes of collectives."""

@@ -14,7 +14,7 @@ import numpy as np
 from hpcsgd.comm.base import Array, Communicator
 from hpcsgd.comm.layer import Graph, Layer
 from hpcsgd.comm.workspace import Workspace
-from hpcsgd.errors import TransportError
+from hpcsgd.errors import DeviceLost, TransportError
 
 PROOF = 64  # words of the sum at the start
 
@@ -237,6 +237,8 @@ def _prove(world: OnDevice) -> None:
     try:
         world.sum(buffer, "control")
         world.settle()
+    except DeviceLost:
+        raise
     except RuntimeError as error:  # mpi4py's own are RuntimeErrors, and so are ours
         raise TransportError(_no(world, f"failed ({error})")) from error
     found = fetched(layer, buffer, stream)

@@ -3,37 +3,14 @@
 import numpy as np
 import pytest
 
-from hpcsgd.backends.cuda import CudaDevice
-from hpcsgd.backends.device_layer import load_cupy
 from hpcsgd.backends.kernel_table import all_builds
-from hpcsgd.errors import ConfigError
 from tests.harness import make_problem, oracle_for, relative_error, train_on
 from tests.kernels.test_runs import FAMILIES, on_gpu
-
-
-@pytest.fixture
-def device(request):
-    """A GPU; without one the test is skipped, or fails where one is required."""
-    try:
-        load_cupy()
-    except ConfigError as error:
-        if request.config.getoption("--require-gpu"):
-            raise
-        pytest.skip(str(error))
-    return CudaDevice()
 
 
 def test_every_kernel_is_compiled(device):
     for build in all_builds(device.arch):
         assert device.kernel(build)
-
-
-def test_arrays_come_back(device):
-    values = np.random.default_rng(0).normal(size=(37, 5)).astype(np.float32)
-    array = device.empty(values.shape, np.float32)
-    device.fill(array, values)
-    np.testing.assert_array_equal(device.fetch(array), values)
-    assert (device.fetch(device.zeros((9,), np.int64)) == 0).all()
 
 
 @pytest.mark.parametrize("kind", ["gram", "direct"])

@@ -116,6 +116,7 @@ class Event:
     def __init__(self, stream):
         stream.is_free()
         self.stream, self.done = stream, False
+        self.asked = None  # when somebody first waited for it
         stream.put(self.happen)
 
     def happen(self):
@@ -186,6 +187,9 @@ class FakeLayer:
         event.stream.is_free()
         if not event.is_over():
             self.node.run_all()
+            event.asked = event.asked or time.monotonic()
+            hangs = time.monotonic() > event.asked + LIMIT
+            assert event.done or not hangs, "the fake GPU hangs"
         return event.done
 
     def wait(self, event):

@@ -71,8 +71,10 @@ class Mirror:
     one, until the device has written again.
     """
 
-    def __init__(self, device: Device, host: Array, kind: Any) -> None:
-        self._device = device
+    def __init__(
+        self, device: Device, host: Array, kind: Any, scale: float = 1.0
+    ) -> None:
+        self._device, self._scale = device, scale  # the device's copy times it: host's
         self._host = host
         self._held = device.empty(host.shape, kind)
         self._newer_here, self._newer_there = True, False
@@ -80,14 +82,15 @@ class Mirror:
     def on_host(self) -> Array:
         """To be read or written there."""
         if self._newer_there:
-            self._host[...] = self._device.fetch(self._held)
+            self._host[...] = self._device.fetch(self._held) * self._scale
         self._newer_here, self._newer_there = True, False
         return self._host
 
     def on_device(self) -> Any:
         """To be read there; what may have changed on the host is sent first."""
         if self._newer_here:
-            self._device.fill(self._held, self._host.astype(self._held.dtype))
+            values = (self._host / self._scale).astype(self._held.dtype)
+            self._device.fill(self._held, values)
             self._newer_here = False
         return self._held
 

@@ -16,12 +16,15 @@ from hpcsgd.products.base import Array, State
 class HeldState(State):
     """A `State` whose arrays have mirrors on a device, once `hold` was called."""
 
-    def hold(self, device: Device) -> None:
-        """From now on an exchange reads and writes the device's copies."""
-        self.__dict__["device"] = device
-        kinds = {"weights": "float32", "intercept": "float64"}
+    def hold(self, device: Device, scale: float = 1.0) -> None:
+        """From now on an exchange reads and writes the device's copies.
+
+        `scale` is what rows are stored times there: weights are divided by it.
+        """
+        self.__dict__["device"], self.__dict__["scale"] = device, scale
+        kinds = {"weights": ("float32", scale), "intercept": ("float64", 1.0)}
         self.__dict__["mirrors"] = {
-            name: Mirror(device, self.__dict__[name], kind)
+            name: Mirror(device, self.__dict__[name], *kind)
             for name, kind in kinds.items()
             if self.__dict__[name] is not None
         }
@@ -44,7 +47,8 @@ class HeldState(State):
         weights, intercept = self.on_device("weights"), self.on_device("intercept")
         average = self.__dict__.get("average")
         if average is None:
-            average = DeviceAverage(self.__dict__["device"], weights, intercept)
+            device, scale = self.__dict__["device"], self.__dict__["scale"]
+            average = DeviceAverage(device, weights, intercept, scale)
             self.__dict__["average"] = average
         return average.portion(weights, intercept, share)
 
@@ -90,7 +94,7 @@ def _residuals() -> Any:
         there = self.__dict__.get("there")
         found: Array | None = self.__dict__.get("residuals")
         if there is not None:
-            found = self.__dict__["device"].fetch(there)[:, None]
+            found = self.__dict__["device"].fetch(there)
         return found
 
     def put(self: HeldState, values: Array | None) -> None:

@@ -8,10 +8,13 @@ from hpcsgd.backends.device import Device
 from hpcsgd.backends.device_buffers import Order
 from hpcsgd.backends.device_exchange import DeviceExchange
 from hpcsgd.backends.device_matrix import DeviceMatrix, put_matrix
+from hpcsgd.backends.device_products import Widths
 from hpcsgd.comm.on_device import OnDevice as CarriesArrays
 from hpcsgd.errors import ConfigError
 from hpcsgd.products.base import Group, State, Task
+from hpcsgd.products.device_cycle import Cycle, Travelling
 from hpcsgd.products.device_sums import DeviceSums
+from hpcsgd.products.device_watch import DeviceWatch
 from hpcsgd.products.held import HeldState
 from hpcsgd.schedule import Blocks, blocks_of
 
@@ -31,17 +34,45 @@ class OnDevice(ABC):
         # A device outlives runs: whom it asks before it waits is for each of them.
         carried = isinstance(task.members, CarriesArrays)
         device.settle = task.members.settle if carried else device.wait  # type: ignore[attr-defined]
-        self.matrix: DeviceMatrix = put_matrix(device, task.shard.matrix)  # type: ignore[arg-type]
-        shard = task.shard
+        shard, form = task.shard, task.precision.matrix
+        self.scale = scale_of(task)
+        self.matrix: DeviceMatrix = put_matrix(
+            *(device, shard.matrix, form, self.scale)  # type: ignore[arg-type]
+        )
         self.order = Order(device, shard.targets, shard.weights, shard.offsets)
         self._exchanges: dict[Blocks, DeviceExchange] = {}
+        self._cycles: dict[tuple[int, ...], Cycle] = {}
+
+    @property
+    def widths(self) -> Widths:
+        """Margins of every state of the weights."""
+        task = self.task
+        return Widths(task.columns, task.states, task.states)
 
     @abstractmethod
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """The state after the steps of `group`."""
 
+    @abstractmethod
+    def messages(self, exchange: DeviceExchange) -> list[Travelling]:
+        """What members sum in one exchange."""
+
     def finish(self) -> None:  # noqa: B027
         """Nothing is begun early."""
+
+    def cycle_of(self, exchange: DeviceExchange, state: HeldState) -> Cycle:
+        """The exchange with its messages, for the arrays of this state."""
+        weights, intercept = state.on_device("weights"), state.on_device("intercept")
+        key = id(exchange), id(weights), id(intercept)
+        found = self._cycles.get(key)
+        if found is None:
+            found = self._cycles[key] = Cycle(
+                *(self.device, self.sums),
+                lambda: exchange.before(weights),
+                self.messages(exchange),
+                lambda: exchange.after(weights, intercept),
+            )
+        return found
 
     def exchange_of(self, blocks: Blocks) -> DeviceExchange:
         """Kernels and buffers of exchanges of these sizes."""
@@ -50,7 +81,7 @@ class OnDevice(ABC):
             task = self.task
             found = self._exchanges[blocks] = DeviceExchange(
                 *(self.device, self.matrix, self.order, blocks),
-                *(task.family, task.precision),
+                *(task.family, task.precision, self.widths),
             )
         return found
 
@@ -58,59 +89,57 @@ class OnDevice(ABC):
 class DeviceGram(OnDevice):
     """CA-SGD: tiles of the Gram and the margins in one buffer, summed as one."""
 
+    def __init__(self, task: Task, device: Device) -> None:
+        super().__init__(task, device)
+        self.watch = DeviceWatch(task, device)
+
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Products, one message, s steps."""
         assert isinstance(state, HeldState)
-        task, exchange = self.task, self.exchange_of(group.blocks)
+        exchange = self.exchange_of(group.blocks)
         self.order.seek(*group.place, group.blocks.rows)
         exchange.coefficients.load(group.coefficients.whole)
-        weights, intercept = state.on_device("weights"), state.on_device("intercept")
-        task.clock.lap("sample")
-        if task.members.size == 1:
-            exchange.at_once(weights, intercept)
-        else:
-            exchange.sample()
-            exchange.products(weights)
-            self._sum(exchange)
-            exchange.iterate(intercept)
-            exchange.descend(weights)
-        task.clock.lap("exchange")
+        cycle = self.cycle_of(exchange, state)
+        self.task.clock.lap("sample")
+        if not self.watch.run(state, group, exchange, cycle):
+            cycle.run()
+        self.task.clock.lap("exchange")
         state.written(exchange.residuals)
         return state
 
-    def _sum(self, exchange: DeviceExchange) -> None:
-        precision = self.task.precision
-        if precision.one_message:
-            form = precision.margin_sum
-            self.sums.sum("products", exchange.message, form)
-        else:
-            self.sums.sum("gram", exchange.gram, precision.gram_wire)
-            self.sums.sum("margins", exchange.margins, precision.margin_sum)
+    def messages(self, exchange: DeviceExchange) -> list[Travelling]:
+        """One, unless its halves travel in different formats."""
+        wire, sums = self.task.precision.gram_wire, self.task.precision.margin_sum
+        if self.task.precision.one_message:
+            return [Travelling("products", exchange.message, sums)]
+        gram = Travelling("gram", exchange.gram, wire)
+        return [gram, Travelling("margins", exchange.margins, sums)]
 
 
 class DeviceDirect(OnDevice):
     """Plain SGD: every step is an exchange of its own, without a Gram."""
 
+    @property
+    def widths(self) -> Widths:
+        """Margins where a step reads them, so that no more than these travel."""
+        return Widths(self.task.columns, self.task.states, 1)
+
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """One synchronisation per step."""
         assert isinstance(state, HeldState)
-        task, form = self.task, self.task.precision.margin_sum
         self.order.seek(*group.place, group.blocks.rows)
-        weights, intercept = state.on_device("weights"), state.on_device("intercept")
         for j, size in enumerate(group.blocks.sizes):
             exchange = self.exchange_of(blocks_of((size,)))
             exchange.coefficients.load(group.steps[j].unrolled)
-            if task.members.size == 1:
-                exchange.at_once(weights, intercept)
-                continue
-            exchange.sample()
-            exchange.products(weights)
-            self.sums.sum("margins", exchange.margins, form)
-            exchange.iterate(intercept)
-            exchange.descend(weights)
-        task.clock.lap("steps")
+            self.cycle_of(exchange, state).run()
+        self.task.clock.lap("steps")
         state.written(exchange.residuals)
         return state
+
+    def messages(self, exchange: DeviceExchange) -> list[Travelling]:
+        """Margins alone."""
+        form = self.task.precision.margin_sum
+        return [Travelling("margins", exchange.margins, form)]
 
 
 def check_task(task: Task) -> None:
@@ -119,17 +148,28 @@ def check_task(task: Task) -> None:
     low = ("matrix", "margin", "gram_wire")
     others = {getattr(precision, name) for name in vars(precision) if name not in low}
     for wrong, what in (
-        (task.columns > 1, "families of several classes"),
-        (task.states > 1, "updates with momentum"),
         (shard.is_sparse, "sparse rows"),
         (not isinstance(shard.matrix, np.ndarray), "streamed rows"),
         (task.clip is not None, "clipped gradients"),
         (others != {"fp32"}, "this precision"),
         (not _is_stored(precision.margin), "this format of margins"),
-        (task.backend.scaling is not None, "scaled columns"),
     ):
         if wrong:
             raise ConfigError(f"a GPU does not do {what} here yet; {REMEDY}")
+
+
+def scale_of(task: Task) -> float:
+    """What all columns are stored times; a Gram of columns apart is none of rows."""
+    scaling = task.backend.scaling
+    if scaling is None or not len(scaling.exponents):
+        return 1.0
+    exponents = np.unique(scaling.exponents)
+    if len(exponents) > 1:
+        raise ConfigError(
+            "a GPU takes columns that are scaled alike; use --set"
+            f" precision.scale=global, or {REMEDY[4:]}"
+        )
+    return float(np.ldexp(1.0, int(exponents[0])))
 
 
 def _is_stored(name: str) -> bool:

@@ -108,10 +108,14 @@ class Nccl(Carrier):
         with self._named():
             self._hand(self.stream, action)
 
+    def adopt(self, graph: Graph) -> None:
+        """Let go of it before this ends."""
+        self._graphs.add(graph)
+
     def launch(self, graph: Graph) -> None:
         """Queue all that was recorded; it counts as one that is under way."""
         self._check_open()
-        self._graphs.add(graph)
+        self.adopt(graph)
         with self._checked():
             graph()
             self._comm.check_async_error()

@@ -133,6 +133,9 @@ class OnDevice(Communicator):
         """What `sum` of it asks of the GPU, into the graph that is being recorded."""
         raise self._no_graphs()
 
+    def adopt(self, graph: Graph) -> None:  # noqa: B027
+        """A graph with such sums, once it is recorded: it ends before this does."""
+
     def replay(self, graph: Graph, buffers: Sequence[Any], purpose: str) -> None:
         """Launch a graph that holds the sums of these buffers, in this order.
 

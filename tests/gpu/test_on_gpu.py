@@ -1,9 +1,14 @@
 """The same kernels and runs as in tests/kernels, on a GPU where there is one."""
 
+import h5py
 import numpy as np
 import pytest
 
+import hpcsgd.build
+from hpcsgd.api import train
+from hpcsgd.backends.cuda import CudaDevice
 from hpcsgd.backends.kernel_table import all_builds
+from hpcsgd.errors import ConfigError
 from tests.harness import make_problem, oracle_for, relative_error, train_on
 from tests.kernels.test_runs import FAMILIES, on_gpu
 
@@ -41,3 +46,22 @@ def test_recipes_are_those_of_the_host(device, recipe, batch, steps):
     size = np.abs(here.weights).max()
     assert np.abs(here.weights - there.weights).max() <= 1e-3 * size
     np.testing.assert_array_equal(there.weights, again.weights)
+
+
+@pytest.mark.parametrize("width", [37, 40])  # of whole chunks the latter alone
+def test_rows_of_a_file_alone_train_alike(device, tmp_path, monkeypatch, width):
+    """Past the host's memory, by kvikio where it is there: the same bits."""
+    problem = make_problem("logistic", n=20_011, d=width)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["X"], file["y"] = problem.X.astype(np.float32), problem.y
+    config = on_gpu(problem, data={"path": str(tmp_path / "x.h5")})
+    held = train(config)
+    monkeypatch.setattr(hpcsgd.build, "check_memory", lambda *given: True)
+    assert train(config).weights_sha256 == held.weights_sha256
+
+
+def test_a_run_without_room_is_refused(device, monkeypatch):
+    monkeypatch.setattr(CudaDevice, "memory", lambda self: (1000, 2000))
+    problem = make_problem("logistic", n=1001, d=137)
+    with pytest.raises(ConfigError, match="has no room: .* and 1000 bytes of 1.95 KiB"):
+        train_on(1, on_gpu(problem), problem)

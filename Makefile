@@ -46,7 +46,7 @@ test-all: environment  ## the full matrices; its summary goes to benchmarks/resu
 	  rm -f .test-all.log; exit $$code
 
 gpu: environment  ## on a machine with a GPU: its tests, its benchmarks
-	@$(RUN) -m pytest -q -p no:cacheprovider --require-gpu tests/gpu
+	@$(RUN) -m pytest -q -p no:cacheprovider --require-gpu tests/gpu tests/contracts/test_devices.py
 	@$(RUN) -m benchmarks.bench_gpu
 
 mutants: environment  ## faults planted in the GPU's kernels, which the tests have to see

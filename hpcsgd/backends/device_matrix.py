@@ -35,11 +35,7 @@ def put_matrix(
     device: Device, matrix: Array, element: str, scale: float = 1.0
 ) -> DeviceMatrix:
     """A copy, piece by piece; what lies behind a row's end is zero."""
-    if element not in ELEMENTS:
-        raise ConfigError(
-            f"a GPU does not compute with a matrix in {element}; use --precision fp32"
-            " or c, or --device cpu"
-        )
+    check_element(element)
     item = matrix.dtype.itemsize
     height, width = matrix.shape
     stride = -(-width * item // CHUNK) * CHUNK // item
@@ -51,3 +47,12 @@ def put_matrix(
         padded[:, :width] = piece
         device.fill(held[first : first + step], padded)
     return DeviceMatrix(held, element, height, width, scale)
+
+
+def check_element(element: str) -> None:
+    """Refuse a format that kernels do not read."""
+    if element not in ELEMENTS:
+        raise ConfigError(
+            f"a GPU does not compute with a matrix in {element}; use --precision fp32"
+            " or c, or --device cpu"
+        )

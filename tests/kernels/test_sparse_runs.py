@@ -10,7 +10,7 @@ from hpcsgd.csr import Csr
 from hpcsgd.products import on_device
 from hpcsgd.result import Status
 from tests.harness import oracle_for, relative_error, train_on
-from tests.kernels.test_runs import FAMILIES, UPDATES, devices, on_gpu
+from tests.kernels.test_runs import FAMILIES, UPDATES, on_gpu
 from tests.sparse import as_csr, make_sparse
 
 __all__ = ["devices"]

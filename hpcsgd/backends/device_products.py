@@ -144,6 +144,19 @@ class DenseProducts:
         grid, shared = -(-self.matrix.width // strip), 4 * 32 * (strip + 1)
         self._launch("update", grid, THREADS, arguments, shared=shared)
 
+    def fetched(self, numbers: Any) -> Array:
+        """The rows on the host, as float32: their stored values, scaled down."""
+        matrix, device = self.matrix, self.device
+        wide = matrix.element == "fp32"
+        shape = (self.count, matrix.values.shape[1])
+        block = device.empty(shape, np.float32)
+        rows = (*self._rows(numbers), block, np.int64(shape[1]))
+        plan = launch_steps.gather_rows(self.count)
+        kernel = "gather_rows" if wide else "gather_rows_wide"
+        self._launch(kernel, *plan[:2], rows)
+        found: Array = device.fetch(block)[:, : matrix.width]
+        return found / np.float32(matrix.scale)
+
     def _gram(self, numbers: Any, out: Any, weights: Any, margins: Any) -> None:
         plan, tiles = self._launch_of(margins is not None), self.tiles
         sizes = (np.int32(tiles.count), np.int32(plan.splits), np.int32(plan.per_split))

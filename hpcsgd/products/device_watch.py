@@ -10,7 +10,9 @@ import numpy as np
 
 from hpcsgd.backends.device import Device
 from hpcsgd.backends.device_exchange import DeviceExchange
-from hpcsgd.products.base import Array, Group, Scratch, State, Task, gather_rows
+from hpcsgd.backends.device_products import DenseProducts
+from hpcsgd.data.unheld import Unheld
+from hpcsgd.products.base import Array, Group, Rows, Scratch, State, Task, gather_rows
 from hpcsgd.products.device_cycle import Cycle
 from hpcsgd.products.held import HeldState
 
@@ -53,12 +55,19 @@ class DeviceWatch:
         margins = margins.reshape(group.blocks.rows, -1)
         seen = monitor.before(state, group, margins)
         exchange.iterate(state.on_device("intercept"))
-        rows = gather_rows(task, self.scratch, "rows", group)
+        rows = self._rows(group, exchange)
         monitor.after(
             *(seen, task, self._as_before(state, exchange), group),
             *(rows, self._gram(exchange)),
         )
         exchange.descend(state.on_device("weights"))
+
+    def _rows(self, group: Group, exchange: DeviceExchange) -> Rows:
+        """Of the host where it holds them, else from the device."""
+        if isinstance(self.task.shard.matrix, Unheld):
+            assert isinstance(exchange.rows, DenseProducts)
+            return exchange.rows.fetched(exchange.sampled.numbers)
+        return gather_rows(self.task, self.scratch, "rows", group)
 
     def _as_before(self, state: HeldState, exchange: DeviceExchange) -> State:
         """The weights that the steps began with, and the residuals that they had."""

@@ -12,6 +12,7 @@ from hpcsgd import build, memory
 from hpcsgd.api import train
 from hpcsgd.backends import device_matrix, uploads
 from hpcsgd.backends.cuda import CudaDevice
+from hpcsgd.backends.device_products import DenseProducts
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.comm.threads import run_ranks
@@ -105,7 +106,8 @@ def run(ranks, problem, path, recipe="fp32", **sections):
         "schedule": {"batch": 16, "steps": 4, "epochs": 2},
         **sections,
     }
-    config = on_gpu(problem, run={"transport": "mpi-host"}, **sections)
+    sections["run"] = {"transport": "mpi-host", **sections.get("run", {})}
+    config = on_gpu(problem, **sections)
     return run_ranks(ranks, lambda world: train(config, world=world))[0]
 
 
@@ -124,6 +126,21 @@ def test_rows_of_a_file_alone_train_alike(
     there = run(ranks, problem, path, recipe, **sections)
     assert there.weights_sha256 == held.weights_sha256
     assert there.loss == held.loss
+
+
+@pytest.mark.parametrize("recipe, element", [("fp32", "fp32"), ("c", "bf16")])
+def test_the_gap_monitor_has_its_rows_from_the_gpu(
+    devices, tmp_path, without_room, monkeypatch, recipe, element
+):
+    """And finds nothing, with values that it would find wrong."""
+    problem, path = stored(tmp_path, 37, element)
+    looks = {"run": {"gap_every": 2, "fall_back": False}}
+    assert not run(2, problem, path, recipe, **looks).events
+    fetched = DenseProducts.fetched
+    monkeypatch.setattr(
+        DenseProducts, "fetched", lambda self, numbers: 1.1 * fetched(self, numbers)
+    )
+    assert run(2, problem, path, recipe, **looks).events
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from tests.harness import oracle_for, relative_error, train_on
 from tests.kernels.test_runs import FAMILIES, UPDATES, on_gpu
 from tests.sparse import as_csr, make_sparse
 
-__all__ = ["devices"]
 SIDES = {"intercept": True, "l2": 0.01}
 # One score a row, and many.
 KERNELS = (

@@ -18,6 +18,7 @@ from hpcsgd.products.base import State
 from hpcsgd.products.held import HeldState
 from tests.harness import make_problem, oracle_for, relative_error, train_on
 from tests.kernels.test_runs import FAMILIES, on_gpu
+from tests.sparse import make_sparse
 
 KINDS = (State, HeldState)
 
@@ -113,3 +114,23 @@ def test_a_run_without_room_is_refused(device, monkeypatch):
     problem = make_problem("logistic", n=1001, d=137)
     with pytest.raises(ConfigError, match="has no room: .* and 1000 bytes of 1.95 KiB"):
         train_on(1, on_gpu(problem), problem)
+
+
+@pytest.mark.parametrize("kind", ["gram", "direct"])
+@pytest.mark.parametrize("family", ["logistic", "softmax"])
+@pytest.mark.parametrize("update", ["sgd", "momentum"])
+def test_sparse_rows_train_the_model_of_dense_ones(device, update, family, kind):
+    """Of more columns than a block of the update has."""
+    stored, dense = make_sparse(family, n=1001, d=3000, density=0.01)
+    sections = {
+        "update": {"kind": update, "momentum": 0.8},
+        "products": {"kind": kind},
+        "problem": {"intercept": True, "l2": 0.01},
+        "schedule": {"batch": 16, "steps": 8, "epochs": 4},
+    }
+    config = on_gpu(stored, **sections)
+    found = train_on(1, config, stored, weights=True)
+    exact = oracle_for(config, dense, weights=True)
+    assert relative_error(found, exact) <= 1e-4
+    again = train_on(1, config, stored, weights=True)
+    np.testing.assert_array_equal(found.weights, again.weights)

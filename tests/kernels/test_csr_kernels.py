@@ -30,7 +30,6 @@ MUTANTS = [
     Mutant("csr", "columns of the next warp", ", last, behind);",
            ", last, behind + 1);"),
     Mutant("csr", "sums begin with nothing", "sums[k] = 0.0f;", ";"),
-    Mutant("csr", "rows at once", "        __syncwarp();\n    }", "    }"),
     Mutant("csr", "the factor of a lane", "__shfl_sync(0xffffffffu, factor, row)",
            "factor"),
     Mutant("csr", "a merge that loses", "moves_b = right <= left",

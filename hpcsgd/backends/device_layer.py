@@ -41,6 +41,13 @@ def load_cupy() -> Any:
             f"CuPy is made for CUDA {built} and the driver here knows CUDA {driver};"
             f" replace it with: pip uninstall cupy-cuda{built}x && {_install(driver)}"
         )
+    try:
+        cupy.cuda.nvrtc.getVersion()
+    except (ImportError, RuntimeError) as missing:  # its wheel brings no compiler
+        why = str(missing).strip().splitlines()[0]
+        raise MissingPackage(
+            f"CuPy finds no compiler ({why}); install it with: {_install(built)}"
+        ) from missing
     return cupy
 
 
@@ -56,8 +63,8 @@ def driver_major() -> int | None:
 
 def _install(driver: int | None) -> str:
     if driver is None:
-        return f"pip install cupy-cuda{NEWEST}x (cupy-cuda{OLDEST}x for CUDA {OLDEST})"
-    return f"pip install cupy-cuda{min(driver, NEWEST)}x"
+        return f"{_install(NEWEST)} (cupy-cuda{OLDEST}x for CUDA {OLDEST})"
+    return f'pip install "cupy-cuda{min(driver, NEWEST)}x[ctk]"'
 
 
 def count_gpus() -> int:

@@ -119,7 +119,8 @@ def fake_cupy(monkeypatch, major, gpus=1):
         CUDARuntimeError=NoDevice,
     )
     cupy = ModuleType("cupy")
-    cupy.cuda = SimpleNamespace(runtime=runtime)
+    nvrtc = SimpleNamespace(getVersion=lambda: (major, 0))
+    cupy.cuda = SimpleNamespace(runtime=runtime, nvrtc=nvrtc)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     return cupy
 
@@ -131,10 +132,10 @@ def driver(monkeypatch, major):
 @pytest.mark.parametrize(
     "major, command",
     [
-        (12, "pip install cupy-cuda12x$"),
-        (13, "pip install cupy-cuda13x$"),
-        (14, "pip install cupy-cuda13x$"),
-        (None, "pip install cupy-cuda13x .cupy-cuda12x for CUDA 12"),
+        (12, r'pip install "cupy-cuda12x\[ctk\]"$'),
+        (13, r'pip install "cupy-cuda13x\[ctk\]"$'),
+        (14, r'pip install "cupy-cuda13x\[ctk\]"$'),
+        (None, r'pip install "cupy-cuda13x\[ctk\]" .cupy-cuda12x for CUDA 12'),
     ],
 )
 def test_a_missing_cupy_names_the_command(monkeypatch, major, command):
@@ -151,8 +152,22 @@ def test_a_cupy_that_cannot_work_is_refused(monkeypatch):
         load_cupy()
     driver(monkeypatch, 12)
     with pytest.raises(
-        ConfigError, match="uninstall cupy-cuda13x && pip install cupy-cuda12x"
+        ConfigError, match='uninstall cupy-cuda13x && pip install "cupy-cuda12x'
     ):
+        load_cupy()
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, ImportError])
+def test_a_cupy_without_a_compiler_is_refused(monkeypatch, kind):
+    """As its wheel alone is, where CUDA is not installed."""
+    cupy = fake_cupy(monkeypatch, 12)
+    driver(monkeypatch, 13)
+
+    def missing():
+        raise kind("CuPy failed to load libnvrtc.so.12: no such file\nsearched: here")
+
+    cupy.cuda.nvrtc.getVersion = missing
+    with pytest.raises(MissingPackage, match=r'libnvrtc.so.12.*cuda12x\[ctk\]"$'):
         load_cupy()
 
 

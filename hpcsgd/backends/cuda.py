@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hpcsgd import assets
 from hpcsgd.backends.device_layer import DeviceLayer
 from hpcsgd.backends.kernel_table import FOLDER, Build, options
-from hpcsgd.errors import ConfigError
+from hpcsgd.errors import ConfigError, MissingPackage
 
 Array = NDArray[Any]
 PLAIN_SHARED = 48 * 1024  # bytes of shared memory that need no asking
@@ -111,8 +111,13 @@ class CudaDevice:
 
     def gemm_bf16(self, out: Any, left: Any, right: Any) -> None:
         """out ← left rightᵀ by cuBLAS: bits of bf16, sums in fp32."""
-        from cupy.cuda import cublas
-
+        try:
+            from cupy.cuda import cublas
+        except ImportError as missing:
+            raise MissingPackage(
+                f"CuPy finds no cuBLAS ({missing}); install CUDA, or use [products]"
+                " gram_kernel = 'own'"
+            ) from missing
         (m, inner), n = left.shape, right.shape[0]
         one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
         with self.stream:  # what is columns to cuBLAS is rows here

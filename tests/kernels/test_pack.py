@@ -9,7 +9,7 @@ from hpcsgd.backends import launch_gram
 from tests.kernels.emulator import Kernel, empty, on_device
 from tests.kernels.mutants import Mutant
 
-STARTS = [(0, 1), (0, 7, 20), (0, 33, 34, 100), (0, 20, 90, 170, 254), (0, 64, 128)]
+STARTS = [(0, 1), (0, 7, 20), (0, 33, 34, 100), (0, 20, 90, 200, 254), (0, 64, 128)]
 MUTANTS = [
     Mutant("pack", "rows behind the last", "if (row < m)", "if (true)"),
     Mutant("pack", "columns behind the last", "col < m ?", "true ?"),

@@ -116,12 +116,14 @@ ALIVE = {}  # address -> bytes, of what is there
 class ndarray:  # noqa: N801
     """cupy.ndarray, as far as it is used."""
 
-    def __init__(self, held):
+    def __init__(self, held, whole=None):
         self.held = held
+        self.whole = held if whole is None else whole
         self.shape, self.dtype, self.ndim = held.shape, held.dtype, held.ndim
         self.size, self.nbytes, self.strides = held.size, held.nbytes, held.strides
         self.flags = held.flags
-        ALIVE[held.ctypes.data] = held  # kept: addresses are not used again
+        if whole is None:
+            ALIVE[held.ctypes.data] = held  # kept: addresses are not used again
 
     @property
     def data(self):
@@ -129,7 +131,7 @@ class ndarray:  # noqa: N801
 
     @property
     def T(self):  # noqa: N802
-        return ndarray(self.held.T)
+        return ndarray(self.held.T, self.whole)
 
     def __len__(self):
         return len(self.held)
@@ -145,13 +147,15 @@ class ndarray:  # noqa: N801
         return _new(lambda: self.held.copy())
 
     def reshape(self, *shape):
-        return ndarray(self.held.reshape(*shape))
+        return ndarray(self.held.reshape(*shape), self.whole)
 
     def __getitem__(self, key):
         if isinstance(key, ndarray):
             return _new(lambda: self.held[key.held])
         found = self.held[key]
-        return ndarray(found if isinstance(found, np.ndarray) else np.array(found))
+        if isinstance(found, np.ndarray):
+            return ndarray(found, self.whole)
+        return ndarray(np.array(found))
 
     def __setitem__(self, key, value):
         held = value.held if isinstance(value, ndarray) else value
@@ -264,7 +268,7 @@ class RawKernel:
         given = [_argument(one) for one in args]
         cluster = math.prod(grid) if self.meets else 1
         how = {"shared": shared_mem, "cluster": cluster, "seed": 1}
-        kept = [one.held for one in args if isinstance(one, ndarray)]
+        kept = [one.whole for one in args if isinstance(one, ndarray)]
 
         def action():
             self.kernel(grid, block[0], given, **how)

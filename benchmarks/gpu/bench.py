@@ -12,6 +12,7 @@ from benchmarks.gpu.figure import Figure
 from benchmarks.gpu.rows import random_bits
 from benchmarks.gpu.sizes import Sizes
 
+WIDE = 2048  # values of a row of what is copied
 ASKED = "clocks.sm,clocks.mem,clocks.max.sm,temperature.gpu,power.draw,driver_version"
 
 
@@ -40,9 +41,8 @@ class Bench:
     @cached_property
     def copy(self) -> tuple[float, dict[str, Times]]:
         """Bytes read and written a second, the best of two ways, and their times."""
-        words = self.sizes.copy_bytes // 4
-        source = self.device.zeros((words,), np.float32)
-        target = self.device.zeros((words,), np.float32)
+        source = random_bits(self.device, self.sizes.copy_bytes // 2 // WIDE, WIDE)
+        target = random_bits(self.device, *source.shape, seed=1)
         found = self.clock.measure(
             {
                 "memcpy": Way(lambda: self._memcpy(target, source)),
@@ -50,7 +50,7 @@ class Bench:
             }
         )
         best = min(times.median for times in found.values())
-        return 2 * 4 * words / best, found
+        return 2 * source.nbytes / best, found
 
     @cached_property
     def bf16(self) -> tuple[float, Times]:

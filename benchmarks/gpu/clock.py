@@ -1,6 +1,7 @@
 """Times of ways to do one thing: everybody in every turn, on the clock of the GPU."""
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -79,6 +80,7 @@ def as_graph(device: Any, action: Callable[[], None]) -> Callable[[], None]:
     device.synchronize()
     try:
         return device.capture(action)
-    except Exception:  # of a library that will not be recorded
+    except Exception as error:  # of a library that will not be recorded
+        print(f"bench: launched one by one, not as a graph: {error}", file=sys.stderr)
         device.synchronize()
         return action

@@ -31,12 +31,13 @@ def naive(bench: Bench, case: Case, X: np.ndarray, y: np.ndarray) -> Way:
     link, steps = links[case.family], len(X) // batch
 
     def epoch() -> None:
+        nonlocal weights
         with device.stream:
             for first in range(0, steps * batch, batch):
                 part = order[first : first + batch]
                 own = rows[part]
                 residuals = link(own @ weights) - targets[part]
-                weights[...] -= case.rate / batch * (own.T @ residuals)
+                weights -= case.rate / batch * (own.T @ residuals)
 
     return Way(epoch, steps, on_host=True)
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from benchmarks.gpu import every_kernel
 from hpcsgd.backends.cuda import CudaDevice
 from hpcsgd.backends.device_layer import load_cupy
 from hpcsgd.backends.kernel_table import all_builds
@@ -26,6 +27,11 @@ def device(request):
 def test_every_kernel_is_compiled(device):
     for build in all_builds(device.arch):
         assert device.kernel(build)
+
+
+def test_every_kernel_is_as_in_float64(device):
+    """One small case of each: tensor cores may round otherwise than the emulation."""
+    assert every_kernel.wrong() == 0
 
 
 def test_arrays_come_back(device):

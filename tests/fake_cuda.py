@@ -12,7 +12,8 @@ from collections import defaultdict, deque
 import numpy as np
 
 from hpcsgd.backends.bits import add_bits, narrow_bits, widen_bits
-from tests.fake_nccl import FakeNccl
+from hpcsgd.backends.device import Graph
+from tests.fake_nccl import EachTime, FakeNccl
 
 LIMIT = 20.0  # seconds until a wait is a deadlock
 STALE = 99  # what pinned memory holds before a copy has landed
@@ -20,6 +21,10 @@ STALE = 99  # what pinned memory holds before a copy has landed
 
 class Unsynchronized(AssertionError):
     """Memory was read before the work on it was done."""
+
+
+class UnderCapture(AssertionError):
+    """Somebody looked at a stream whose work is being recorded and not done."""
 
 
 class FakeArray:
@@ -48,22 +53,52 @@ class Stream:
 
     def __init__(self, node):
         self.node, self.queue, self.touched = node, deque(), []
+        self.recorded = None  # what a graph is made of, while one is
+        self.runs = False
         node.streams[id(self)] = self
 
     def put(self, action, *arrays):
         """`arrays` are not to be looked at until the stream was waited for."""
+        if self.recorded is not None:
+            self.recorded.append((action, arrays))
+            return
+        if isinstance(action, EachTime):
+            action = action.begin()
         for array in arrays:
             array.late.add(self)
             self.touched.append(array)
         with self.node.lock:
             self.queue.append(action)
 
+    def capture(self, action):
+        """A graph of what `action` puts here; nothing of it is done."""
+        assert self.recorded is None, "a graph within a graph"
+        self.recorded = recorded = []
+        try:
+            action()
+        except BaseException:
+            recorded.clear()  # whatever a traceback remembers
+            raise
+        finally:
+            self.recorded = None
+        return Graph(lambda: [self.put(one, *arrays) for one, arrays in recorded])
+
+    def is_free(self):
+        """Nothing but work may be asked of a stream that is recorded."""
+        if self.recorded is not None:
+            raise UnderCapture("a stream under capture was looked at")
+
     def run(self):
         """As much as can be done now; True where anything was."""
         with self.node.lock:
-            before = len(self.queue)
-            while self.queue and self.queue[0]() is not False:
-                self.queue.popleft()
+            if self.runs:  # another stream waits for this one, which waits for it
+                return False
+            self.runs, before = True, len(self.queue)
+            try:
+                while self.queue and self.queue[0]() is not False:
+                    self.queue.popleft()
+            finally:
+                self.runs = False
             return len(self.queue) < before
 
     def until(self, is_done):
@@ -79,7 +114,9 @@ class Event:
     """Done once the stream comes to it."""
 
     def __init__(self, stream):
+        stream.is_free()
         self.stream, self.done = stream, False
+        self.asked = None  # when somebody first waited for it
         stream.put(self.happen)
 
     def happen(self):
@@ -108,7 +145,7 @@ class FakeLayer:
 
     def __init__(self, node, place="node 0000:01"):
         self.node, self.place, self.main = node, place, Stream(node)
-        self.nccl, self.kept = FakeNccl(node), []
+        self.nccl, self.kept = FakeNccl(node, self.main), []
 
     def array(self, values):
         """Device memory that holds a copy of them."""
@@ -134,6 +171,7 @@ class FakeLayer:
         return Stream(self.node)
 
     def synchronize(self, stream):
+        stream.is_free()
         self.node.synchronized += 1
         stream.until(lambda: not stream.queue)
         while stream.touched:
@@ -146,11 +184,16 @@ class FakeLayer:
         stream.put(event.is_over)
 
     def is_done(self, event):
+        event.stream.is_free()
         if not event.is_over():
             self.node.run_all()
+            event.asked = event.asked or time.monotonic()
+            hangs = time.monotonic() > event.asked + LIMIT
+            assert event.done or not hangs, "the fake GPU hangs"
         return event.done
 
     def wait(self, event):
+        event.stream.is_free()
         event.stream.until(lambda: event.done)
 
     def address(self, array):

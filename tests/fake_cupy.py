@@ -60,7 +60,7 @@ class Stream:
         assert self.recorded is None, "cudaErrorStreamCaptureUnsupported"
 
     def begin_capture(self, mode=None):
-        assert self.ptr and self.recorded is None
+        assert self.ptr and self.recorded is None and mode in (None, 0, 1, 2)
         self.recorded = []
 
     def end_capture(self):
@@ -368,6 +368,7 @@ def install(monkeypatch):
         CUDARuntimeError=CUDARuntimeError,
         memcpyAsync=_memcpy_async,
         eventQuery=lambda event: 0,
+        streamCaptureModeRelaxed=2,
         **{"memcpyHostToDevice": 1, "memcpyDeviceToHost": 2, "memcpyDeviceToDevice": 3},
     )
     cublas = Strict("cupy.cuda.cublas", gemmEx=gemmEx)

@@ -1,5 +1,7 @@
 """NCCL among ranks that are threads, as CuPy has it: on streams, in rank order."""
 
+from weakref import WeakSet
+
 import numpy as np
 
 from hpcsgd.backends.bits import add_bits
@@ -13,8 +15,9 @@ class FakeNccl:
     node.calls is what was asked for: (name, words, kind).
     """
 
-    def __init__(self, node):
+    def __init__(self, node, stream):
         self.node, self.depth, self.comms = node, 0, []
+        self.stream = stream  # on which graphs are recorded
 
     def get_unique_id(self):
         with self.node.lock:
@@ -37,6 +40,13 @@ class FakeNccl:
             raise self.node.faults[what]
 
 
+class EachTime:
+    """Work that is another one each time: `begin` says which, when it is queued."""
+
+    def __init__(self, begin):
+        self.begin = begin
+
+
 class FakeComm:
     """cupy.cuda.nccl.NcclCommunicator: collectives meet under their number."""
 
@@ -45,6 +55,7 @@ class FakeComm:
         self.nccl, self.node = nccl, nccl.node
         self.size, self.name, self.rank = size, name, rank
         self.number, self.state = 0, "open"
+        self.in_graphs = WeakSet()  # collectives that graphs repeat
         self.sent, self.received = [0] * size, [0] * size
 
     def allReduce(self, source, to, words, kind, op, stream):  # noqa: N802
@@ -76,35 +87,56 @@ class FakeComm:
         self._put(stream, lambda: "mail" in box and np.copyto(out, box["mail"]))
 
     def check_async_error(self):
+        self.nccl.stream.is_free()
         assert self.state == "open"
         self.nccl.fail("async")
 
     def abort(self):
-        self.state = "aborted"
+        self._end("aborted")
 
     def destroy(self):
-        self.state = "destroyed"
+        self._end("destroyed")
+
+    def _end(self, state):
+        assert not len(self.in_graphs), "NCCL waits for graphs, for ever"
+        self.state = state
 
     def _meet(self, name, source, words, kind, stream, land):
-        self.node.calls.append((name, words, kind))
-        said = self.node.meetings[self.name, self.number]
-        self.number += 1
         held = memory(source, words, kind)
 
-        def action():
-            said.setdefault(self.rank, held.copy())
-            if len(said) < self.size:
-                return False
-            return land([said[rank] for rank in range(self.size)])
+        def begin():
+            assert self.state == "open", "a graph of a communicator that was ended"
+            self.node.calls.append((name, words, kind))
+            said = self.node.meetings[self.name, self.number]
+            self.number += 1
 
-        self._put(stream, action)
+            def action():
+                said.setdefault(self.rank, held.copy())
+                if len(said) < self.size:
+                    return False
+                return land([said[rank] for rank in range(self.size)])
 
-    def _put(self, stream, action):
+            return self._unless_aborted(action)
+
+        self._check_call(stream)
+        if self.node.streams[stream].recorded is None:
+            self.node.streams[stream].put(begin())
+            return
+        in_graph = EachTime(begin)
+        self.in_graphs.add(in_graph)
+        self.node.streams[stream].put(in_graph)
+
+    def _check_call(self, stream):
         assert self.nccl.depth and self.state == "open"
         self.nccl.fail("call")
-        self.node.streams[stream].put(
-            lambda: None if self.state == "aborted" else action()
-        )
+
+    def _unless_aborted(self, action):
+        return lambda: None if self.state == "aborted" else action()
+
+    def _put(self, stream, action):
+        self._check_call(stream)
+        assert self.node.streams[stream].recorded is None, "pieces within a graph"
+        self.node.streams[stream].put(self._unless_aborted(action))
 
 
 def memory(address, words, kind):

@@ -229,6 +229,6 @@ def _first_state(
         intercept=intercept if config.problem.intercept else None,
     )
     if isinstance(product, OnDevice):
-        state.hold(product.device)  # type: ignore[attr-defined]
+        state.hold(product.device, product.scale)  # type: ignore[attr-defined]
     agreement.prepare(state)
     return state

@@ -1,6 +1,7 @@
 """A GPU through CuPy: memory, copies and launches of one rank, on one stream."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd import assets
+from hpcsgd.backends.device import Graph
 from hpcsgd.backends.device_layer import DeviceLayer
 from hpcsgd.backends.kernel_table import FOLDER, Build, options
 from hpcsgd.errors import ConfigError, MissingPackage
@@ -95,19 +97,23 @@ class CudaDevice:
 
         return launch
 
-    def capture(self, action: Callable[[], None]) -> Callable[[], None]:
-        """A graph of the launches of `action`."""
+    def capture(self, action: Callable[[], None]) -> Graph:
+        """A graph of the launches of `action`.
+
+        Relaxed, as NCCL may ask for memory while its collectives are recorded, and
+        other threads of this process for whatever they like.
+        """
+        mode = self.cupy.cuda.runtime.streamCaptureModeRelaxed
         with self.stream:
-            self.stream.begin_capture()
+            self.stream.begin_capture(mode)
             try:
                 action()
-            finally:
-                graph = self.stream.end_capture()
-
-        def replay() -> None:
-            graph.launch(stream=self.stream)
-
-        return replay
+            except BaseException:
+                with suppress(RuntimeError):  # what went wrong first is said
+                    self.stream.end_capture()
+                raise
+            graph = self.stream.end_capture()
+        return Graph(lambda: graph.launch(stream=self.stream))
 
     def gemm_bf16(self, out: Any, left: Any, right: Any) -> None:
         """out ← left rightᵀ by cuBLAS: bits of bf16, sums in fp32."""

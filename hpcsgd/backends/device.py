@@ -13,6 +13,22 @@ Array = NDArray[Any]
 Launch = Callable[..., None]
 
 
+class Graph:
+    """Launches that were recorded: called, it repeats them as one."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch: Launch | None = launch
+
+    def __call__(self) -> None:
+        """Queue all of them."""
+        assert self._launch is not None, "a graph was launched after its release"
+        self._launch()
+
+    def release(self) -> None:
+        """Let the GPU forget it; NCCL ends no group that a graph still speaks of."""
+        self._launch = None
+
+
 class Device(Protocol):
     """One GPU as one rank sees it; whatever is asked for happens in that order."""
 
@@ -38,7 +54,7 @@ class Device(Protocol):
     def kernel(self, build: Build) -> Launch:
         """launch(grid, block, arguments, shared=0, cluster=1)."""
 
-    def capture(self, action: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, action: Callable[[], None]) -> Graph:
         """What repeats the launches of `action`, which has run once, as one launch."""
 
     def gemm_bf16(self, out: Any, left: Any, right: Any) -> None:
@@ -64,8 +80,10 @@ class Mirror:
     one, until the device has written again.
     """
 
-    def __init__(self, device: Device, host: Array, kind: Any) -> None:
-        self._device = device
+    def __init__(
+        self, device: Device, host: Array, kind: Any, scale: float = 1.0
+    ) -> None:
+        self._device, self._scale = device, scale  # the device's copy times it: host's
         self._host = host
         self._held = device.empty(host.shape, kind)
         self._newer_here, self._newer_there = True, False
@@ -73,14 +91,15 @@ class Mirror:
     def on_host(self) -> Array:
         """To be read or written there."""
         if self._newer_there:
-            self._host[...] = self._device.fetch(self._held)
+            self._host[...] = self._device.fetch(self._held) * self._scale
         self._newer_here, self._newer_there = True, False
         return self._host
 
     def on_device(self) -> Any:
         """To be read there; what may have changed on the host is sent first."""
         if self._newer_here:
-            self._device.fill(self._held, self._host.astype(self._held.dtype))
+            values = (self._host / self._scale).astype(self._held.dtype)
+            self._device.fill(self._held, values)
             self._newer_here = False
         return self._held
 

@@ -1,5 +1,6 @@
 """What one exchange of certain sizes needs on a device, made once for all of them."""
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +13,7 @@ from hpcsgd.schedule import Blocks
 from hpcsgd.updates.unroll import Unrolled
 
 Array = NDArray[Any]
+PROBE = 4  # its place among coefficients
 
 
 class Order:
@@ -78,8 +80,11 @@ def sent(device: Device, values: Array) -> Any:
 class Coefficients:
     """Those of an exchange, in device arrays: launches stay the same."""
 
-    def __init__(self, device: Device, blocks: Blocks) -> None:
+    def __init__(self, device: Device, blocks: Blocks, scale: float = 1.0) -> None:
         self._device = device
+        # G is of rows times `scale`, factors are for rows times it and weights
+        # divided by it: a power of two, so that nothing is rounded otherwise.
+        self._down = np.float32(1.0 / scale**2)
         self._loaded: Unrolled | None = None
         self._room: Any = None
         self._values: Array | None = None  # what is there
@@ -92,8 +97,10 @@ class Coefficients:
         if unrolled is self._loaded:
             return
         self._loaded = unrolled
+        own = coefficients(unrolled)
+        own = replace(own, couple=own.couple * self._down, gain=own.gain * self._down)
         carry = np.ravel(unrolled.carry).astype(np.float32)
-        given = [np.ravel(part) for part in (*coefficients(unrolled).arrays, carry)]
+        given = [np.ravel(part) for part in (*own.arrays, carry)]
         if self._room is None:
             ends = np.cumsum([0, *map(len, given)]).tolist()
             self._places = [slice(*pair) for pair in pairwise(ends)]
@@ -107,6 +114,11 @@ class Coefficients:
     def arrays(self) -> list[Any]:
         """In the order of the recurrence's parameters."""
         return [self._room[place] for place in self._places[:-1]]
+
+    @property
+    def probe(self) -> Any:
+        """Where scores are read."""
+        return self.arrays[PROBE]
 
     @property
     def carry(self) -> Any:

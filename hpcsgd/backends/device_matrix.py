@@ -12,8 +12,7 @@ from hpcsgd.errors import ConfigError
 Array = NDArray[Any]
 CHUNK = 16  # bytes that a thread reads at once
 PIECE = 64 * 2**20  # bytes that are sent together
-# Storage of the host -> what kernels call it.
-ELEMENTS = {"u2": "bf16", "f4": "fp32"}
+ELEMENTS = ("fp32", "bf16", "fp16", "fp8-e4m3", "fp8-e5m2")
 
 
 @dataclass(frozen=True)
@@ -24,6 +23,7 @@ class DeviceMatrix:
     element: str
     height: int
     width: int
+    scale: float = 1.0  # what values are stored times: a power of two
 
     @property
     def stride(self) -> np.int64:
@@ -31,12 +31,13 @@ class DeviceMatrix:
         return np.int64(self.values.shape[1])
 
 
-def put_matrix(device: Device, matrix: Array) -> DeviceMatrix:
+def put_matrix(
+    device: Device, matrix: Array, element: str, scale: float = 1.0
+) -> DeviceMatrix:
     """A copy, piece by piece; what lies behind a row's end is zero."""
-    kind = matrix.dtype.str[1:]
-    if kind not in ELEMENTS:
+    if element not in ELEMENTS:
         raise ConfigError(
-            f"a GPU does not compute with rows of {matrix.dtype}; use --precision fp32"
+            f"a GPU does not compute with a matrix in {element}; use --precision fp32"
             " or c, or --device cpu"
         )
     item = matrix.dtype.itemsize
@@ -49,4 +50,4 @@ def put_matrix(device: Device, matrix: Array) -> DeviceMatrix:
         padded = np.zeros((len(piece), stride), dtype=matrix.dtype)
         padded[:, :width] = piece
         device.fill(held[first : first + step], padded)
-    return DeviceMatrix(held, ELEMENTS[kind], height, width)
+    return DeviceMatrix(held, element, height, width, scale)

@@ -104,6 +104,7 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
     "pack_tiles": (Variant("pack", ("fp32",), entry="pack_tiles"),),
     "margins_columns": (Variant("columns", tuple(ELEMENTS), entry="margins_columns"),),
     "update_columns": (Variant("columns", tuple(ELEMENTS), entry="update_columns"),),
+    "blend": (Variant("columns", ("fp32",), entry="blend"),),
     "csr_margin": (Variant("csr", SPARSE, entry="csr_margin"),),
     "csr_update": (Variant("csr", SPARSE, entry="csr_update"),),
     "csr_gram": (Variant("csr", SPARSE, entry="csr_gram"),),

@@ -41,6 +41,11 @@ def update_columns(cols: int) -> Launch:
     return Launch((_parts(cols, 32),), BLOCK, WORD * words)
 
 
+def blend(count: int) -> Launch:
+    """A thread a weight."""
+    return Launch((_parts(count, BLOCK),), BLOCK)
+
+
 def csr_margin(count: int) -> Launch:
     """A warp a row."""
     return Launch((_parts(count, BLOCK // 32),), BLOCK)

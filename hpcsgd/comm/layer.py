@@ -12,6 +12,15 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 
+class Graph(Protocol):
+    """Work that a stream was recorded with; called to queue all of it once more."""
+
+    def __call__(self) -> None: ...
+
+    def release(self) -> None:
+        """It will not be called again: the GPU forgets it, once it has run."""
+
+
 class Layer(Protocol):
     """One GPU, as the rank that it belongs to sees it."""
 

@@ -19,12 +19,13 @@ class DeviceNarrowSum(NarrowSum):
 
     group: OnDevice
 
-    def __init__(self, group: OnDevice, words: int) -> None:
+    def __init__(self, group: OnDevice, words: int, array: Any = None) -> None:
+        """`array`, of so many words, is summed in place; None: one of its own is."""
         self.group, layer = group, group.layer
         pieces = [share(words, group.size, rank) for rank in range(group.size)]
         lengths = [int(piece.stop - piece.start) for piece in pieces]
         own = lengths[group.rank]
-        self._array: Any = layer.empty(words, np.float32)
+        self._array: Any = layer.empty(words, np.float32) if array is None else array
         self._sent: Pieces = DevicePieces(group, lengths)
         self._received: Pieces = DevicePieces(group, [own] * group.size)
         self._own: Pieces = DevicePieces(group, [own])

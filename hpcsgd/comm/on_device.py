@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from hpcsgd.comm.base import Array, Communicator
-from hpcsgd.comm.layer import Layer
+from hpcsgd.comm.layer import Graph, Layer
 from hpcsgd.comm.workspace import Workspace
 from hpcsgd.errors import TransportError
 
@@ -69,6 +69,7 @@ class OnDevice(Communicator):
 
     kind = ""  # as a configuration names it
     remedy = ""  # what else may work where it does not
+    captures = False  # whether sums may be part of a graph that the GPU repeats
 
     def __init__(self, host: Communicator, layer: Layer, stream: Any = None) -> None:
         super().__init__(host.rank, host.size, host.ledger, host.reproducible)
@@ -123,6 +124,22 @@ class OnDevice(Communicator):
         Transports that only queue their collectives see here how they ended.
         """
         self.layer.synchronize(self.stream)
+
+    def queue_sum(self, buffer: Any) -> None:
+        """What `sum` of it asks of the GPU, into the graph that is being recorded."""
+        raise self._no_graphs()
+
+    def replay(self, graph: Graph, buffers: Sequence[Any], purpose: str) -> None:
+        """Launch a graph that holds the sums of these buffers, in this order.
+
+        Called by all ranks, as `sum` is, and booked as those sums are.
+        """
+        raise self._no_graphs()
+
+    def _no_graphs(self) -> TransportError:
+        return TransportError(
+            f"transport {self.kind} has no sums within a graph; use transport = nccl"
+        )
 
     def split(self, color: int, key: int) -> "OnDevice":
         """The same way to the GPU, in a part of the ranks."""

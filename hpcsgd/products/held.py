@@ -13,12 +13,15 @@ from hpcsgd.products.base import Array, State
 class HeldState(State):
     """A `State` whose arrays have mirrors on a device, once `hold` was called."""
 
-    def hold(self, device: Device) -> None:
-        """From now on an exchange reads and writes the device's copies."""
+    def hold(self, device: Device, scale: float = 1.0) -> None:
+        """From now on an exchange reads and writes the device's copies.
+
+        `scale` is what rows are stored times there: weights are divided by it.
+        """
         self.__dict__["device"] = device
-        kinds = {"weights": "float32", "intercept": "float64"}
+        kinds = {"weights": ("float32", scale), "intercept": ("float64", 1.0)}
         self.__dict__["mirrors"] = {
-            name: Mirror(device, self.__dict__[name], kind)
+            name: Mirror(device, self.__dict__[name], *kind)
             for name, kind in kinds.items()
             if self.__dict__[name] is not None
         }
@@ -65,7 +68,7 @@ def _residuals() -> Any:
         there = self.__dict__.get("there")
         found: Array | None = self.__dict__.get("residuals")
         if there is not None:
-            found = self.__dict__["device"].fetch(there)[:, None]
+            found = self.__dict__["device"].fetch(there)
         return found
 
     def put(self: HeldState, values: Array | None) -> None:

@@ -1,7 +1,6 @@
 """Products whose arithmetic a device does: exchanges of CA-SGD, and plain steps."""
 
 from abc import ABC, abstractmethod
-from typing import Any
 
 import numpy as np
 
@@ -9,11 +8,11 @@ from hpcsgd.backends.device import Device
 from hpcsgd.backends.device_buffers import Order
 from hpcsgd.backends.device_exchange import DeviceExchange
 from hpcsgd.backends.device_matrix import DeviceMatrix, put_matrix
+from hpcsgd.backends.device_products import Widths
 from hpcsgd.comm.on_device import OnDevice as CarriesArrays
-from hpcsgd.comm.workspace import Message
 from hpcsgd.errors import ConfigError
-from hpcsgd.formats import get_format
-from hpcsgd.products.base import Group, Scratch, State, Task
+from hpcsgd.products.base import Group, State, Task
+from hpcsgd.products.device_sums import DeviceSums
 from hpcsgd.products.held import HeldState
 from hpcsgd.schedule import Blocks, blocks_of
 
@@ -29,14 +28,23 @@ class OnDevice(ABC):
         check_task(task)
         self.task = task
         self.device = device
-        self.scratch = Scratch()
+        self.sums = DeviceSums(task, device)
         # A device outlives runs: whom it asks before it waits is for each of them.
         carried = isinstance(task.members, CarriesArrays)
         device.settle = task.members.settle if carried else device.wait  # type: ignore[attr-defined]
-        self.matrix: DeviceMatrix = put_matrix(device, task.shard.matrix)  # type: ignore[arg-type]
-        shard = task.shard
+        shard, form = task.shard, task.precision.matrix
+        self.scale = scale_of(task)
+        self.matrix: DeviceMatrix = put_matrix(
+            *(device, shard.matrix, form, self.scale)  # type: ignore[arg-type]
+        )
         self.order = Order(device, shard.targets, shard.weights, shard.offsets)
         self._exchanges: dict[Blocks, DeviceExchange] = {}
+
+    @property
+    def widths(self) -> Widths:
+        """Margins of every state of the weights."""
+        task = self.task
+        return Widths(task.columns, task.states, task.states)
 
     @abstractmethod
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
@@ -52,25 +60,9 @@ class OnDevice(ABC):
             task = self.task
             found = self._exchanges[blocks] = DeviceExchange(
                 *(self.device, self.matrix, self.order, blocks),
-                *(task.family, task.precision),
+                *(task.family, task.precision, self.widths),
             )
         return found
-
-    def sum_over_members(self, name: str, array: Any, form: str) -> None:
-        """array ← Σ over members; where it is rounded on the way, by the host."""
-        members = self.task.members
-        if members.size == 1:
-            return
-        if isinstance(members, CarriesArrays) and get_format(form).is_wide:
-            members.sum(array, "products")
-            self.task.clock.lap("communicate")
-            return
-        message: Message = self.scratch.message(members, name, len(array), form)
-        message.array[:] = self.device.fetch(array)
-        self.task.clock.lap("copy")
-        total = message.sum("products")
-        self.task.clock.lap("communicate")
-        self.device.fill(array, np.ascontiguousarray(total, dtype=np.float32))
 
 
 class DeviceGram(OnDevice):
@@ -100,14 +92,19 @@ class DeviceGram(OnDevice):
         precision = self.task.precision
         if precision.one_message:
             form = precision.margin_sum
-            self.sum_over_members("products", exchange.message, form)
+            self.sums.sum("products", exchange.message, form)
         else:
-            self.sum_over_members("gram", exchange.gram, precision.gram_wire)
-            self.sum_over_members("margins", exchange.margins, precision.margin_sum)
+            self.sums.sum("gram", exchange.gram, precision.gram_wire)
+            self.sums.sum("margins", exchange.margins, precision.margin_sum)
 
 
 class DeviceDirect(OnDevice):
     """Plain SGD: every step is an exchange of its own, without a Gram."""
+
+    @property
+    def widths(self) -> Widths:
+        """Margins where a step reads them, so that no more than these travel."""
+        return Widths(self.task.columns, self.task.states, 1)
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """One synchronisation per step."""
@@ -123,7 +120,7 @@ class DeviceDirect(OnDevice):
                 continue
             exchange.sample()
             exchange.products(weights)
-            self.sum_over_members("margins", exchange.margins, form)
+            self.sums.sum("margins", exchange.margins, form)
             exchange.iterate(intercept)
             exchange.descend(weights)
         task.clock.lap("steps")
@@ -137,17 +134,28 @@ def check_task(task: Task) -> None:
     low = ("matrix", "margin", "gram_wire")
     others = {getattr(precision, name) for name in vars(precision) if name not in low}
     for wrong, what in (
-        (task.columns > 1, "families of several classes"),
-        (task.states > 1, "updates with momentum"),
         (shard.is_sparse, "sparse rows"),
         (not isinstance(shard.matrix, np.ndarray), "streamed rows"),
         (task.clip is not None, "clipped gradients"),
         (others != {"fp32"}, "this precision"),
         (not _is_stored(precision.margin), "this format of margins"),
-        (task.backend.scaling is not None, "scaled columns"),
     ):
         if wrong:
             raise ConfigError(f"a GPU does not do {what} here yet; {REMEDY}")
+
+
+def scale_of(task: Task) -> float:
+    """What all columns are stored times; a Gram of columns apart is none of rows."""
+    scaling = task.backend.scaling
+    if scaling is None or not len(scaling.exponents):
+        return 1.0
+    exponents = np.unique(scaling.exponents)
+    if len(exponents) > 1:
+        raise ConfigError(
+            "a GPU takes columns that are scaled alike; use --set"
+            f" precision.scale=global, or {REMEDY[4:]}"
+        )
+    return float(np.ldexp(1.0, int(exponents[0])))
 
 
 def _is_stored(name: str) -> bool:

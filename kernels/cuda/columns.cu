@@ -94,7 +94,7 @@ margins_columns(const element *__restrict__ matrix, s64 stride,
 }
 LAUNCHABLE(margins_columns)
 
-/* ---- update: a block has STRIP columns of the matrix, all rows and all K ------------- */
+/* ---- update: a block has STRIP columns of the matrix, all rows, all weights ---------- */
 
 #define STRIP 32
 #define ROWS 32  /* of a tile */
@@ -128,11 +128,31 @@ INLINE void load_factors(const float *factors, int count, int base, int wide, in
     }
 }
 
-/* grid = ceil(cols / 32), block = 256, K <= 64,
+/* The states of class c of one row of weights, all read before one is written. */
+INLINE void step(const float *parts, int k, int c, int classes, int states, int groups,
+                 int splits, const float *carry, float *weights)
+{
+    float before[MOST_STATES];
+#pragma unroll
+    for (int a = 0; a < MOST_STATES; a++)
+        before[a] = a < states ? weights[a * classes + c] : 0.0f;
+    for (int a = 0; a < states; a++) {
+        float sum = 0.0f;
+        for (int i = 0; i < splits; i++)
+            sum += parts[(i * groups * EIGHT + a * classes + c) * STRIP + k];
+#pragma unroll
+        for (int b = 0; b < MOST_STATES; b++)
+            if (b < states)
+                sum = fmaf(carry[a * states + b], before[b], sum);
+        weights[a * classes + c] = sum;
+    }
+}
+
+/* grid = ceil(cols / 32), block = 256, wide <= 64,
    shared = 4 * (32 * 33 + 32 * 64 + 8 * 32 * 8). */
 extern "C" __global__ void __launch_bounds__(256)
 update_columns(const element *__restrict__ matrix, s64 stride,
-               const s64 *__restrict__ rows, int count, int cols, int wide,
+               const s64 *__restrict__ rows, int count, int cols, int wide, int states,
                const float *__restrict__ factors, const float *__restrict__ carry,
                float *__restrict__ weights)
 {
@@ -160,14 +180,31 @@ update_columns(const element *__restrict__ matrix, s64 stride,
     for (int c = 0; c < EIGHT; c++)
         parts[(warp * EIGHT + c) * STRIP + lane] = sums[c];
     __syncthreads();
-    for (int at = threadIdx.x; at < STRIP * wide; at += 256) {
-        int k = at / wide, c = at % wide;
-        float sum = 0.0f;
-        for (int i = 0; i < splits; i++)
-            sum += parts[(i * groups * EIGHT + c) * STRIP + k];
-        float *to = weights + (s64)col * wide + at;
+    int classes = wide / states;
+    for (int at = threadIdx.x; at < STRIP * classes; at += 256) {
+        int k = at / classes, c = at % classes;
         if (col + k < cols)
-            *to = fmaf(*carry, *to, sum);
+            step(parts, k, c, classes, states, groups, splits, carry,
+                 weights + (s64)(col + k) * wide);
     }
 }
 LAUNCHABLE(update_columns)
+
+/* ---- blend: the point at which plain steps read scores ------------------------------- */
+
+/* out = the states of every weight times `probe`: cols x K. grid = ceil(cols K / 256),
+   block = 256. */
+extern "C" __global__ void __launch_bounds__(256)
+blend(const float *__restrict__ weights, int count, int states, int classes,
+      const float *__restrict__ probe, float *__restrict__ out)
+{
+    int at = blockIdx.x * 256 + threadIdx.x;
+    if (at >= count)
+        return;
+    const float *from = weights + (s64)(at / classes) * states * classes + at % classes;
+    float sum = 0.0f;
+    for (int a = 0; a < states; a++)
+        sum = fmaf(probe[a], from[a * classes], sum);
+    out[at] = sum;
+}
+LAUNCHABLE(blend)

@@ -12,6 +12,8 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long s64;
 
+#define MOST_STATES 4 /* of an update: w, and what it remembers */
+
 #define INLINE static __device__ __forceinline__
 
 #if defined(CUDA_ON_CPU)

@@ -20,7 +20,6 @@
 #ifndef TB
 #define TB 64 /* rows and columns of a tile of the Gram */
 #endif
-#define MOST_STATES 4
 
 /* What is no number stands second, and stays. */
 INLINE float lesser(float bound, float value) { return bound < value ? bound : value; }

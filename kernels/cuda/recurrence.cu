@@ -10,7 +10,8 @@
    while r_(j+1) comes in from the others: hence three buffers.
 
    Batches may be ragged or empty: `starts` has steps + 1 entries. `factors` (rows x states)
-   are r times `gain` (steps x states). sample_weights, offsets and intercept may be null.
+   are r times `gain` (steps x states). z has `read` columns, one for each state, or one for
+   what is read of all of them. sample_weights, offsets and intercept may be null.
    Of G only entries of a later batch's row and an earlier one's column are read.
    `pitch`: words of a buffer, 3 more than the largest batch, a multiple of 4.
    grid = NC, block = THREADS, shared = 64 + 12 pitch + 6 ceil(rows / NC) bytes. */
@@ -146,7 +147,7 @@ INLINE void apply(const room &in, int from, int first, int last, const float *re
 
 /* Scores of own rows by what is known before the first step; a warp takes a batch. */
 INLINE void begin(const float *z, const float *offsets, const int *starts, int steps,
-                  int states, const float *lead, int rank, float *scores, u16 *batch_of)
+                  int read, const float *lead, int rank, float *scores, u16 *batch_of)
 {
 #pragma unroll 1
     for (int j = threadIdx.x >> 5; j < steps; j += WARPS) {
@@ -157,8 +158,8 @@ INLINE void begin(const float *z, const float *offsets, const int *starts, int s
             int row = row_of(own, rank);
             float sum = offsets ? offsets[row] : 0.0f;
 #pragma unroll 1
-            for (int a = 0; a < states; a++)
-                sum = fmaf(lead[j * states + a], z[row * states + a], sum);
+            for (int a = 0; a < read; a++)
+                sum = fmaf(lead[j * read + a], z[row * read + a], sum);
             scores[own] = sum;
             batch_of[own] = (u16)j;
         }
@@ -193,7 +194,7 @@ recurrence(const float *__restrict__ gram, const int *__restrict__ map, int acro
            const float *__restrict__ z, const float *__restrict__ targets,
            const float *__restrict__ sample_weights, const float *__restrict__ offsets,
            double *intercept, const int *__restrict__ starts, int steps, int states,
-           const float *__restrict__ lead, const float *__restrict__ couple,
+           int read, const float *__restrict__ lead, const float *__restrict__ couple,
            const float *__restrict__ carry, const float *__restrict__ push,
            const float *__restrict__ probe, const float *__restrict__ gain, float setting,
            float *__restrict__ residuals, float *__restrict__ factors, int pitch)
@@ -207,7 +208,7 @@ recurrence(const float *__restrict__ gram, const int *__restrict__ map, int acro
     bool is_last_warp = threadIdx.x >> 5 == WARPS - 1; /* it has the fewest rows */
     room in = {gram, map, across, couple, scores, batch_of, rank};
 
-    begin(z, offsets, starts, steps, states, lead, rank, scores, batch_of);
+    begin(z, offsets, starts, steps, read, lead, rank, scores, batch_of);
     if (threadIdx.x == 0) {
         *start = 0.0f;
 #pragma unroll 1

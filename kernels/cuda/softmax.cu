@@ -1,7 +1,7 @@
 /* The s steps of an exchange in one launch, K scores a row: softmax. One block.
 
    As recurrence.cu, with r_j = softmax(t_j) - onehot(label), as kernels/cpu/softmax_body.h.
-   z and factors are rows x (states x K), intercept states x K, residuals rows x K. Scores
+   z is rows x (read x K), factors rows x (states x K), intercept states x K, residuals rows x K. Scores
    become residuals in their place, in device memory: K has no limit. A thread has one
    class of one row and adds up the columns of a batch in ascending order; a row's scores
    become residuals by one warp. block = 1024, shared = 2 rows bytes. */
@@ -19,7 +19,7 @@ INLINE float largest_of_warp(float value)
 
 /* Scores of all rows by what is known before the first step. */
 INLINE void begin(const float *z, const float *offsets, const int *starts, int steps,
-                  int states, int classes, const float *lead, float *scores, u16 *batch_of)
+                  int read, int classes, const float *lead, float *scores, u16 *batch_of)
 {
 #pragma unroll 1
     for (int j = threadIdx.x >> 5; j < steps; j += WARPS)
@@ -30,11 +30,11 @@ INLINE void begin(const float *z, const float *offsets, const int *starts, int s
 #pragma unroll 1
     for (int e = threadIdx.x; e < starts[steps] * classes; e += THREADS) {
         int row = (u32)e / classes, c = (u32)e % classes;
-        const float *from = z + (s64)row * states * classes + c;
+        const float *from = z + (s64)row * read * classes + c;
         float sum = offsets ? offsets[row] : 0.0f;
 #pragma unroll 1
-        for (int a = 0; a < states; a++)
-            sum = fmaf(lead[batch_of[row] * states + a], from[a * classes], sum);
+        for (int a = 0; a < read; a++)
+            sum = fmaf(lead[batch_of[row] * read + a], from[a * classes], sum);
         scores[e] = sum;
     }
 }
@@ -66,15 +66,15 @@ softmax(const float *__restrict__ gram, const int *__restrict__ map, int across,
         const float *__restrict__ z, const float *__restrict__ labels,
         const float *__restrict__ sample_weights, const float *__restrict__ offsets,
         double *intercept, const int *__restrict__ starts, int steps, int states,
-        int classes, const float *__restrict__ lead, const float *__restrict__ couple,
-        const float *__restrict__ carry, const float *__restrict__ push,
-        const float *__restrict__ probe, const float *__restrict__ gain, float *residuals,
-        float *__restrict__ factors)
+        int read, int classes, const float *__restrict__ lead,
+        const float *__restrict__ couple, const float *__restrict__ carry,
+        const float *__restrict__ push, const float *__restrict__ probe,
+        const float *__restrict__ gain, float *residuals, float *__restrict__ factors)
 {
     SHARED_MEMORY(memory);
     u16 *batch_of = (u16 *)memory;
     int all = starts[steps] * classes;
-    begin(z, offsets, starts, steps, states, classes, lead, residuals, batch_of);
+    begin(z, offsets, starts, steps, read, classes, lead, residuals, batch_of);
     __syncthreads();
 #pragma unroll 1
     for (int j = 0; j < steps; j++) {

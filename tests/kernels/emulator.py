@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+import threading
 from functools import lru_cache
 from pathlib import Path
 
@@ -68,7 +69,7 @@ def build(kernel, defines=(), text=None, folder=KERNELS):
     name = hashlib.sha256("\0".join(said).encode()).hexdigest()[:20]
     path = cache() / f"{kernel}-{name}.so"
     if not path.exists():
-        part = path.with_suffix(f".{os.getpid()}.so")
+        part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.so")
         command = [COMPILER, "-x", "c++", *FLAGS, *flags, f"-I{folder}", "-include"]
         command += [str(HERE / "cuda_on_cpu.h"), "-o", str(part), "-"]
         done = subprocess.run(command, input=text, capture_output=True, text=True)

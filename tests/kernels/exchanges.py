@@ -1,6 +1,6 @@
 """Exchanges as a device is given them, and their residuals in float64."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -66,21 +66,31 @@ class Exchange:
         return len(self.given.probe)
 
     @property
+    def read(self):
+        """Columns of margins for each class."""
+        return self.given.lead.shape[1]
+
+    @property
     def rows(self):
         return int(self.starts[-1])
 
 
-def exchange(rng, sizes, update="sgd", family="logistic", sides=SIDES, classes=1):
+def exchange(
+    rng, sizes, update="sgd", family="logistic", sides=SIDES, classes=1, read=None
+):
     """Steps of batches of `sizes` rows that move scores by about as much as they are.
 
     By less where a residual is an exponential: roundoff would grow from step to step.
+    `read` = 1: margins are those of one point of all states.
     """
     how, m = UPDATES[update], sum(sizes)
     far = 0.4 if np.isfinite(get_family(family).curvature) else 0.05
     rates = [far * (1 + j % 3) * max(size, 1) ** 0.5 for j, size in enumerate(sizes)]
     unrolled = unroll(how, rates, [max(size, 1) for size in sizes], l2=0.01)
+    if read is not None:
+        unrolled = replace(unrolled, lead=np.ones((len(sizes), read)))
     y = rng.normal(size=(m, 24)) / 24**0.5
-    width = how.states * classes
+    width = unrolled.lead.shape[1] * classes
     return Exchange(
         starts=on_device(np.concatenate([[0], np.cumsum(sizes)]), np.int32),
         gram=(y @ y.T).astype(np.float32),
@@ -140,7 +150,7 @@ def in_tiles(given, tile=TILE):
 def residuals_in_float64(given, family):
     """(r, intercept): t_j = Σ lead z + Σ couple G r + β + offset, step by step."""
     own, classes = given.given, given.classes
-    z = given.z.astype(np.float64).reshape(given.rows, given.states, classes)
+    z = given.z.astype(np.float64).reshape(given.rows, given.read, classes)
     gram, y = given.gram.astype(np.float64), given.targets[:, None].astype(np.float64)
     r = np.zeros((given.rows, classes))
     beta = None if given.intercept is None else given.intercept.copy()

@@ -5,7 +5,6 @@ before somebody waits, and whoever takes an array for one of the host gets an er
 """
 
 import ctypes
-from collections import deque
 
 import numpy as np
 
@@ -41,6 +40,7 @@ class FakeDevice:
         self.settle = self.wait
         self.launched = []  # names of kernels, in order
         self.captured = 0  # graphs
+        self.fetched = 0  # arrays that the host has waited for
 
     def empty(self, shape, dtype):
         return Held(empty(shape, dtype), set())
@@ -53,9 +53,11 @@ class FakeDevice:
     def fill(self, array, values):
         values = np.array(values)
         assert values.shape == array.shape and values.dtype == array.dtype
+        self.stream.is_free()
         self.stream.put(lambda: np.copyto(array.held, values), array)
 
     def fetch(self, array):
+        self.fetched += 1
         self.synchronize()
         return array.held.copy()
 
@@ -78,17 +80,8 @@ class FakeDevice:
         return launch
 
     def capture(self, action):
-        stream, before = self.stream, self.stream.queue
-        stream.queue = deque()
-        action()
-        recorded, stream.queue = list(stream.queue), before
         self.captured += 1
-
-        def replay():
-            for one in recorded:
-                stream.put(one)
-
-        return replay
+        return self.stream.capture(action)
 
     def gemm_bf16(self, out, left, right):
         assert out.dtype == np.float32 and left.dtype == right.dtype == np.uint16

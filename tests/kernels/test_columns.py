@@ -1,4 +1,4 @@
-"""Z = Y W and W = carry W + Yᵀ F: every format, any number of columns, one order."""
+"""Z = Y W and W = W carryᵀ + Yᵀ F: every format, any number of columns, one order."""
 
 from ctypes import c_longlong
 
@@ -12,6 +12,7 @@ from tests.kernels.mutants import Mutant
 from tests.kernels.problems import numbers, stored
 
 SIZES = [(1, 1, 1, 2), (40, 100, 37, 3), (50, 257, 64, 10), (30, 600, 9, 17)]
+STATES = {2: 2, 3: 3, 10: 2, 64: 4}  # by columns of weights; 1 of all others
 MOST = (20, 70, 33, 64)
 MUTANTS = [
     Mutant("columns", "columns behind the last", "k + i < cols ? to[i]",
@@ -27,11 +28,19 @@ MUTANTS = [
     Mutant("columns", "no barrier before a tile",
            "        __syncthreads();\n        load_tiles", "        load_tiles"),
     Mutant("columns", "no barrier before the sum",
-           "__syncthreads();\n    for (int at = threadIdx.x; at < STRIP * wide",
-           "for (int at = threadIdx.x; at < STRIP * wide"),
+           "__syncthreads();\n    int classes", "int classes"),
+    Mutant("columns", "a state that is read too late", "before[b], sum)",
+           "weights[b * classes + c], sum)"),
+    Mutant("columns", "a carry of another state", "carry[a * states + b]",
+           "carry[b * states + a]"),
+    Mutant("columns", "classes of another state", "a * classes + c) * STRIP",
+           "a + c) * STRIP"),
+    Mutant("columns", "a point of one state", "fmaf(probe[a],",
+           "fmaf(probe[0],"),
+    Mutant("columns", "a point of another class", "+ at % classes;", "+ 0;"),
     Mutant("columns", "splits that overlap", "row += splits", "row += 1"),
-    Mutant("columns", "rows of weights behind the last", "if (col + k < cols)\n",
-           "if (true)\n"),
+    Mutant("columns", "rows of weights behind the last",
+           "if (col + k < cols)\n            step", "if (true)\n            step"),
 ]  # fmt: skip
 
 
@@ -60,7 +69,8 @@ def agrees(name, n, d, m, wide, text=None):
     head = (matrix, c_longlong(stride), rows, m, d, wide)
     case = (f"ELEMENT={ELEMENTS[name]}", text)
     margins_agree(case, head, exact[rows], on_device(rng.normal(size=(d, wide)), "f4"))
-    update_agrees(case, head, exact[rows], rng)
+    update_agrees(case, head, exact[rows], rng, STATES.get(wide, 1))
+    blend_agrees(case, d, wide, STATES.get(wide, 1), rng)
 
 
 def margins_agree(case, head, Y, w):
@@ -77,22 +87,46 @@ def margins_agree(case, head, Y, w):
     close(found, Y @ wide, np.abs(Y) @ np.abs(wide))
 
 
-def update_agrees(case, head, Y, rng):
-    """W = 0.75 W + Yᵀ F."""
+def update_agrees(case, head, Y, rng, states):
+    """W = W carryᵀ + Yᵀ F."""
     define, text = case
     kernel = Kernel("columns", define, text=text, entry="update_columns")
     (m, d), wide, found = Y.shape, head[-1], []
     factors = on_device(rng.normal(size=(m, wide)), np.float32)
-    before, carry = rng.normal(size=(d, wide)).astype("f4"), on_device([0.75], "f4")
+    before = rng.normal(size=(d, wide)).astype("f4")
+    carry = on_device(rng.normal(size=(states, states)), np.float32)
     shape = launch_steps.update_columns(d)
     for seed in (0, 1, 2):
         w = on_device(before)
-        arguments = (*head, factors, carry, w)
+        arguments = (*head, states, factors, carry, w)
         kernel(shape.grid, shape.block, arguments, shared=shape.shared, seed=seed)
         found.append(w)
-    exact = factors.astype(np.float64)
-    wanted = 0.75 * before.astype(np.float64) + Y.T @ exact
-    close(found, wanted, np.abs(before) + np.abs(Y).T @ np.abs(exact))
+    exact, mix = factors.astype(np.float64), carry.astype(np.float64)
+    wanted = mixed(mix, before) + Y.T @ exact
+    size = mixed(np.abs(mix), np.abs(before)) + np.abs(Y).T @ np.abs(exact)
+    close(found, wanted, size)
+
+
+def mixed(carry, weights):
+    """The states of every weight, one by another."""
+    parts = weights.astype(np.float64).reshape(len(weights), len(carry), -1)
+    return np.einsum("ab,dbk->dak", carry, parts).reshape(weights.shape)
+
+
+def blend_agrees(case, d, wide, states, rng):
+    """W q: one point of all states."""
+    define, text = case
+    kernel = Kernel("columns", define, text=text, entry="blend")
+    weights = on_device(rng.normal(size=(d, wide)), np.float32)
+    probe = on_device(rng.normal(size=states), np.float32)
+    classes, shape = wide // states, launch_steps.blend(d * wide // states)
+    out = empty((d, classes))
+    arguments = (weights, out.size, states, classes, probe, out)
+    kernel(shape.grid, shape.block, arguments)
+    mix = probe.astype(np.float64)[None]
+    parts = weights.astype(np.float64).reshape(d, states, classes)
+    wanted = np.einsum("ab,dbk->dk", mix, parts)
+    close([out], wanted, np.einsum("ab,dbk->dk", np.abs(mix), np.abs(parts)))
 
 
 def close(found, wanted, size):

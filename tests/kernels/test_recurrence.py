@@ -43,8 +43,8 @@ MUTANTS = [
         ("the last block is not told", "rank < NC; rank++", "rank < NC - 1; rank++"),
         ("couple of step 0", "batch_of[at], from)", "batch_of[at], 0)"),
         ("couple of another row", "in.batch_of[at], from", "in.batch_of[low], from"),
-        ("lead of another state", "lead[j * states + a]", "lead[j * states]"),
-        ("lead of another step", "lead[j * states + a]", "lead[a]"),
+        ("lead of another state", "lead[j * read + a]", "lead[j * read]"),
+        ("lead of another step", "lead[j * read + a]", "lead[a]"),
         ("gain of another step", "gain[j * states + a]", "gain[a]"),
         ("the intercept stays", "if (intercept && is_last_warp)", "if (false)"),
         ("free of the next step", "carry + (j - 1) * states", "carry + j * states"),
@@ -101,6 +101,10 @@ def test_updates_sizes_and_sides():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families(family):
     agrees(family, RAGGED, "momentum", SIDES, seeds=(1,))
+
+
+def test_margins_of_one_point_of_all_states():
+    agrees("logistic", (7, 9), "nesterov", SIDES, seeds=(1,), read=1)
 
 
 def test_a_cluster_has_the_bits_of_one_block():
@@ -180,9 +184,20 @@ def check(text):
     agrees("logistic", LONG, "sgd", SIDES, seeds=(1,), text=text)
 
 
-def agrees(family, sizes, update, sides, cluster=1, seeds=SEEDS, text=None, tile=TILE):
+def agrees(
+    family,
+    sizes,
+    update,
+    sides,
+    cluster=1,
+    seeds=SEEDS,
+    text=None,
+    tile=TILE,
+    read=None,
+):
     """With float64, and with itself under any order of warps."""
-    given = exchange(np.random.default_rng(sum(sizes)), sizes, update, family, sides)
+    rng = np.random.default_rng(sum(sizes))
+    given = exchange(rng, sizes, update, family, sides, read=read)
     found = [run(given, family, cluster, seed, text, tile) for seed in seeds]
     for one in found:
         agree(one, given, family)
@@ -201,7 +216,7 @@ def run(given, family, cluster, seed, text=None, tile=TILE):
     residuals, factors, intercept = found = results(given)
     arguments = (
         *(*in_tiles(given, tile), given.z, given.targets, given.weights, given.offsets),
-        *(intercept, given.starts, len(given.starts) - 1, given.states),
+        *(intercept, given.starts, len(given.starts) - 1, given.states, given.read),
         *(*given.given.arrays, setting_of(family)),
         *(residuals, factors, launch.pitch_of(batch)),
     )

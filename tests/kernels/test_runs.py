@@ -1,5 +1,7 @@
 """Whole runs on a device that is the emulation: Python for a GPU, and its kernels."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,13 @@ from tests.harness import config_for, make_problem, oracle_for, relative_error, 
 from tests.kernels.fake_device import FakeDevice
 
 FAMILIES = ("logistic", "gaussian", "poisson", "gamma", "squared-hinge", "huber")
+FAMILIES = (*FAMILIES, "probit", "softmax")
+UPDATES = ("momentum", "nesterov", "nesterov-classic")
+# One score a row, and many.
+KERNELS = (
+    ("margin", "recurrence", "update"),
+    ("margins_columns", "softmax", "update_columns"),
+)
 
 
 @pytest.fixture
@@ -39,7 +48,11 @@ def on_gpu(problem, /, **sections):
 
 
 @pytest.mark.parametrize(
-    "family, kind", [*((name, "gram") for name in FAMILIES), ("logistic", "direct")]
+    "family, kind",
+    [
+        *((name, "gram") for name in FAMILIES),
+        *((name, "direct") for name in ("logistic", "softmax")),
+    ],
 )
 def test_iterates_are_those_of_sgd(devices, family, kind):
     problem = make_problem(family, n=37, d=37)
@@ -49,9 +62,48 @@ def test_iterates_are_those_of_sgd(devices, family, kind):
     assert found.status is Status.COMPLETED
     exact = oracle_for(config, problem, weights=True, offset=True)
     assert relative_error(found, exact) <= 2e-5
-    launched = {"sample", "margin", "gram", "recurrence", "update"}
-    launched -= {"gram"} if kind == "direct" else set()
-    assert set(devices[0].launched) == launched
+    launched = {"sample", *KERNELS[family == "softmax"]}
+    launched |= {"gram"} if kind == "gram" else set()
+    assert set(devices[0].launched) - {"margin"} == launched - {"margin"}
+
+
+@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize("kind", ["gram", "direct"])
+@pytest.mark.parametrize("family", ["logistic", "softmax"])
+@pytest.mark.parametrize("update", UPDATES)
+def test_momentum(devices, update, family, kind, members):
+    problem = make_problem(family, n=37, d=13)
+    sections = {
+        "problem": {"intercept": True, "l2": 0.01},
+        "products": {"kind": kind},
+        "update": {"kind": update, "momentum": 0.8},
+    }
+    config = on_gpu(problem, **sections)
+    found = train_on(members, config, problem, weights=True)
+    exact = oracle_for(config, problem, weights=True)
+    assert relative_error(found, exact) <= 2e-5
+    host = on_gpu(problem, **sections, run={"device": "cpu"})
+    here = train_on(members, host, problem, weights=True)
+    words = [one.ledger["products"]["words"] for one in (here, found)]
+    assert kind == "gram" or words[0] == words[1]  # whole tiles of the Gram travel
+
+
+@pytest.mark.parametrize("form", ["fp16", "fp8-e4m3", "fp8-e5m2"])
+def test_a_matrix_that_is_stored_times_a_power_of_two(devices, form):
+    """The values that are stored are those of the host, and so are the weights."""
+    problem = make_problem("logistic", n=37, d=37)
+    problem = replace(problem, X=problem.X * 2.0**-7)
+    sections = {
+        "precision": {"recipe": "fp32", "matrix": form, "scale": "global"},
+        "products": {"kind": "gram"},
+        "problem": {"intercept": True},
+        "rate": {"value": problem.rate * 2.0**14},
+    }
+    there = train_on(2, on_gpu(problem, **sections), problem)
+    here = train_on(2, on_gpu(problem, **sections, run={"device": "cpu"}), problem)
+    size = np.abs(here.weights).max()
+    assert np.abs(here.weights - there.weights).max() <= 1e-5 * size
+    assert there.loss == pytest.approx(here.loss, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["gram", "direct"])
@@ -94,6 +146,19 @@ def test_members_sum_as_on_the_host(devices, members, recipe, transport):
     assert calls[0] == calls[1]
 
 
+@pytest.mark.parametrize("members", [2, 3])
+def test_sums_in_bf16_are_made_on_the_device(devices, members):
+    """An exchange fetches nothing: what is fetched is for those who look."""
+    problem, fetched = make_problem("logistic", n=160, d=13), {}
+    for recipe in ("c", "d"):
+        sections = {"precision": {"recipe": recipe}, "products": {"kind": "gram"}}
+        devices.clear()
+        found = train_on(members, on_gpu(problem, **sections), problem)
+        assert found.ledger["products"]["calls"] == {"c": 5, "d": 5 * 3}[recipe]
+        fetched[recipe] = [device.fetched for device in devices]
+    assert fetched["d"] == fetched["c"] and max(fetched["d"]) < 5
+
+
 def test_the_state_comes_and_goes(devices, tmp_path):
     """Checkpoints, evaluations and agreements see the weights of that moment."""
     problem = make_problem("logistic", n=37, d=13)
@@ -112,7 +177,7 @@ def test_the_state_comes_and_goes(devices, tmp_path):
 @pytest.mark.parametrize(
     "sections, what",
     [
-        ({"update": {"kind": "momentum"}}, "momentum"),
+        ({"precision": {"recipe": "fp8"}}, "scaled alike; use .*=global, or"),
         ({"products": {"kind": "gather"}}, "gather"),
         ({"precision": {"recipe": "fp64"}}, "precision"),
         ({"update": {"clip": "norm"}, "products": {"kind": "direct"}}, "clipped"),
@@ -120,6 +185,7 @@ def test_the_state_comes_and_goes(devices, tmp_path):
 )
 def test_what_a_gpu_does_not_do_is_refused(devices, sections, what):
     problem = make_problem("logistic", n=37, d=13)
+    problem = replace(problem, X=problem.X * np.where(np.arange(13) % 2, 1.0, 9.0))
     with pytest.raises(ConfigError, match=what) as refused:
         train_on(1, on_gpu(problem, **sections), problem)
     assert "--device cpu" in str(refused.value)

@@ -53,6 +53,10 @@ def test_any_order_of_warps_has_the_same_bits():
     agrees((33,) * 3, 5, "nesterov", SIDES)
 
 
+def test_margins_of_one_point_of_all_states():
+    agrees((7, 9), 3, "nesterov", SIDES, seeds=(1,), read=1)
+
+
 def test_scores_beyond_what_an_exponential_holds():
     agrees((7, 8, 9), 4, "sgd", SIDES, scale=200.0)
 
@@ -63,10 +67,10 @@ def check(text):
     agrees((7, 8, 9), 4, "sgd", SIDES, text=text, scale=200.0)
 
 
-def agrees(sizes, classes, update, sides, seeds=SEEDS, text=None, scale=1.0):
+def agrees(sizes, classes, update, sides, seeds=SEEDS, text=None, scale=1.0, read=None):
     """With float64, and with itself under any order of warps."""
     rng = np.random.default_rng(sum(sizes))
-    given = exchange(rng, sizes, update, "softmax", sides, classes)
+    given = exchange(rng, sizes, update, "softmax", sides, classes, read)
     given.z[...] *= scale
     found = [run(given, seed, text) for seed in seeds]
     for one in found:
@@ -83,7 +87,8 @@ def run(given, seed, text=None):
     residuals, factors, intercept = found = results(given)
     arguments = (
         *(*in_tiles(given), given.z, given.targets, given.weights, given.offsets),
-        *(intercept, given.starts, len(given.starts) - 1, given.states, given.classes),
+        *(intercept, given.starts, len(given.starts) - 1, given.states, given.read),
+        given.classes,
         *(*given.given.arrays, residuals, factors),
     )
     kernel(shape.grid, shape.block, arguments, shared=shape.shared, seed=seed)

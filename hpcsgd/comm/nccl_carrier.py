@@ -1,0 +1,247 @@
+"""One communicator of NCCL: what it is handed, when that is done, how it ends.
+
+A hang would show anywhere or nowhere, so whoever waits for a collective stands in its
+place for the watchdog. Every look at one asks NCCL for errors that came up meanwhile.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+from weakref import WeakSet
+
+from hpcsgd.comm.base import Communicator
+from hpcsgd.comm.layer import Graph, Layer
+from hpcsgd.comm.on_device import Carrier
+from hpcsgd.errors import TransportError
+
+# What ncclDataType_t calls them, by NumPy's letters; bf16 is held as uint16.
+KINDS = {"f": 7, "d": 8, "e": 6, "H": 9}
+BYTES = 1  # ncclUint8: for what is moved and not added
+SUM = 0
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A collective that was queued, and when it is done."""
+
+    what: str
+    purpose: str
+    number: int
+    event: Any
+
+    def __str__(self) -> str:
+        return f"the {self.what} for {self.purpose} (collective {self.number})"
+
+
+class Nccl(Carrier):
+    """One communicator of NCCL, made by all ranks of the host's group together."""
+
+    def __init__(self, host: Communicator, layer: Layer, stream: Any = None) -> None:
+        super().__init__(host, layer, stream)
+        self.now = ("start", "control", 0)  # what is being said, for messages
+        self.under_way: deque[Sent] = deque()
+        self._graphs: WeakSet[Graph] = WeakSet()  # that hold collectives of this one
+        self._is_broken = False  # an error came where it could not be ended
+        self._comm: Any = None
+        if host.size > 1:  # one rank says nothing to itself
+            self._side = layer.new_stream()
+            self._nccl = layer.nccl
+            self._comm = self._met()
+
+    def _met(self) -> Any:
+        """The communicator that rank 0 gave a name."""
+        host, name = self.host, None
+        with self._checked():
+            if host.rank == 0:
+                name = self._nccl.get_unique_id()
+        name = host._objects(name)[0]
+        with self._checked():
+            return self._nccl.NcclCommunicator(host.size, name, host.rank)
+
+    def keep_pace(self, most: int) -> None:
+        """Wait until no more than so many are under way, the oldest first."""
+        while len(self.under_way) > most:
+            sent = self.under_way.popleft()
+            place, size = self.host.ledger.place, self.host.size
+            with (
+                place.enter(sent.what, sent.purpose, sent.number, size),
+                self._checked(str(sent)),
+            ):
+                while not self.layer.is_done(sent.event):
+                    self._comm.check_async_error()
+
+    def give_up(self) -> None:
+        """Free the GPU of what waits there for ranks that do not come."""
+        self.under_way.clear()
+        self._release()
+        comm, self._comm = self._comm, None
+        if comm is not None:
+            comm.abort()
+
+    def close(self) -> None:
+        """After the last collective, with all others."""
+        if self._is_broken:
+            self.give_up()
+        self.keep_pace(0)
+        self._release()
+        comm, self._comm = self._comm, None
+        if comm is not None:
+            comm.destroy()
+
+    def record(self, action: Callable[[int], None]) -> None:
+        """Hand it to NCCL for the graph that the stream is being recorded in."""
+        self._check_open()
+        with self._named():
+            self._hand(self.stream, action)
+
+    def launch(self, graph: Graph) -> None:
+        """Queue all that was recorded; it counts as one that is under way."""
+        self._check_open()
+        self._graphs.add(graph)
+        with self._checked():
+            graph()
+            self._comm.check_async_error()
+        event = self.layer.record(self.stream)
+        self.under_way.append(Sent(*self.now, event))
+
+    def sum_calls(self, buffer: Any) -> Callable[[int], None]:
+        """What sums it, once it is given a stream; so are the other two."""
+        return lambda to: self._add(buffer, to)
+
+    def reduce_calls(self, buffer: Any) -> Callable[[int], None]:
+        """The sum on rank 0 alone."""
+        at, kind = self.layer.address(buffer), KINDS[buffer.dtype.char]
+        return lambda to: self._comm.reduce(at, at, buffer.size, kind, SUM, 0, to)
+
+    def broadcast_calls(self, buffer: Any, root: int) -> Callable[[int], None]:
+        """That of one rank to all."""
+        at, size = self.layer.address(buffer), buffer.nbytes
+        return lambda to: self._comm.broadcast(at, at, size, BYTES, root, to)
+
+    def _release(self) -> None:
+        """NCCL waits for the end of every graph that holds a collective of it."""
+        for graph in list(self._graphs):
+            graph.release()
+
+    def _sum(self, buffer: Any) -> None:
+        self._queue(self.stream, self.sum_calls(buffer))
+
+    def _start_sum(self, buffer: Any) -> Callable[[], None]:
+        """On the second stream, after what is queued on the first so far."""
+        ready = self.layer.record(self.stream)
+        self.layer.hold_back(self._side, ready)
+        done = self._queue(self._side, self.sum_calls(buffer))
+        said = self._said()
+
+        def finish() -> None:
+            self.layer.hold_back(self.stream, done)
+            self._check(said)
+
+        return finish
+
+    def _reduce(self, buffer: Any) -> None:
+        self._queue(self.stream, self.reduce_calls(buffer))
+
+    def _broadcast(self, buffer: Any, root: int) -> None:
+        self._queue(self.stream, self.broadcast_calls(buffer, root))
+
+    def _gather(self, part: Any, counts: Sequence[int], out: Any) -> None:
+        """Everybody's part to everybody, as one group of broadcasts."""
+        sent, at = self.layer.address(part), self.layer.address(out)
+        sizes = [count * out.dtype.itemsize for count in counts]
+
+        def action(to: int) -> None:
+            for root, (start, size) in enumerate(_places(at, sizes)):
+                source = sent if root == self.host.rank else start
+                if size:
+                    self._comm.broadcast(source, start, size, BYTES, root, to)
+
+        self._queue(self.stream, action)
+
+    def _start_exchange(
+        self, pieces: Any, counts: Sequence[int], out: Any
+    ) -> Callable[[], None]:
+        """One group of sends and receipts; the stream comes after it by itself."""
+        own = counts[self.host.rank] * out.dtype.itemsize
+        sizes = [count * pieces.dtype.itemsize for count in counts]
+        sent, received = self.layer.address(pieces), self.layer.address(out)
+
+        def action(to: int) -> None:
+            for peer, (start, size) in enumerate(_places(sent, sizes)):
+                if size:
+                    self._comm.send(start, size, BYTES, peer, to)
+                if own:
+                    self._comm.recv(received + peer * own, own, BYTES, peer, to)
+
+        self._queue(self.stream, action)
+        return lambda: None
+
+    def _add(self, buffer: Any, to: int) -> None:
+        at, kind = self.layer.address(buffer), KINDS[buffer.dtype.char]
+        self._comm.allReduce(at, at, buffer.size, kind, SUM, to)
+
+    def _queue(self, stream: Any, action: Callable[[int], None]) -> Any:
+        """Hand it to NCCL as one group; the event that says it is done."""
+        self._check_open()
+        with self._checked():
+            self._hand(stream, action)
+            self._comm.check_async_error()
+        event = self.layer.record(stream)
+        self.under_way.append(Sent(*self.now, event))
+        return event
+
+    def _hand(self, stream: Any, action: Callable[[int], None]) -> None:
+        self._nccl.groupStart()
+        try:
+            action(self.layer.handle(stream))
+        finally:
+            self._nccl.groupEnd()
+
+    def _check_open(self) -> None:
+        if self._is_broken:
+            self.give_up()
+        if self._comm is None:
+            raise TransportError(
+                f"NCCL cannot begin {self._said()}: it was ended after an error; start"
+                " the run again"
+            )
+
+    def _said(self) -> str:
+        what, purpose, number = self.now
+        return f"the {what} for {purpose} (collective {number})"
+
+    def _check(self, said: str) -> None:
+        if self._comm is not None:
+            with self._checked(said):
+                self._comm.check_async_error()
+
+    @contextmanager
+    def _checked(self, said: str = "") -> Iterator[None]:
+        """An error of NCCL ends its communicator, which frees who waits in it."""
+        try:
+            with self._named(said):
+                yield
+        except TransportError:
+            self.give_up()
+            raise
+
+    @contextmanager
+    def _named(self, said: str = "") -> Iterator[None]:
+        """The same, ended later: NCCL would wait for the graph under capture."""
+        try:
+            yield
+        except (RuntimeError, KeyError) as error:  # CuPy has no names of newer errors
+            self._is_broken = True
+            raise TransportError(
+                f"NCCL failed in {said or self._said()} ({error}); NCCL_DEBUG=WARN says"
+                " more, and transport = mpi-host does without it"
+            ) from error
+
+
+def _places(start: int, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """(address, bytes) of pieces one after the other."""
+    starts = accumulate(sizes[:-1], initial=start)
+    return zip(starts, sizes, strict=True)

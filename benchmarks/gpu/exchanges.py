@@ -1,6 +1,7 @@
 """Exchanges as a run has them, without the run: from rows to weights, as one graph."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -97,13 +98,16 @@ def one_exchange(bench: Bench) -> Sequence[Figure]:
     epoch = Epoch(
         *(bench, X.astype(np.float32), y, "logistic", 0.1, "c", (batch, steps))
     )
-    ways, said = {"alone": epoch.way()}, "NCCL is left out"
-    try:
-        ways["with NCCL"] = epoch.way(epoch.with_sum(_one_rank(bench)))
-        said = "an in-place sum by NCCL of one rank is in it"
-    except Exception as error:  # what there is of NCCL does not work here
-        said += f" ({str(error).splitlines()[0][:200]})"
-    times = bench.clock.measure(ways)
+    with ExitStack() as behind:
+        ways, said = {"alone": epoch.way()}, "NCCL is left out"
+        try:
+            graph = epoch.with_sum(_one_rank(bench, behind))
+            behind.callback(getattr(graph, "release", lambda: None))
+            ways["with NCCL"] = epoch.way(graph)
+            said = "an in-place sum by NCCL of one rank is in it"
+        except Exception as error:  # what there is of NCCL does not work here
+            said += f" ({str(error).splitlines()[0][:200]})"
+        times = bench.clock.measure(ways)
     name = list(times)[-1]
     finite = bool(np.isfinite(bench.device.fetch(epoch.weights)).all())
     if not finite:
@@ -114,13 +118,14 @@ def one_exchange(bench: Bench) -> Sequence[Figure]:
     return [Figure("exchange", says, MOST_US, True, us, "us", details)]
 
 
-def _one_rank(bench: Bench) -> Callable[[Any], None]:
-    """The sum of a communicator of one rank; a first one wakes it up."""
+def _one_rank(bench: Bench, behind: ExitStack) -> Callable[[Any], None]:
+    """The sum of a communicator of one rank, which ends after its graph."""
     from cupy.cuda import nccl
 
     if not nccl.available:
         raise RuntimeError("CuPy finds no NCCL")
     comm = nccl.NcclCommunicator(1, nccl.get_unique_id(), 0)
+    behind.callback(comm.destroy)
     stream = bench.device.stream.ptr
 
     def add(buffer: Any) -> None:

@@ -98,7 +98,7 @@ def _measured(bench: Bench, count: int, width: int) -> tuple[float, dict[str, An
     )
     ours, theirs = OurGram(rows, bench.sizes.batch), Theirs(bench, rows)
     _check(ours, theirs)
-    packed = CublasGram(bench.device, rows.matrix, _Tiles(ours), count)
+    packed = CublasGram(ours.products)
     actions: dict[str, Callable[[Any], None]] = {"ours": ours, **theirs.ways()}
     actions["ours by cuBLAS"] = lambda numbers: packed.both(
         numbers, rows.weights, ours.out, rows.out
@@ -122,7 +122,7 @@ def _over_sets(bench: Bench, rows: Rows, action: Callable[[Any], None]) -> Way:
 def _details(
     bench: Bench, rows: Rows, ours: OurGram, times: dict[str, Times], best: str
 ) -> dict[str, Any]:
-    done = 2 * ours.count * 64 * 64 * rows.width
+    done = 2 * ours.tiles.words * rows.width
     square = 2 * rows.count**2 * rows.width
     rate = bench.bf16[0]
     return {
@@ -136,13 +136,8 @@ def _details(
         "share_of_bf16": done / times["ours"].median / rate,
         "their_share_of_bf16": square / times[best].median / rate,
         "bf16_TF_s": rate / 1e12,
-        "splits": ours.plan.splits,
+        "splits": ours.products.splits,
     }
-
-
-class _Tiles:
-    def __init__(self, ours: OurGram) -> None:
-        self.count, self.numbers = ours.count, ours.numbers
 
 
 def _check(ours: OurGram, theirs: Theirs) -> None:

@@ -4,13 +4,14 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.backends import launch_gram, launch_steps
+from hpcsgd.backends import launch_steps
 from hpcsgd.backends.device_buffers import sent
 from hpcsgd.backends.device_matrix import DeviceMatrix
+from hpcsgd.backends.device_products import TILE, DenseProducts, Tiles, Widths
 from hpcsgd.backends.kernel_table import build_of
+from hpcsgd.schedule import blocks_of
 
 PIECE = 2**24  # values that are drawn; longer matrices repeat them
-TILE = 64
 
 
 def random_bits(device: Any, height: int, width: int, seed: int = 0) -> Any:
@@ -83,36 +84,24 @@ class OurGram:
 
     def __init__(self, rows: Rows, batch: int) -> None:
         self.rows, self.device = rows, rows.device
-        starts = np.append(np.arange(0, rows.count, batch), rows.count)
-        tiles, places = launch_gram.tiles_of(starts, TILE)
-        self.tiles, self.places, self.count = tiles, places, len(tiles)
-        self.numbers = sent(self.device, tiles)
-        shape = len(tiles), rows.width, TILE, 2, self.device.multiprocessors
-        splits = launch_gram.splits_of(*shape)
-        sizes = len(tiles), rows.count, rows.width
-        self.plan = launch_gram.launch_of(*sizes, tile=TILE, itemsize=2, splits=splits)
-        self.out = self.device.empty((self.plan.result,), np.float32)
-        self._room = self.device.empty((max(self.plan.workspace, 1),), np.float32)
-        self._tickets = self.device.zeros((len(tiles),), np.uint32)
+        whole, rest = divmod(rows.count, batch)
+        blocks = blocks_of((*[batch] * whole, *([rest] if rest else [])))
+        self.tiles = Tiles(self.device, blocks)
+        given = self.device, rows.matrix, blocks, self.tiles, Widths()
+        self.products = DenseProducts(*given)
+        self.out = self.device.empty((self.tiles.words,), np.float32)
 
     def __call__(self, numbers: Any) -> None:
         """out ← tiles, and the margins of the rows."""
-        plan, rows = self.plan, self.rows
-        sizes = [np.int32(n) for n in (self.count, plan.splits, plan.per_split)]
-        given = (*rows.head(numbers), self.numbers, *sizes, rows.weights, self.out)
-        more = rows.out, self._room, self._tickets
-        shape = f"gram-{TILE}", plan.grid, plan.block
-        rows.launch(*shape, (*given, *more), shared=plan.shared)
+        self.products.both(numbers, self.rows.weights, self.out, self.rows.out)
 
     def square(self) -> np.ndarray:
         """Entries below the diagonal as a matrix; what was not made is NaN."""
-        side = len(self.places) * TILE
+        side = int(self.tiles.across) * TILE
         found = np.full((side, side), np.nan, dtype=np.float32)
         tiles = self.device.fetch(self.out).reshape(-1, TILE, TILE)
-        for number, tile in enumerate(tiles):
-            down, across = (TILE * int(n) for n in self._place(number))
+        places = self.device.fetch(self.tiles.numbers)
+        for place, tile in zip(places.tolist(), tiles, strict=True):
+            down, across = TILE * (place >> 16), TILE * (place & 0xFFFF)
             found[down : down + TILE, across : across + TILE] = tile
         return found[: self.rows.count, : self.rows.count]
-
-    def _place(self, number: int) -> tuple[int, int]:
-        return int(self.tiles[number]) >> 16, int(self.tiles[number]) & 0xFFFF

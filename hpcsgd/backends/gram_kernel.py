@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.backends.cublas_gram import ELEMENT, CublasGram, SomeTiles
+from hpcsgd.backends.cublas_gram import ELEMENT, CublasGram
 from hpcsgd.backends.device import Device
 from hpcsgd.backends.device_buffers import sent
-from hpcsgd.backends.device_matrix import DeviceMatrix
+from hpcsgd.backends.device_products import TILE, DenseProducts, Products
 from hpcsgd.errors import ConfigError, MissingPackage
 
 log = logging.getLogger(__name__)
@@ -31,45 +31,36 @@ class GramChoice:
     """What was found; `seconds` are of all members, empty where none was asked."""
 
     name: str
-    gram: CublasGram | None  # None: our own
+    products: Products  # what exchanges ask from now on
     seconds: Mapping[str, float]
 
 
 def choose_gram(
-    kind: str,
-    own: Any,
-    matrix: DeviceMatrix,
-    count: int,
-    add: Callable[[Seconds], Seconds] = dict,
+    kind: str, own: DenseProducts, add: Callable[[Seconds], Seconds] = dict
 ) -> GramChoice:
-    """Who makes the Gram of `count` rows.
+    """Who makes the Gram of exchanges.
 
     Parameters
     ----------
     kind : "own", "cublas", or "auto", which asks
-    own : products of a device by our kernels, with its `device`, `tiles` and `gram`
-    matrix : of this member
-    count : rows of an exchange
+    own : products of their rows by our kernels
     add : the sum over members of every figure; called by all of them or none
     """
-    ours = GramChoice("own", None, {})
-    fits = matrix.element == ELEMENT and own.tiles.count > 0
+    matrix, count = own.matrix, own.count
     if kind == "cublas" and matrix.element != ELEMENT:
         raise ConfigError(
             f"[products] gram_kernel = 'cublas' needs a matrix in {ELEMENT}, and this"
             f" is in {matrix.element}; use --precision c, or gram_kernel = 'auto'"
         )
+    fits = matrix.element == ELEMENT and own.tiles.count > 0
     if kind == "own" or not fits or (kind == "auto" and count <= WORTH_ASKING):
-        return ours
-    device: Device = own.device
-    ways = {
-        f"cublas in {parts}": CublasGram(device, matrix, own.tiles, count, parts)
-        for parts in PARTS
-    }
-    seconds = add(_measured(device, {"own": own, **ways}, matrix, own.tiles, count))
+        return GramChoice("own", own, {})
+    ways: dict[str, Products] = {"own": own}
+    ways |= {f"cublas in {parts}": CublasGram(own, parts) for parts in PARTS}
+    seconds = add(_measured(own, ways))
     name = _best(seconds, may_stay=kind == "auto")
     _say(name, seconds, count)
-    return GramChoice(name, ways.get(name), seconds)
+    return GramChoice(name, ways[name], seconds)
 
 
 def allowed(kind: str, reproducible: bool) -> str:
@@ -90,17 +81,12 @@ def _best(seconds: Seconds, may_stay: bool) -> str:
     return name
 
 
-def _measured(
-    device: Device,
-    ways: Mapping[str, Any],
-    matrix: DeviceMatrix,
-    tiles: SomeTiles,
-    count: int,
-) -> Seconds:
+def _measured(own: DenseProducts, ways: Mapping[str, Products]) -> Seconds:
     """The best of some turns of each; infinite for what this machine does not have."""
-    spread = np.linspace(0, matrix.height - 1, count).astype(np.int64)
+    device = own.device
+    spread = np.linspace(0, own.matrix.height - 1, own.count).astype(np.int64)
     numbers = sent(device, spread)
-    out = device.empty((tiles.count * 64 * 64,), np.float32)
+    out = device.empty((own.tiles.count * TILE * TILE,), np.float32)
     found = dict.fromkeys(ways, float("inf"))
     for turn in range(TURNS):
         for name, way in ways.items():
@@ -110,7 +96,7 @@ def _measured(
     return found
 
 
-def _seconds(device: Device, way: Any, numbers: Any, out: Any) -> float:
+def _seconds(device: Device, way: Products, numbers: Any, out: Any) -> float:
     try:
         return device.seconds(lambda: way.gram(numbers, out), TIMES)
     except MissingPackage as missing:

@@ -1,17 +1,16 @@
 """The Gram by a library: the same tiles in the same places, and who is to make it."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
-from hpcsgd.backends import gram_kernel, launch_gram
+from hpcsgd.backends import gram_kernel
 from hpcsgd.backends.cublas_gram import CublasGram
 from hpcsgd.backends.device_buffers import sent
 from hpcsgd.backends.device_matrix import DeviceMatrix
+from hpcsgd.backends.device_products import DenseProducts, Tiles, Widths
 from hpcsgd.backends.gram_kernel import allowed, choose_gram
-from hpcsgd.backends.kernel_table import build_of
 from hpcsgd.errors import ConfigError, MissingPackage
+from hpcsgd.schedule import blocks_of
 from hpcsgd.storage import encode
 from tests.kernels.fake_device import FakeDevice
 
@@ -19,42 +18,27 @@ STARTS = (0, 60, 100, 170)
 ROWS, COLUMNS = 300, 37
 
 
-class Own:
-    """Our kernel, launched as a run does, without margins."""
-
-    def __init__(self, device, matrix, starts):
-        tiles, _ = launch_gram.tiles_of(np.array(starts), 64)
-        self.device, self.matrix, self.count = device, matrix, starts[-1]
-        self.tiles = SimpleNamespace(count=len(tiles), numbers=sent(device, tiles))
-        self.tickets = device.zeros((max(len(tiles), 1),), np.uint32)
-
-    def gram(self, numbers, out):
-        matrix, tiles = self.matrix, self.tiles
-        shape = (tiles.count, self.count, matrix.width)
-        plan = launch_gram.launch_of(
-            *shape, tile=64, itemsize=2, splits=1, margins=False
-        )
-        ints = [np.int32(n) for n in (tiles.count, plan.splits, plan.per_split)]
-        rows = (matrix.values, matrix.stride, numbers, np.int32(self.count))
-        given = (*rows, np.int32(matrix.width), tiles.numbers, *ints)
-        build = build_of("gram-64", "bf16", self.device.arch)
-        launch = self.device.kernel(build)
-        more = (None, out, None, None, self.tickets)
-        launch(plan.grid, plan.block, (*given, *more), shared=plan.shared)
-
-
 def case(starts=STARTS):
+    """Products of rows of a small matrix."""
     device, rng = FakeDevice(), np.random.default_rng(0)
     X = rng.normal(size=(ROWS, COLUMNS)).astype(np.float32)
     held = np.zeros((ROWS, 40), np.uint16)
     held[:, :COLUMNS] = encode(X, "bf16").view(np.uint16)
     matrix = DeviceMatrix(sent(device, held), "bf16", ROWS, COLUMNS)
-    return device, matrix, Own(device, matrix, starts)
+    return products_of(device, matrix, starts)
+
+
+def products_of(device, matrix, starts):
+    """By our kernels."""
+    blocks = blocks_of(tuple(np.diff(starts).tolist()))
+    tiles = Tiles(device, blocks)
+    return DenseProducts(device, matrix, blocks, tiles, Widths())
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])
 def test_tiles_and_margins_are_ours(parts):
-    device, matrix, own = case()
+    own = case()
+    device, matrix = own.device, own.matrix
     m, rng = STARTS[-1], np.random.default_rng(1)
     numbers = sent(device, rng.permutation(ROWS)[:m].astype(np.int64))
     weights = sent(device, rng.normal(size=(COLUMNS, 1)).astype(np.float32))
@@ -62,7 +46,8 @@ def test_tiles_and_margins_are_ours(parts):
     grams = [device.empty((words,), np.float32) for _ in range(3)]
     margins = device.empty((m,), np.float32)
     own.gram(numbers, grams[0])
-    cublas = CublasGram(device, matrix, own.tiles, m, parts)
+    device.launched.clear()
+    cublas = CublasGram(own, parts)
     cublas.both(numbers, weights, grams[1], margins)
     cublas.both(numbers, None, grams[2], None)
     ours, theirs, again = (device.fetch(gram) for gram in grams)
@@ -76,9 +61,8 @@ def test_tiles_and_margins_are_ours(parts):
 
 def choice(kind, seconds, monkeypatch, add=dict, starts=(0, 600, 1100)):
     """What is chosen where each way takes so long."""
-    device, matrix, own = case(starts)
     monkeypatch.setattr(gram_kernel, "_measured", lambda *_: dict(seconds))
-    return choose_gram(kind, own, matrix, starts[-1], add)
+    return choose_gram(kind, case(starts), add)
 
 
 TIMES = {"own": 2.0, "cublas in 1": 1.5, "cublas in 2": 1.0, "cublas in 4": 3.0}
@@ -87,13 +71,13 @@ TIMES = {"own": 2.0, "cublas in 1": 1.5, "cublas in 2": 1.0, "cublas in 4": 3.0}
 def test_the_faster_one_is_taken_and_said(monkeypatch, caplog):
     with caplog.at_level("INFO"):
         found = choice("auto", TIMES, monkeypatch)
-    assert found.name == "cublas in 2" and len(found.gram.strips) == 2
+    assert found.name == "cublas in 2" and len(found.products.strips) == 2
     assert found.seconds == TIMES
     assert "1100 rows is made by cublas in 2" in caplog.text
     slower = {**TIMES, "cublas in 2": 1.99}
     slower["cublas in 1"] = 1.98
     found = choice("auto", slower, monkeypatch)
-    assert (found.name, found.gram) == ("own", None)
+    assert found.name == "own" and type(found.products) is DenseProducts
     assert choice("cublas", slower, monkeypatch).name == "cublas in 1"
 
 
@@ -114,17 +98,18 @@ def test_nobody_is_asked_where_nothing_is_open(monkeypatch):
     assert allowed("auto", True) == "own" and allowed("auto", False) == "auto"
     with pytest.raises(ConfigError, match="without --reproducible"):
         allowed("cublas", True)
-    device, matrix, own = case()
-    exact = DeviceMatrix(matrix.values, "fp32", ROWS, COLUMNS)
+    own, starts = case(), (0, 600, 1100)
+    held = sent(own.device, np.zeros((ROWS, 40), np.float32))
+    exact = DeviceMatrix(held, "fp32", ROWS, COLUMNS)
+    exact = products_of(own.device, exact, starts)
     with pytest.raises(ConfigError, match="use --precision c"):
-        choose_gram("cublas", own, exact, STARTS[-1])
-    assert choose_gram("auto", own, exact, 2000).name == "own"
+        choose_gram("cublas", exact)
+    assert choose_gram("auto", exact, never).name == "own"
 
 
 def test_they_are_measured_on_rows_of_the_matrix():
     """On the fake a way takes as long as it has launches: ours is one."""
-    device, matrix, own = case((0, 600, 1100))
-    found = choose_gram("auto", own, matrix, 1100)
+    found = choose_gram("auto", case((0, 600, 1100)))
     assert found.name == "own"
     wanted = {"own": 1.0, "cublas in 1": 3.0, "cublas in 2": 4.0, "cublas in 4": 6.0}
     assert found.seconds == wanted
@@ -134,8 +119,8 @@ def test_a_machine_without_cublas_keeps_ours(monkeypatch):
     def missing(*_):
         raise MissingPackage("CuPy finds no cuBLAS")
 
-    device, matrix, own = case()
+    own = case()
     monkeypatch.setattr(gram_kernel, "WORTH_ASKING", 100)
-    monkeypatch.setattr(device, "gemm_bf16", missing, raising=False)
-    found = choose_gram("auto", own, matrix, STARTS[-1])
+    monkeypatch.setattr(own.device, "gemm_bf16", missing, raising=False)
+    found = choose_gram("auto", own)
     assert found.name == "own" and found.seconds["cublas in 1"] == float("inf")

@@ -19,6 +19,9 @@ class FakeNccl:
         self.node, self.depth, self.comms = node, 0, []
         self.stream = stream  # on which graphs are recorded
 
+    def get_version(self):
+        return 22703
+
     def get_unique_id(self):
         with self.node.lock:
             self.node.ids = getattr(self.node, "ids", 0) + 1

@@ -95,6 +95,7 @@ def calls() -> dict[str, Callable[[Any], None]]:
     """Module of tests.kernels -> its launches, on small arrays."""
     some = "bf16"
     return {
+        "test_average": lambda m: m.agrees(257, 300),
         "test_cast": lambda m: (
             m.casts_agree(some),
             m.gather_agrees(some, *m.SIZES[1], False),

@@ -56,27 +56,21 @@ class Epoch:
         """The next exchange is the first."""
         self.order.seek(self.permutation, 0, -1)
 
-    def one(self) -> None:
-        """The next exchange: one launch from the third time on."""
-        self.made.at_once(self.weights, None)
-
-    def with_sum(self, add: Callable[[Any], None]) -> Callable[[], None]:
-        """An exchange with a sum over members in it, as one launch."""
+    def graph(self, add: Callable[[Any], None] = lambda _: None) -> Any:
+        """An exchange as one launch, with a sum over members in it if one is given."""
         made = self.made
 
         def all_of_it() -> None:
-            made.sample()
-            made.products(self.weights)
+            made.before(self.weights)
             add(made.message)
-            made.iterate(None)
-            made.descend(self.weights)
+            made.after(self.weights, None)
 
         self.begin()
         return as_graph(self.device, all_of_it)
 
-    def way(self, run: Callable[[], None] | None = None) -> Way:
+    def way(self, graph: Callable[[], None]) -> Way:
         """Exchanges one after the other, at most an epoch of them."""
-        return Way(run or self.one, 1, self.count, self.begin)
+        return Way(graph, 1, self.count, self.begin)
 
 
 def stored(device: Any, X: np.ndarray, form: str) -> DeviceMatrix:
@@ -99,9 +93,9 @@ def one_exchange(bench: Bench) -> Sequence[Figure]:
         *(bench, X.astype(np.float32), y, "logistic", 0.1, "c", (batch, steps))
     )
     with ExitStack() as behind:
-        ways, said = {"alone": epoch.way()}, "NCCL is left out"
+        ways, said = {"alone": epoch.way(epoch.graph())}, "NCCL is left out"
         try:
-            graph = epoch.with_sum(_one_rank(bench, behind))
+            graph = epoch.graph(_one_rank(bench, behind))
             behind.callback(getattr(graph, "release", lambda: None))
             ways["with NCCL"] = epoch.way(graph)
             said = "an in-place sum by NCCL of one rank is in it"

@@ -48,12 +48,9 @@ def graphs(bench: Bench, case: Case, X: np.ndarray, y: np.ndarray) -> Way:
     epoch = Epoch(*given)
 
     def steps() -> None:
-        made = epoch.made
         for _ in range(STEPS):
-            made.sample()
-            made.products(epoch.weights)
-            made.iterate(None)
-            made.descend(epoch.weights)
+            epoch.made.before(epoch.weights)
+            epoch.made.after(epoch.weights, None)
 
     epoch.begin()
     most = epoch.count // STEPS

@@ -71,7 +71,8 @@ def _loops(
     """name -> seconds of a step, and all that was seen of them."""
     batch, steps, _ = bench.sizes.exchange
     given = bench, X, y, case.family, case.rate, "c", (batch, steps)
-    way = Epoch(*given).way()
+    epoch = Epoch(*given)
+    way = epoch.way(epoch.graph())
     ways = {"ca": Way(way.run, steps, way.most, way.before)}
     ways |= {name: make(bench, case, X, y) for name, make in OURS.items()}
     ways["naive"] = plain.naive(bench, case, X, y)

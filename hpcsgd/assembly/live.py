@@ -116,8 +116,8 @@ def assemble(
     config = replace(config, schedule=schedule)
     name, look_ahead = chosen.product, chosen.look_ahead
     feed = _feed(config, words, grid, loaded)
+    task = replace(task, monitor=_monitor(config, name, feed))
     if device is None:
-        task = replace(task, monitor=_monitor(config, name, feed))
         product = _product(name, look_ahead, task)
     else:
         product = _on_gpu(name, task, device)

@@ -1,6 +1,5 @@
 """One member's part of an exchange on a device: kernels, their buffers, in order."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -45,33 +44,19 @@ class DeviceExchange:
         self.recurrence = Recurrence(device, blocks, family, self.tiles, widths)
         self._make_message()
         self._point = self._room_for_point()
-        self._is_warm = False
-        self._replay: Callable[[], None] | None = None
 
     @property
     def residuals(self) -> Any:
         """Of the steps that were taken last."""
         return self.recurrence.residuals
 
-    def at_once(self, weights: Any, intercept: Any) -> None:
-        """All of it, where no message lies between: one launch from the third time on.
-
-        The first time compiles, the second records what the GPU then repeats: arrays
-        stay where they are, only what is in them changes.
-        """
-        if self._replay is not None:
-            self._replay()
-            return
-        if self._is_warm:
-            self._replay = self.device.capture(lambda: self._all(weights, intercept))
-            self._replay()
-        else:
-            self._all(weights, intercept)
-        self._is_warm = True
-
-    def _all(self, weights: Any, intercept: Any) -> None:
+    def before(self, weights: Any) -> None:
+        """What members make of their own columns."""
         self.sample()
         self.products(weights)
+
+    def after(self, weights: Any, intercept: Any) -> None:
+        """What follows from the sums."""
         self.iterate(intercept)
         self.descend(weights)
 

@@ -1,9 +1,11 @@
 """Products of the rows of one exchange on a device: Gram, margins, update."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcsgd.backends import launch_gram, launch_steps
 from hpcsgd.backends.device import Device
@@ -14,6 +16,7 @@ from hpcsgd.backends.launch_steps import MOST_COLUMNS
 from hpcsgd.errors import ConfigError
 from hpcsgd.schedule import Blocks
 
+Array = NDArray[Any]
 TILE = 64  # rows and columns of a tile of the Gram
 THREADS = 256  # of margin and update
 ROWS_A_BLOCK = 8  # of margin: a warp a row
@@ -30,6 +33,18 @@ class Tiles:
         self.numbers = sent(device, tiles)  # I << 16 | J of each
         self.places = sent(device, places.ravel())  # of each, or -1
         self.across = np.int32(len(places))
+        self._at, self._blocks = places, blocks
+
+    def packed(self, tiles: Array) -> Array:
+        """What a copy of them holds, as the host packs the Gram."""
+        parts, blocks = tiles.reshape(-1, TILE, TILE), self._blocks
+        found = np.empty(blocks.gram_words, dtype=tiles.dtype)
+        for j, (first, last) in enumerate(pairwise(blocks.starts)):
+            rows, columns = np.arange(first, last)[:, None], np.arange(first)
+            place = self._at[rows // TILE, columns // TILE]
+            panel = parts[place, rows % TILE, columns % TILE]
+            found[blocks.gram_starts[j] : blocks.gram_starts[j + 1]] = panel.ravel()
+        return found
 
 
 @dataclass(frozen=True)

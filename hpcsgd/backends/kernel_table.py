@@ -75,6 +75,8 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
     "sample": (Variant("sample", ("fp32",)),),
     "round": (Variant("round", ("bf16", "fp16"), entry="round_values"),),
     "update": (Variant("update", tuple(ELEMENTS)),),
+    "portion": (Variant("average", ("fp32",), entry="portion"),),
+    "become": (Variant("average", ("fp32",), entry="become"),),
     "gram-64": _grams(64),
     "gram-128": _grams(128),
     "gram-tf32-64": _tf32_grams(64),

@@ -1,7 +1,6 @@
 """`hpcsgd info`: what this installation and this machine offer."""
 
 import argparse
-import ctypes.util
 import json
 import os
 import platform
@@ -20,7 +19,7 @@ def add_parser(commands: Any) -> None:
     """Add `info` to the commands."""
     parser = commands.add_parser(
         "info",
-        help="versions, MPI, CPU, kernels, text parser, GPUs, Slurm",
+        help="versions, MPI, CPU, kernels, text parser, GPUs, transports, Slurm",
         allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -41,13 +40,16 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
 def gather() -> dict[str, Any]:
     """Section -> facts."""
     from hpcsgd.backends import cpu
+    from hpcsgd.cli.info_gpu import nccl_library, transport_facts
     from hpcsgd.comm.mpi import mpi_facts
     from hpcsgd.data import parse_native
 
+    packages, cards = {name: _version(name) for name in PACKAGES}, gpus()
+    seen = len(cards) if isinstance(cards, list) else 0
     return {
         "hpcsgd": hpcsgd.__version__,
         "python": f"{platform.python_version()} on {platform.platform()}",
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": packages,
         "mpi": mpi_facts(),
         "cpu": cpu_facts(),
         "kernels": {
@@ -56,8 +58,9 @@ def gather() -> dict[str, Any]:
             "why": cpu.why(),
         },
         "parser": {"compiled": parse_native.available(), "why": parse_native.why()},
-        "gpus": gpus(),
-        "nccl": ctypes.util.find_library("nccl") or "not found",
+        "gpus": cards,
+        "nccl": nccl_library() or "not found",
+        "transports": transport_facts(packages, seen),
         "slurm": slurm(),
     }
 

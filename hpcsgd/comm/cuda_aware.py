@@ -1,8 +1,10 @@
 """transport = mpi-cuda: MPI is given the addresses of device arrays."""
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hpcsgd.comm.gpu_paths import mpi_way
 from hpcsgd.comm.on_device import Carrier, OnDevice
 from hpcsgd.errors import ConfigError
 
@@ -49,6 +51,13 @@ class CudaAwareCommunicator(OnDevice):
 
     kind = "mpi-cuda"
     remedy = f"this MPI does not read the memory of GPUs: {REMEDY}"
+
+    def _described(self) -> str:
+        if self.host.mpi_handle is None:
+            return self.kind
+        from hpcsgd.comm.mpi import reads_device_memory
+
+        return f"{self.kind} {mpi_way(reads_device_memory(), os.environ)}"
 
     def _open(self) -> CudaAware:
         if self.host.mpi_handle is not None:

@@ -7,6 +7,7 @@ recorded once and launched again and again; every launch is booked as its sums a
 
 import os
 from collections.abc import Callable, MutableMapping, Sequence
+from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, NoReturn
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from hpcsgd.comm import wire
 from hpcsgd.comm.base import Array
+from hpcsgd.comm.gpu_paths import rdma_way, version_text
 from hpcsgd.comm.layer import Graph, is_half
 from hpcsgd.comm.nccl_carrier import Nccl
 from hpcsgd.comm.on_device import OnDevice
@@ -60,6 +62,13 @@ class NcclCommunicator(OnDevice):
         with self._inside("start of NCCL", "control"):
             return Nccl(self.host, self.layer, self._stream)
 
+    def _described(self) -> str:
+        if self.size == 1:
+            return self.kind
+        version = version_text(self.layer.nccl.get_version())
+        rdma = rdma_way(Path("/"), os.environ)
+        return f"{self.kind} {version}, GPUDirect RDMA {rdma},"
+
     def sum(self, buffer: Array, purpose: str) -> Array:
         """As everywhere; NCCL adds 16-bit floats, too, bf16 as the bits it is held in.
 
@@ -84,6 +93,13 @@ class NcclCommunicator(OnDevice):
         number = self.begun
         self._book(purpose, buffer, wire.sum_bytes(buffer.nbytes, self.size), began)
         return Pending(buffer, lambda: self._wait(finish, purpose, number))
+
+    def split(self, color: int, key: int) -> OnDevice:
+        """Those of a part are waited for in one order with those of the whole."""
+        part = super().split(color, key)
+        assert isinstance(part, NcclCommunicator)
+        part.carrier.follow(self.carrier)
+        return part
 
     def queue_sum(self, buffer: Any) -> None:
         """Nothing is looked at or booked here: all of that is for `replay`."""

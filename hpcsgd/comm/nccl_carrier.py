@@ -27,6 +27,7 @@ SUM = 0
 class Sent:
     """A collective that was queued, and when it is done."""
 
+    carrier: "Nccl"
     what: str
     purpose: str
     number: int
@@ -61,21 +62,31 @@ class Nccl(Carrier):
         with self._checked():
             return self._nccl.NcclCommunicator(host.size, name, host.rank)
 
+    def follow(self, other: "Nccl") -> None:
+        """Count what is under way together: on one stream it ends in one order."""
+        self.under_way = other.under_way
+
     def keep_pace(self, most: int) -> None:
         """Wait until no more than so many are under way, the oldest first."""
         while len(self.under_way) > most:
             sent = self.under_way.popleft()
-            place, size = self.host.ledger.place, self.host.size
-            with (
-                place.enter(sent.what, sent.purpose, sent.number, size),
-                self._checked(str(sent)),
-            ):
-                while not self.layer.is_done(sent.event):
-                    self._comm.check_async_error()
+            sent.carrier.wait_for(sent)
+
+    def wait_for(self, sent: Sent) -> None:
+        """In its place, and with an eye on errors."""
+        place, size = self.host.ledger.place, self.host.size
+        with (
+            place.enter(sent.what, sent.purpose, sent.number, size),
+            self._checked(str(sent)),
+        ):
+            while not self.layer.is_done(sent.event):
+                self._comm.check_async_error()
 
     def give_up(self) -> None:
         """Free the GPU of what waits there for ranks that do not come."""
+        others = [sent for sent in self.under_way if sent.carrier is not self]
         self.under_way.clear()
+        self.under_way.extend(others)
         self._release()
         comm, self._comm = self._comm, None
         if comm is not None:
@@ -105,7 +116,7 @@ class Nccl(Carrier):
             graph()
             self._comm.check_async_error()
         event = self.layer.record(self.stream)
-        self.under_way.append(Sent(*self.now, event))
+        self.under_way.append(Sent(self, *self.now, event))
 
     def sum_calls(self, buffer: Any) -> Callable[[int], None]:
         """What sums it, once it is given a stream; so are the other two."""
@@ -190,7 +201,7 @@ class Nccl(Carrier):
             self._hand(stream, action)
             self._comm.check_async_error()
         event = self.layer.record(stream)
-        self.under_way.append(Sent(*self.now, event))
+        self.under_way.append(Sent(self, *self.now, event))
         return event
 
     def _hand(self, stream: Any, action: Callable[[int], None]) -> None:

@@ -76,12 +76,16 @@ class OnDevice(Communicator):
         self.host, self.layer, self._stream = host, layer, stream
         self.waits_busily = host.waits_busily
         self.node_sharing = host.node_sharing
-        self.transport = f"{self.kind} beside {host.transport}"
         self.carrier = self._open()
+        self.transport = f"{self._described()} beside {host.transport}"
 
     @abstractmethod
     def _open(self) -> Carrier:
         """What device arrays go through; called by all ranks."""
+
+    def _described(self) -> str:
+        """For reports: which one it is, and what is known of its way."""
+        return self.kind
 
     @property
     def mpi_handle(self) -> Any:

@@ -61,6 +61,23 @@ class State:
     # save it by name.
     memory: dict[str, Array] = field(default_factory=dict)
 
+    def portion(self, share: float, group: Communicator) -> Array:
+        """What evolves, times `share`, in one array that `group` can sum."""
+        parts = [self.weights.reshape(-1)]
+        if self.intercept is not None:
+            parts.append(self.intercept.reshape(-1).astype(self.weights.dtype))
+        buffer: Array = np.concatenate(parts)
+        buffer *= share
+        return buffer
+
+    def become(self, total: Array) -> Array | None:
+        """Such an array from now on; the intercept of it, to be written to."""
+        weights, intercept = self.weights, self.intercept
+        weights[...] = total[: weights.size].reshape(weights.shape)
+        if intercept is not None:
+            intercept[...] = total[weights.size :].reshape(intercept.shape)
+        return intercept
+
 
 @dataclass(frozen=True)
 class Group:

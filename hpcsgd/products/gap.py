@@ -96,7 +96,7 @@ class GapMonitor(Unwatched):
 
     def before(self, state: State, group: Group, margins: Array) -> Seen | None:
         """Copies of what the steps begin with, where a look is due."""
-        number = group.epoch * self.exchanges_per_epoch + group.index + 1
+        number = self._number(group)
         last, self.last = self.last, number
         if not self._is_due(number, last):
             return None
@@ -137,6 +137,13 @@ class GapMonitor(Unwatched):
             unit=model.unit,
         )
         task.clock.lap("gap")
+
+    def is_due(self, group: Group) -> bool:
+        """Whether this exchange is looked at."""
+        return self._is_due(self._number(group), self.last)
+
+    def _number(self, group: Group) -> int:
+        return group.epoch * self.exchanges_per_epoch + group.index + 1
 
     def _is_due(self, number: int, last: int) -> bool:
         # Not "number % every": a replica with fewer rows has no exchange of some.

@@ -7,6 +7,9 @@ the next exchange begins.
 from typing import Any
 
 from hpcsgd.backends.device import Device, Mirror
+from hpcsgd.backends.device_average import DeviceAverage
+from hpcsgd.comm.base import Communicator
+from hpcsgd.comm.on_device import OnDevice
 from hpcsgd.products.base import Array, State
 
 
@@ -36,6 +39,28 @@ class HeldState(State):
         for mirror in self.__dict__["mirrors"].values():
             mirror.written()
         self.__dict__["there"] = residuals
+
+    def portion(self, share: float, group: Communicator) -> Any:
+        """On the device, where the group knows arrays that are there."""
+        if not isinstance(group, OnDevice) or not self.__dict__.get("mirrors"):
+            return super().portion(share, group)
+        weights, intercept = self.on_device("weights"), self.on_device("intercept")
+        average = self.__dict__.get("average")
+        if average is None:
+            average = DeviceAverage(self.__dict__["device"], weights, intercept)
+            self.__dict__["average"] = average
+        return average.portion(weights, intercept, share)
+
+    def become(self, total: Any) -> Any:
+        """Where the total is."""
+        average = self.__dict__.get("average")
+        if average is None or total is not average.buffer:
+            return super().become(total)
+        weights, intercept = self.on_device("weights"), self.on_device("intercept")
+        average.become(weights, intercept)
+        for mirror in self.__dict__["mirrors"].values():
+            mirror.written()
+        return intercept
 
     def mirror(self, name: str) -> Mirror | None:
         """Of one of its arrays; None where it has none."""

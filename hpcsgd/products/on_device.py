@@ -12,7 +12,9 @@ from hpcsgd.backends.device_products import Widths
 from hpcsgd.comm.on_device import OnDevice as CarriesArrays
 from hpcsgd.errors import ConfigError
 from hpcsgd.products.base import Group, State, Task
+from hpcsgd.products.device_cycle import Cycle, Travelling
 from hpcsgd.products.device_sums import DeviceSums
+from hpcsgd.products.device_watch import DeviceWatch
 from hpcsgd.products.held import HeldState
 from hpcsgd.schedule import Blocks, blocks_of
 
@@ -39,6 +41,7 @@ class OnDevice(ABC):
         )
         self.order = Order(device, shard.targets, shard.weights, shard.offsets)
         self._exchanges: dict[Blocks, DeviceExchange] = {}
+        self._cycles: dict[tuple[int, ...], Cycle] = {}
 
     @property
     def widths(self) -> Widths:
@@ -50,8 +53,26 @@ class OnDevice(ABC):
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """The state after the steps of `group`."""
 
+    @abstractmethod
+    def messages(self, exchange: DeviceExchange) -> list[Travelling]:
+        """What members sum in one exchange."""
+
     def finish(self) -> None:  # noqa: B027
         """Nothing is begun early."""
+
+    def cycle_of(self, exchange: DeviceExchange, state: HeldState) -> Cycle:
+        """The exchange with its messages, for the arrays of this state."""
+        weights, intercept = state.on_device("weights"), state.on_device("intercept")
+        key = id(exchange), id(weights), id(intercept)
+        found = self._cycles.get(key)
+        if found is None:
+            found = self._cycles[key] = Cycle(
+                *(self.device, self.sums),
+                lambda: exchange.before(weights),
+                self.messages(exchange),
+                lambda: exchange.after(weights, intercept),
+            )
+        return found
 
     def exchange_of(self, blocks: Blocks) -> DeviceExchange:
         """Kernels and buffers of exchanges of these sizes."""
@@ -68,34 +89,31 @@ class OnDevice(ABC):
 class DeviceGram(OnDevice):
     """CA-SGD: tiles of the Gram and the margins in one buffer, summed as one."""
 
+    def __init__(self, task: Task, device: Device) -> None:
+        super().__init__(task, device)
+        self.watch = DeviceWatch(task, device)
+
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Products, one message, s steps."""
         assert isinstance(state, HeldState)
-        task, exchange = self.task, self.exchange_of(group.blocks)
+        exchange = self.exchange_of(group.blocks)
         self.order.seek(*group.place, group.blocks.rows)
         exchange.coefficients.load(group.coefficients.whole)
-        weights, intercept = state.on_device("weights"), state.on_device("intercept")
-        task.clock.lap("sample")
-        if task.members.size == 1:
-            exchange.at_once(weights, intercept)
-        else:
-            exchange.sample()
-            exchange.products(weights)
-            self._sum(exchange)
-            exchange.iterate(intercept)
-            exchange.descend(weights)
-        task.clock.lap("exchange")
+        cycle = self.cycle_of(exchange, state)
+        self.task.clock.lap("sample")
+        if not self.watch.run(state, group, exchange, cycle):
+            cycle.run()
+        self.task.clock.lap("exchange")
         state.written(exchange.residuals)
         return state
 
-    def _sum(self, exchange: DeviceExchange) -> None:
-        precision = self.task.precision
-        if precision.one_message:
-            form = precision.margin_sum
-            self.sums.sum("products", exchange.message, form)
-        else:
-            self.sums.sum("gram", exchange.gram, precision.gram_wire)
-            self.sums.sum("margins", exchange.margins, precision.margin_sum)
+    def messages(self, exchange: DeviceExchange) -> list[Travelling]:
+        """One, unless its halves travel in different formats."""
+        wire, sums = self.task.precision.gram_wire, self.task.precision.margin_sum
+        if self.task.precision.one_message:
+            return [Travelling("products", exchange.message, sums)]
+        gram = Travelling("gram", exchange.gram, wire)
+        return [gram, Travelling("margins", exchange.margins, sums)]
 
 
 class DeviceDirect(OnDevice):
@@ -109,23 +127,19 @@ class DeviceDirect(OnDevice):
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """One synchronisation per step."""
         assert isinstance(state, HeldState)
-        task, form = self.task, self.task.precision.margin_sum
         self.order.seek(*group.place, group.blocks.rows)
-        weights, intercept = state.on_device("weights"), state.on_device("intercept")
         for j, size in enumerate(group.blocks.sizes):
             exchange = self.exchange_of(blocks_of((size,)))
             exchange.coefficients.load(group.steps[j].unrolled)
-            if task.members.size == 1:
-                exchange.at_once(weights, intercept)
-                continue
-            exchange.sample()
-            exchange.products(weights)
-            self.sums.sum("margins", exchange.margins, form)
-            exchange.iterate(intercept)
-            exchange.descend(weights)
-        task.clock.lap("steps")
+            self.cycle_of(exchange, state).run()
+        self.task.clock.lap("steps")
         state.written(exchange.residuals)
         return state
+
+    def messages(self, exchange: DeviceExchange) -> list[Travelling]:
+        """Margins alone."""
+        form = self.task.precision.margin_sum
+        return [Travelling("margins", exchange.margins, form)]
 
 
 def check_task(task: Task) -> None:

@@ -22,6 +22,10 @@ class Unwatched:
     def begin(self, done: int, plans: list[tuple[int, ...]]) -> None:
         """A run goes on after exchange `done`; `plans` are the batches of an epoch."""
 
+    def is_due(self, group: Any) -> bool:
+        """Whether `before` will want to see this exchange."""
+        return False
+
     def post(self, room: Array) -> None:
         """Put what waits into its place in the message."""
 

@@ -4,7 +4,9 @@ import sys
 
 import pytest
 
+from tests.fake_cuda import Node
 from tests.kernels import emulator
+from tests.kernels.fake_device import FakeDevice
 
 
 def pytest_collection_modifyitems(items):
@@ -14,3 +16,17 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="NVRTC has no wheel here"))
         elif "tests/kernels" in item.nodeid and emulator.COMPILER is None:
             item.add_marker(pytest.mark.skip(reason="no C++ compiler"))
+
+
+@pytest.fixture
+def devices(monkeypatch):
+    """Those that ranks were given, in order."""
+    given, node = [], Node()
+
+    def take(share_gpus):
+        number = len(given)
+        given.append(FakeDevice(node, number + 1, f"node 0000:{number:02}"))
+        return given[number]
+
+    monkeypatch.setattr("hpcsgd.assembly.gpu.take_gpu", take)
+    return given

@@ -7,10 +7,9 @@ import pytest
 
 from hpcsgd.comm.nccl import Nccl, NcclCommunicator
 from hpcsgd.errors import ConfigError
+from hpcsgd.products.on_device import DeviceGram
 from hpcsgd.result import Status
-from tests.fake_cuda import Node
 from tests.harness import config_for, make_problem, oracle_for, relative_error, train_on
-from tests.kernels.fake_device import FakeDevice
 
 FAMILIES = ("logistic", "gaussian", "poisson", "gamma", "squared-hinge", "huber")
 FAMILIES = (*FAMILIES, "probit", "softmax")
@@ -20,20 +19,6 @@ KERNELS = (
     ("margin", "recurrence", "update"),
     ("margins_columns", "softmax", "update_columns"),
 )
-
-
-@pytest.fixture
-def devices(monkeypatch):
-    """Those that ranks were given, in order."""
-    given, node = [], Node()
-
-    def take(share_gpus):
-        number = len(given)
-        given.append(FakeDevice(node, number + 1, f"node 0000:{number:02}"))
-        return given[number]
-
-    monkeypatch.setattr("hpcsgd.assembly.gpu.take_gpu", take)
-    return given
 
 
 def on_gpu(problem, /, **sections):
@@ -124,6 +109,26 @@ def test_exchanges_that_come_again_are_one_launch(devices, kind):
     assert len(device.launched) == 2 * each * device.captured
 
 
+@pytest.mark.parametrize("transport, graphs", [("nccl", 1), ("mpi-host", 2)])
+@pytest.mark.parametrize("kind", ["gram", "direct"])
+def test_sums_are_part_of_the_launch_where_they_can_be(
+    devices, kind, transport, graphs
+):
+    """One graph with the sum in it, or one before it and one behind it."""
+    problem = make_problem("logistic", n=37, d=13)
+    sections = {"schedule": {"epochs": 4}, "products": {"kind": kind}}
+    run = {"transport": transport, "evaluate_every": 0}
+    found = train_on(2, on_gpu(problem, **sections, run=run), problem)
+    here = on_gpu(problem, **sections, run={"device": "cpu"})
+    exact = oracle_for(here, problem)
+    assert relative_error(found, exact) <= 2e-5
+    each = 2  # of 32 rows and of 5; steps of 8 and of 5
+    assert [device.captured for device in devices] == [graphs * each] * 2
+    assert len(devices[0].launched) == 2 * each * 4  # by hand, and while recording
+    calls = train_on(2, here, problem).ledger["products"]["calls"]
+    assert found.ledger["products"]["calls"] == calls
+
+
 @pytest.mark.parametrize("members", [1, 2, 3])
 @pytest.mark.parametrize(
     "recipe, transport",
@@ -147,16 +152,22 @@ def test_members_sum_as_on_the_host(devices, members, recipe, transport):
 
 
 @pytest.mark.parametrize("members", [2, 3])
-def test_sums_in_bf16_are_made_on_the_device(devices, members):
+def test_sums_in_bf16_are_made_on_the_device(devices, monkeypatch, members):
     """An exchange fetches nothing: what is fetched is for those who look."""
-    problem, fetched = make_problem("logistic", n=160, d=13), {}
-    for recipe in ("c", "d"):
-        sections = {"precision": {"recipe": recipe}, "products": {"kind": "gram"}}
-        devices.clear()
-        found = train_on(members, on_gpu(problem, **sections), problem)
-        assert found.ledger["products"]["calls"] == {"c": 5, "d": 5 * 3}[recipe]
-        fetched[recipe] = [device.fetched for device in devices]
-    assert fetched["d"] == fetched["c"] and max(fetched["d"]) < 5
+    advance, fetched = DeviceGram.advance, []
+
+    def counted(self, *given):
+        before = self.device.fetched
+        state = advance(self, *given)
+        fetched.append(self.device.fetched - before)
+        return state
+
+    monkeypatch.setattr(DeviceGram, "advance", counted)
+    problem = make_problem("logistic", n=160, d=13)
+    sections = {"precision": {"recipe": "d"}, "products": {"kind": "gram"}}
+    found = train_on(members, on_gpu(problem, **sections), problem)
+    assert found.ledger["products"]["calls"] == 5 * 3  # two of the Gram, one of margins
+    assert fetched == [0] * 5 * members
 
 
 def test_the_state_comes_and_goes(devices, tmp_path):

@@ -262,6 +262,39 @@ def test_the_host_does_not_run_away_and_stands_where_it_waits(monkeypatch):
     on_nccl(2, on_rank)
 
 
+def test_groups_of_one_stream_are_waited_for_in_one_order():
+    """Who waits for the last of members stands where replicas do not come."""
+
+    def on_rank(world, layer):
+        grid = Grid(world, 2, 2)
+        buffer = layer.array(np.ones(2))
+        places = world.exchange_objects(world.ledger.place)
+        if grid.replica == 1:
+            spot = waits_in(places[grid.member])
+            assert spot.what == "sum for agreement"
+            assert spot.size == 2 and spot.number == grid.replicas.begun + 1
+        grid.replicas.sum(buffer, "agreement")
+        grid.members.sum(buffer, "products")
+        grid.members.settle()
+        assert (read(layer, buffer) == 4).all()
+        assert not grid.replicas.carrier.under_way
+
+    on_nccl(4, on_rank)
+
+
+def test_an_error_in_one_group_leaves_those_of_the_others_under_way():
+    def on_rank(world, layer):
+        grid = Grid(world, 2, 2)
+        buffer = layer.array(np.ones(2))
+        grid.members.sum(buffer, "products")
+        grid.replicas.sum(buffer, "agreement")
+        grid.replicas.carrier.give_up()
+        assert [sent.purpose for sent in world.carrier.under_way] == ["products"]
+        grid.members.settle()
+
+    on_nccl(4, on_rank)
+
+
 def waits_in(place):
     """Where a rank stands that does not move any more."""
     end = perf_counter() + 20

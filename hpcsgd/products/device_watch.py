@@ -1,0 +1,73 @@
+"""The gap monitor beside a device: the host looks at an exchange now and then.
+
+A look is rare, and what it does is the host's: it walks its slice of weights through
+the steps as plain SGD would, in the arithmetic that the device's is held against. The
+words that members compare travel as a message of their own, by the host: the device's
+messages, and the graphs that hold them, stay as they are.
+"""
+
+import numpy as np
+
+from hpcsgd.backends.device import Device
+from hpcsgd.backends.device_exchange import DeviceExchange
+from hpcsgd.products.base import Array, Group, Scratch, State, Task, gather_rows
+from hpcsgd.products.device_cycle import Cycle
+from hpcsgd.products.held import HeldState
+
+
+class DeviceWatch:
+    """Where the monitor of a task meets exchanges on a device."""
+
+    def __init__(self, task: Task, device: Device) -> None:
+        self.task, self.device = task, device
+        self.scratch = Scratch()
+
+    def run(
+        self, state: HeldState, group: Group, exchange: DeviceExchange, cycle: Cycle
+    ) -> bool:
+        """Do the exchange by hand if a look is due; False: it is still to be done."""
+        monitor = self.task.monitor
+        if monitor.words:
+            self._judge()
+        if not monitor.is_due(group):
+            monitor.before(state, group, np.empty(0))
+            return False
+        cycle.before()
+        cycle.send()
+        self._look(state, group, exchange)
+        return True
+
+    def _judge(self) -> None:
+        """Sum what the last look left over members."""
+        task, form = self.task, self.task.precision.margin_sum
+        words = task.monitor.words
+        message = self.scratch.message(task.members, "gap", words, form)
+        task.monitor.post(message.array)
+        task.monitor.judge(message.sum("products"))
+        task.clock.lap("gap")
+
+    def _look(self, state: HeldState, group: Group, exchange: DeviceExchange) -> None:
+        """The steps, with the monitor around the residuals."""
+        task, monitor = self.task, self.task.monitor
+        margins = self.device.fetch(exchange.margins)
+        margins = margins.reshape(group.blocks.rows, -1)
+        seen = monitor.before(state, group, margins)
+        exchange.iterate(state.on_device("intercept"))
+        rows = gather_rows(task, self.scratch, "rows", group)
+        monitor.after(
+            *(seen, task, self._as_before(state, exchange), group),
+            *(rows, self._gram(exchange)),
+        )
+        exchange.descend(state.on_device("weights"))
+
+    def _as_before(self, state: HeldState, exchange: DeviceExchange) -> State:
+        """The weights that the steps began with, and the residuals that they had."""
+        weights = state.weights.astype(self.task.precision.working)
+        residuals = self.device.fetch(exchange.residuals)
+        return State(weights, None, residuals)
+
+    def _gram(self, exchange: DeviceExchange) -> Array:
+        """As it was summed, of rows that are not scaled."""
+        tiles = self.device.fetch(exchange.gram)
+        scale = np.float32(exchange.matrix.scale)
+        return exchange.tiles.packed(tiles) / scale**2

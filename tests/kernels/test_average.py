@@ -1,0 +1,166 @@
+"""What replicas average: the kernels bit for bit, then states, then whole runs."""
+
+import ctypes
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hpcsgd.agreement import Average
+from hpcsgd.backends.launch_average import average
+from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.nccl import NcclCommunicator
+from hpcsgd.comm.staged import StagedCommunicator
+from hpcsgd.comm.threads import run_ranks
+from hpcsgd.products.base import State
+from hpcsgd.products.held import HeldState
+from tests.fake_cuda import Node
+from tests.harness import make_problem, train_on
+from tests.kernels.emulator import Kernel, empty, on_device
+from tests.kernels.fake_device import FakeDevice
+from tests.kernels.mutants import Mutant
+from tests.kernels.test_runs import devices, on_gpu
+
+__all__ = ["devices"]  # a fixture
+
+SIZES = ((1, 0), (255, 1), (256, 0), (257, 6), (1000, 300))
+MUTANTS = [
+    Mutant("average", "the share is left out", "weights[i] * share", "weights[i]"),
+    Mutant(
+        *("average", "the share of the intercept is left out"),
+        *("(float)intercept[i - held] * share", "(float)intercept[i - held]"),
+    ),
+    Mutant(
+        *("average", "the intercept is scaled before it is rounded"),
+        *("(float)intercept[i - held] * share", "(float)(intercept[i - held] * share)"),
+    ),
+    Mutant(
+        *("average", "the intercept begins at the wrong word"),
+        *(
+            "intercept[i - held] = buffer[i];",
+            "intercept[i - held] = buffer[i - held];",
+        ),
+    ),
+    Mutant("average", "weights are not taken", "weights[i] = buffer[i];", ";"),
+]
+
+
+@pytest.mark.parametrize("held, more", SIZES)
+def test_portions_have_the_bits_of_the_host(held, more):
+    agrees(held, more)
+
+
+def check(text):
+    """What mutants have to fail."""
+    agrees(257, 300, text)
+
+
+def agrees(held, more, text=None):
+    rng = np.random.default_rng(held)
+    weights = on_device(rng.normal(size=held), np.float32)
+    intercept = on_device(rng.normal(size=more), np.float64) if more else None
+    share = 1 / 3
+    buffer, shape = empty(held + more), average(held, more)
+    count = ctypes.c_longlong(held)
+
+    def launch(entry, arguments):
+        kernel = Kernel("average", "ELEMENT=3", text=text, entry=entry)
+        kernel(shape.grid, shape.block, arguments)
+
+    launch("portion", (weights, count, intercept, more, share, buffer))
+    wanted = State(weights, intercept).portion(share, None)
+    np.testing.assert_array_equal(buffer, wanted)
+    back = empty(held), empty(more, np.float64) if more else None
+    launch("become", (buffer, count, more, *back))
+    np.testing.assert_array_equal(back[0], wanted[:held])
+    if more:
+        np.testing.assert_array_equal(back[1], wanted[held:].astype(np.float64))
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("transport", [NcclCommunicator, StagedCommunicator])
+@pytest.mark.parametrize("replicas, members", [(2, 1), (2, 2), (3, 2)])
+@pytest.mark.parametrize("reproducible", [False, True])
+def test_averages_and_the_ledger_are_those_of_the_host(
+    replicas, members, transport, intercept, reproducible
+):
+    """To the bit, as both add in rank order here; two of them, one after the other."""
+    node = Node()
+
+    def state_of(kind, rank):
+        rng = np.random.default_rng(rank)
+        weights = rng.normal(size=(41, 2)).astype(np.float32)
+        beta = rng.normal(size=(2, 1)) if intercept else None
+        return kind(weights, beta)
+
+    def averaged(world, state):
+        grid = Grid(world, replicas, members)
+        agreement = Average(grid, (grid.replica + 1) / 6, 1)
+        agreement.agree(state, "agreement")
+        agreement.agree(state, "agreement")
+
+    def on_rank(host):
+        here = state_of(State, host.rank)
+        averaged(host, here)
+        plain = vars(host.ledger.entries["agreement"]).copy()
+        device = FakeDevice(node)
+        world = transport(host, device.layer, device.stream)
+        device.settle = world.settle
+        there = state_of(HeldState, host.rank)
+        there.hold(device)
+        averaged(world, there)
+        device.synchronize()
+        assert device.fetched == 0
+        np.testing.assert_array_equal(there.weights, here.weights)
+        if intercept:
+            np.testing.assert_array_equal(there.intercept, here.intercept)
+        shared = intercept and replicas > 2 and members > 1
+        assert plain["calls"] == 2 * (1 + reproducible + shared)
+        twice = vars(host.ledger.entries["agreement"])
+        for name in ("calls", "words", "bytes", "wire_bytes"):
+            assert twice[name] == pytest.approx(2 * plain[name])
+
+    run_ranks(replicas * members, on_rank, reproducible=reproducible)
+
+
+def test_a_group_of_hosts_sums_what_the_host_holds():
+    """Behind an emulated network, say, which knows nothing of devices."""
+
+    def on_rank(host):
+        state = HeldState(np.full((3, 1), host.rank + 1, np.float32), None)
+        state.hold(FakeDevice())
+        grid = SimpleNamespace(replicas=host, members=None)
+        Average(grid, 0.5, 1).agree(state, "agreement")
+        assert (state.weights == 1.5).all()
+        return isinstance(state.portion(1.0, host), np.ndarray)
+
+    assert run_ranks(2, on_rank) == [True, True]
+
+
+@pytest.mark.parametrize("replicas, members", [(2, 1), (3, 2)])
+def test_runs_agree_without_copies_of_weights(devices, monkeypatch, replicas, members):
+    agree, agreed = Average.agree, []
+
+    def counted(self, state, purpose):
+        device = state.__dict__.get("device") if purpose == "agreement" else None
+        before = device and device.fetched
+        agree(self, state, purpose)
+        if device:
+            agreed.append(device.fetched - before)
+
+    monkeypatch.setattr(Average, "agree", counted)
+    problem, ranks = make_problem("logistic", n=48 * replicas, d=13), replicas * members
+    sections = {
+        "problem": {"intercept": True},
+        "grid": {"replicas": replicas, "members": members},
+        "schedule": {"batch": 4, "steps": 2, "epochs": 1, "period": 2},
+        "products": {"kind": "gram"},
+    }
+    here = train_on(ranks, on_gpu(problem, **sections, run={"device": "cpu"}), problem)
+    there = train_on(ranks, on_gpu(problem, **sections), problem)
+    assert agreed == [0] * (6 // 2) * ranks
+    size = np.abs(here.weights).max()
+    assert np.abs(here.weights - there.weights).max() <= 1e-5 * size
+    for name in ("calls", "words", "bytes"):
+        entries = [run.ledger["agreement"][name] for run in (here, there)]
+        assert entries[0] == entries[1] > 0

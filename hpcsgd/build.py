@@ -65,8 +65,13 @@ def build(
     return live
 
 
-def _router(config: RunConfig, replica: int) -> Callable[[int], Route]:
-    """The way through the rows of a replica, once their number is known."""
+def _router(config: RunConfig, replica: int) -> Callable[[int], Route | None]:
+    """The way through the rows of a replica, once their number is known.
+
+    None where a GPU holds them all.
+    """
+    if config.run.device == "cuda":
+        return lambda rows: None
     return lambda rows: Route(
         make_sampler(config.sampling, rows, replica), config.schedule.epochs
     )

@@ -5,7 +5,7 @@ import logging
 import numpy as np
 
 from hpcsgd.assembly.live import Live
-from hpcsgd.data.stream import Streamed
+from hpcsgd.data.unheld import Unheld
 
 log = logging.getLogger(__name__)
 ROWS_AT_ONCE = 1024
@@ -37,7 +37,7 @@ def _first_bad(live: Live) -> tuple[int, int] | None:
     task, shard = live.task, live.task.shard
     if shard.is_sparse:
         return _first_bad_stored(live)
-    if isinstance(shard.matrix, Streamed):
+    if isinstance(shard.matrix, Unheld):
         return None  # what is in memory now is not what it was then
     for start in range(0, shard.height, ROWS_AT_ONCE):
         rows = np.arange(start, min(start + ROWS_AT_ONCE, shard.height))

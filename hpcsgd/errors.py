@@ -28,5 +28,9 @@ class TransportError(HpcsgdError, RuntimeError):
     """Ranks cannot talk as asked."""
 
 
+class DeviceLost(TransportError):
+    """A GPU that does nothing more: what was on it is gone."""
+
+
 class NumericsError(HpcsgdError, ArithmeticError):
     """Arithmetic left the range in which its result means anything."""

@@ -19,6 +19,7 @@ from hpcsgd.data.shard import Shard
 from hpcsgd.data.sparse_block import load_csr
 from hpcsgd.data.stream import Route, Streamed
 from hpcsgd.data.targets import Targets, encode_targets
+from hpcsgd.data.unheld import Unheld
 from hpcsgd.errors import DataError
 from hpcsgd.exponents import choose_exponents, say_lost
 from hpcsgd.families.base import Family
@@ -59,14 +60,14 @@ def load(
     family: Family,
     backend: Backend,
     precision: Precision,
-    route: Callable[[int], Route] | None = None,
+    route: Callable[[int], Route | None] | None = None,
     partition: str = "auto",
     scale: str = "column",
 ) -> Loaded:
     """Read this rank's rows and columns; every rank raises what any rank found.
 
     With a `route` (number of rows -> the way through them) the matrix is looked through
-    once and then streamed.
+    once and then streamed; where that is None, somebody else will hold it.
     """
     world = grid.world
     rows = world.together(lambda: own_rows(grid, reader))
@@ -110,8 +111,8 @@ def _stored(
     columns: slice,
     backend: Backend,
     seen: Fingerprint,
-    route: Callable[[int], Route] | None,
-) -> Array | Csr | Streamed:
+    route: Callable[[int], Route | None] | None,
+) -> Array | Csr | Unheld:
     """This rank's block as the backend wants it, on all ranks or on none."""
     # What a file holds is what is wanted only where nothing is scaled.
     element = "" if backend.scaling else backend.precision.matrix
@@ -166,8 +167,8 @@ def _read_matrix(
     store: Callable[[Array], Array],
     element: str,
     seen: Fingerprint,
-    route: Callable[[int], Route] | None,
-) -> Array | Csr | Streamed:
+    route: Callable[[int], Route | None] | None,
+) -> Array | Csr | Unheld:
     if route is not None:
         return _stream(reader, rows, columns, store, element, seen, route)
     if is_sparse(reader):
@@ -182,8 +183,8 @@ def _stream(
     store: Callable[[Array], Array],
     element: str,
     seen: Fingerprint,
-    route: Callable[[int], Route],
-) -> Streamed:
+    route: Callable[[int], Route | None],
+) -> Unheld:
     """Every value is looked at once, kept by nobody, and read again when it is due."""
     height, width = rows.stop - rows.start, columns.stop - columns.start
     for _ in pieces(reader, rows, columns, store, SCANNED, seen.add, all_finite):
@@ -200,7 +201,12 @@ def _stream(
             out[...] = store(take(of_file, columns))
 
     dtype = store(np.empty((0, width), dtype=np.float32)).dtype
-    return Streamed(fill, (height, width), dtype, route(height))
+    way = route(height)
+    if way is not None:
+        return Streamed(fill, (height, width), dtype, way)
+    place = getattr(reader, "place_of_blocks", lambda _: None)(element)
+    known = None if place is None else (place, rows.start, columns)
+    return Unheld(fill, (height, width), dtype, known)
 
 
 def _count_stored(grid: Grid, shard: Shard, precision: Precision) -> int:
@@ -277,7 +283,7 @@ def _exact(
     read = reader.read_csr if shard.is_sparse else reader.read
     source = read(slice(0, 0), slice(0, 0)).dtype
     held = stored.is_wide and np.can_cast(source, stored.dtype, casting="safe")
-    if held and not isinstance(matrix, Streamed):
+    if held and not isinstance(matrix, Unheld):
         if isinstance(matrix, Csr):
             return lambda rows: matrix[rows].to_scipy()
         return lambda rows: matrix[rows]

@@ -5,6 +5,7 @@ import socket
 from dataclasses import dataclass, replace
 
 from hpcsgd.backends.sparse import HEAVY
+from hpcsgd.backends.uploads import PIECE
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.narrow import bytes_of_word
 from hpcsgd.config import RunConfig
@@ -52,9 +53,11 @@ def check_memory(
     """
     schedule, sampling = config.schedule, config.sampling
     need = predict(grid, reader, config, precision, states)
-    may_stream = sampling.mode == "blocks" and not is_sparse(reader)
+    on_gpu = config.run.device == "cuda"
+    by_blocks = sampling.mode == "blocks" and not on_gpu
+    may_stream = (by_blocks or on_gpu) and not is_sparse(reader)
     # What is streamed leaves room for the file in the system's own memory.
-    share = 0.5 if may_stream else 1.0
+    share = 0.5 if may_stream and by_blocks else 1.0
     budget = _tightest(grid, need, config, share)
     if not grid.world.max_flag(int(budget.lacks > 0)):
         return False
@@ -66,7 +69,7 @@ def check_memory(
         if budget.lacks > 0:
             raise ConfigError(_sentence(need, budget, config))
         m, held = schedule.batch * schedule.most_steps, sampling.block * sampling.window
-        if m > held:
+        if m > held and by_blocks:
             raise ConfigError(
                 f"an exchange of {m} rows needs a window of as many, and sampling.block"
                 f" x sampling.window is {held}; use a larger window or fewer --steps"
@@ -94,9 +97,13 @@ def streamed(
     sampling = config.sampling
     held = WINDOWS * sampling.block * sampling.window
     block = sampling.block * cols * (8 + _bytes(precision.matrix))
+    matrix = held * cols * _bytes(precision.matrix)
+    if config.run.device == "cuda":  # all of it is there, two pieces of it here
+        block = PIECE * (1 + 8 // _bytes(precision.matrix))
+        matrix = 2 * max(PIECE, cols * _bytes(precision.matrix))
     return replace(
         need,
-        matrix=held * cols * _bytes(precision.matrix),
+        matrix=matrix,
         reading=max(
             3 * SCANNED, min(need.reading, block_rows(reader.cols) * cols * 16), block
         ),

@@ -4,7 +4,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from hpcsgd.comm.ledger import Ledger
 from hpcsgd.config import RunConfig
 from hpcsgd.damage import find_damage
 from hpcsgd.data.readers import RowReader
+from hpcsgd.errors import DeviceLost
 from hpcsgd.events import Cause, fallen
 from hpcsgd.fall_back import Outgrown, Rung, moved, next_rung
 from hpcsgd.report import report
@@ -26,7 +27,7 @@ from hpcsgd.result import Result, Status
 from hpcsgd.resume import as_it_fell, resume
 from hpcsgd.run_folder import RunFolder
 from hpcsgd.start import Start
-from hpcsgd.survive import last_common, smaller_grid
+from hpcsgd.survive import ended_by, last_common, smaller_grid
 from hpcsgd.timing import Clock
 from hpcsgd.unchecked import Unchecked
 
@@ -81,11 +82,23 @@ class Session:
                 result = self._watched()
                 if result is not None:
                     return result
+            except DeviceLost as error:
+                self._without_gpu(error)
             except Exception as error:
                 shrinks = self.config.run.on_failure == "shrink"
                 if not (shrinks and self.world.has_lost_ranks(error)):
                     raise
                 self._go_on_without_them()
+
+    def _without_gpu(self, error: DeviceLost) -> NoReturn:
+        """The end of this rank: weights that were on its GPU are gone."""
+        own = None if error.on_all_ranks else self.world.rank
+        said = ended_by(error, own, self.live, self.config.run)
+        shrinks = self.config.run.on_failure == "shrink" and self.world.size > 1
+        if shrinks and own is not None:
+            log.error("%s; this rank leaves, the others may go on", said)
+            self.world.vanish()
+        raise said from error
 
     def _go_on_without_them(self) -> None:
         """Survivors become the world, with the last state that all of them know."""

@@ -3,6 +3,9 @@
 Work is queued on streams and done when somebody waits: `synchronize`, `wait`,
 `is_done`, or a collective of NCCL that another rank waits for (tests/fake_nccl.py). An
 array remembers that work on it was not waited for, and MPI is not given it then.
+
+A GPU may be lost (`FakeLayer.break_at`): as with CUDA the work fails when its turn
+comes, whoever waits afterwards hears of it, and nothing is done there any more.
 """
 
 import threading
@@ -13,6 +16,7 @@ import numpy as np
 
 from hpcsgd.backends.bits import add_bits, narrow_bits, widen_bits
 from hpcsgd.backends.device import Graph
+from hpcsgd.backends.device_faults import lost
 from tests.fake_nccl import EachTime, FakeNccl
 
 LIMIT = 20.0  # seconds until a wait is a deadlock
@@ -55,6 +59,7 @@ class Stream:
         self.node, self.queue, self.touched = node, deque(), []
         self.recorded = None  # what a graph is made of, while one is
         self.runs = False
+        self.broken = None  # what whoever waits hears
         node.streams[id(self)] = self
 
     def put(self, action, *arrays):
@@ -95,19 +100,28 @@ class Stream:
                 return False
             self.runs, before = True, len(self.queue)
             try:
-                while self.queue and self.queue[0]() is not False:
+                while self._goes_on() and self.queue[0]() is not False:
                     self.queue.popleft()
             finally:
                 self.runs = False
             return len(self.queue) < before
 
+    def _goes_on(self):
+        return self.queue and not self.broken
+
+    def check(self):
+        if self.broken:
+            raise self.broken
+
     def until(self, is_done):
         """Other GPUs go on by themselves, so theirs is done too where it is needed."""
         end = time.monotonic() + LIMIT
         while not is_done():
+            self.check()
             if not self.run() and not self.node.run_all():
                 assert time.monotonic() < end, "the fake GPU hangs"
                 time.sleep(1e-4)
+        self.check()
 
 
 class Event:
@@ -146,6 +160,8 @@ class FakeLayer:
     def __init__(self, node, place="node 0000:01"):
         self.node, self.place, self.main = node, place, Stream(node)
         self.nccl, self.kept = FakeNccl(node, self.main), []
+        self.breaks = {}  # what -> how many of it are left until the GPU is lost
+        self.size = 2**30  # bytes
 
     def array(self, values):
         """Device memory that holds a copy of them."""
@@ -154,6 +170,28 @@ class FakeLayer:
     def later(self, array, values):
         """A kernel that writes these values when its turn comes."""
         self.main.put(lambda: np.copyto(array.held, values), array)
+
+    def break_at(self, what, number):
+        """Lost by the so manieth: "launch", "replay", "fetch" or "sum"."""
+        self.breaks[what] = number
+
+    def tick(self, what):
+        """One more of them: the work that is queued now may be the end of it."""
+        if what not in self.breaks:
+            return
+        self.breaks[what] -= 1
+        if self.breaks[what] == 0:
+            self.main.put(self.die)
+
+    def die(self):
+        why = "cudaErrorIllegalAddress: an illegal memory access was encountered"
+        self.main.broken = lost(self.place, why)
+        # NCCL of the others notices.
+        self.node.faults["async"] = RuntimeError("ncclRemoteError: a peer is gone")
+        return False
+
+    def memory(self):
+        return self.size, 2 * self.size
 
     def owns(self, array):
         return isinstance(array, FakeArray)
@@ -185,6 +223,7 @@ class FakeLayer:
 
     def is_done(self, event):
         event.stream.is_free()
+        self.main.check()
         if not event.is_over():
             self.node.run_all()
             event.asked = event.asked or time.monotonic()
@@ -204,6 +243,7 @@ class FakeLayer:
         return id(stream)
 
     def to_host(self, array, host, stream):
+        self.tick("sum")
         assert array.nbytes == host.nbytes and array.flags.c_contiguous
         stream.put(lambda: np.copyto(host, array.held.reshape(-1)), array)
 

@@ -1,12 +1,17 @@
 """The GPU of this rank, and how arrays on it travel to those of others."""
 
 import os
+from collections.abc import Iterable, Sequence
 
 from hpcsgd.backends.device import Device
+from hpcsgd.backends.device_faults import shown
+from hpcsgd.backends.device_room import Room, room_of
+from hpcsgd.backends.kernel_table import build_of
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.transports import open_transport
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError, MissingPackage
+from hpcsgd.products.base import Task
 
 NCCL, BY_HOST = "nccl", "mpi-host"
 
@@ -18,7 +23,10 @@ def take_gpu(share_gpus: bool) -> Device:
     from hpcsgd.comm.gpus import gpu_of_rank
 
     number = gpu_of_rank(os.environ, count_gpus(), share_gpus=share_gpus)
-    return device_of_rank(number)
+    device = device_of_rank(number)
+    # Every exchange needs it: what NVRTC lacks is heard of now, on all ranks.
+    device.kernel(build_of("sample", "fp32", device.arch))
+    return device
 
 
 def open_gpu(
@@ -42,6 +50,50 @@ def open_gpu(
     return device, open_transport(
         kind, world, device.layer, stream=device.stream, share_gpus=run.share_gpus
     )
+
+
+def check_room(
+    device: Device,
+    task: Task,
+    plans: Iterable[Sequence[int]],
+    world: Communicator,
+) -> None:
+    """Refuse a run that its GPU has no room for, before the matrix is sent.
+
+    Called by all ranks; those that share a GPU share what is free there.
+    """
+    wide = task.columns * task.states
+    need = room_of(task.shard.matrix, plans, device.multiprocessors, wide)
+    free, total = device.memory()
+    place = device.layer.place
+    said = world.exchange_objects((place, need.total, free))
+    here = [one for one in said if one[0] == place]
+    needed, free = sum(one[1] for one in here), min(one[2] for one in here)
+    if needed <= free:
+        return
+    who = f" by {len(here)} ranks" if len(here) > 1 else ""
+    parts = need.said(task.precision.matrix)
+    raise ConfigError(
+        f"the GPU {place} has no room: {shown(needed)} are needed{who} and"
+        f" {shown(free)} of {shown(total)} are free (one rank: {parts});"
+        f" {_smaller(need, task, len(here) > 1)}"
+    )
+
+
+def _smaller(need: Room, task: Task, shared: bool) -> str:
+    """The knob that turns the largest part."""
+    more = "start fewer ranks on each GPU, or " if shared else ""
+    halve = ", or halve it with --precision c" if _is_wide(task) else ""
+    return {
+        "matrix": f"{more}use more members on more GPUs (--grid){halve}",
+        "rows": f"{more}use more replicas on more GPUs (--grid)",
+        "exchange": f"{more}use a smaller --steps or --batch",
+        "weights": f"{more}use more members on more GPUs (--grid)",
+    }[need.largest]
+
+
+def _is_wide(task: Task) -> bool:
+    return task.precision.matrix == "fp32"
 
 
 def _transport(

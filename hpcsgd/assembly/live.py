@@ -1,5 +1,6 @@
 """The live objects of a run, put together."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -8,6 +9,7 @@ from hpcsgd.agreement import Agreement
 from hpcsgd.assembly.casting import Place, cast
 from hpcsgd.assembly.choice import Chosen, Earlier, choose_run
 from hpcsgd.assembly.feed import Feed, make_feed, steps_in
+from hpcsgd.assembly.gpu import check_room
 from hpcsgd.assembly.motor import Parts, make_engine
 from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.backends.base import Backend
@@ -21,6 +23,7 @@ from hpcsgd.comm.on_device import OnDevice as CarriesArrays
 from hpcsgd.config import RunConfig
 from hpcsgd.data.sampling import plan_groups
 from hpcsgd.data.stream import Streamed
+from hpcsgd.data.unheld import Unheld
 from hpcsgd.engine import Engine
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
@@ -73,7 +76,7 @@ class Live:
 
     def close(self) -> None:
         """Let go of the file and of the groups, with all ranks; the world stays."""
-        if isinstance(self.loaded.shard.matrix, Streamed):
+        if isinstance(self.loaded.shard.matrix, Unheld):
             self.loaded.shard.matrix.close()
         self.grid.close()
         if isinstance(self.grid.world, CarriesArrays):
@@ -87,7 +90,7 @@ class Live:
         out = None
         if not shard.is_sparse:
             out = np.zeros((height, shard.width), dtype=task.precision.working)
-        if isinstance(shard.matrix, Streamed):
+        if isinstance(shard.matrix, Unheld):
             rows = out  # nothing of it is there yet
         else:
             rows = task.backend.gather(shard.matrix, numbers, out)
@@ -120,7 +123,7 @@ def assemble(
     if device is None:
         product = _product(name, look_ahead, task)
     else:
-        product = _on_gpu(name, task, device)
+        product = _on_gpu(name, task, feed, grid, device)
     columns = Columns(grid, loaded.shard.parts, product.holds_all_columns)
     parts = Parts(
         config, words, grid, loaded, task, product, name, look_ahead, feed, columns
@@ -193,15 +196,19 @@ def _product(name: str, look_ahead: bool, task: Task) -> Product:
     return product
 
 
-def _on_gpu(name: str, task: Task, device: Device) -> Product:
+def _on_gpu(name: str, task: Task, feed: Feed, grid: Grid, device: Device) -> Product:
     """The same on the GPU of this rank."""
     if name not in ON_DEVICE:
         raise ConfigError(
             f"[products] kind = {name!r} is not offered on a GPU; use"
             f" {' or '.join(ON_DEVICE)}, or --device cpu"
         )
-    made: Product = ON_DEVICE[name](task, device)
-    return made
+    plans = feed.plans
+    if name == "direct":
+        plans = [(size,) for sizes in plans for size in sizes]
+    check_room(device, task, plans, grid.world)
+    make: Callable[[Task, Device], Product] = ON_DEVICE[name]
+    return make(task, device)
 
 
 def _feed(config: RunConfig, words: Vocabulary, grid: Grid, loaded: Loaded) -> Feed:

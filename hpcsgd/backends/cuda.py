@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from hpcsgd import assets
 from hpcsgd.backends.device import Graph
-from hpcsgd.backends.device_layer import DeviceLayer
+from hpcsgd.backends.device_faults import guard, guarded
+from hpcsgd.backends.device_layer import DeviceLayer, check_arch
 from hpcsgd.backends.kernel_table import FOLDER, Build, options
+from hpcsgd.backends.uploads import Uploads
 from hpcsgd.errors import ConfigError, MissingPackage
 
 Array = NDArray[Any]
@@ -21,14 +23,18 @@ PLAIN_SHARED = 48 * 1024  # bytes of shared memory that need no asking
 FP32, BF16 = 0, 14  # of cudaDataType; CuPy 13 has no name for the second
 
 
+@guarded
 class CudaDevice:
     """See `hpcsgd.backends.device.Device`."""
 
-    def __init__(self, number: int = 0) -> None:
-        self.layer = DeviceLayer(number)
-        self.cupy = self.layer.cupy
+    def __init__(self, number: int = 0, cupy: Any = None) -> None:
+        self.layer = DeviceLayer(number, cupy)
+        self.cupy, self.faults = self.layer.cupy, self.layer.faults
         self.device = self.cupy.cuda.Device(number)
+        built = self.cupy.cuda.runtime.runtimeGetVersion() // 1000
+        check_arch(str(self.device.compute_capability), built)
         self.stream = self.layer.new_stream()
+        self.uploads = Uploads(self.layer, self.stream)
         self.settle: Callable[[], None] = self.wait
         self.arch = str(self.device.compute_capability)
         self.multiprocessors = int(self.device.attributes["MultiProcessorCount"])
@@ -47,17 +53,21 @@ class CudaDevice:
         try:
             return make(shape, dtype=dtype)
         except self.cupy.cuda.memory.OutOfMemoryError as error:
-            size = int(np.prod(shape)) * np.dtype(dtype).itemsize / 2**30
-            raise ConfigError(
-                f"the GPU has no room for {size:.2f} GiB more; use more members,"
-                " --precision c, or fewer --steps"
-            ) from error
+            size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            raise self.faults.no_room(size) from error
+
+    def memory(self) -> tuple[int, int]:
+        """(bytes that are free, bytes in all)."""
+        found: tuple[int, int] = self.layer.memory()
+        return found
 
     def fill(self, array: Any, values: Array) -> None:
         """array ← values of the host, of its shape; they may change at once."""
-        # What CuPy copies from pageable memory it has read when it returns.
-        with self.stream:
-            array.set(np.ascontiguousarray(values))
+        self.uploads.fill(array, values)
+
+    def upload(self, array: Any, write: Callable[[Array], None]) -> None:
+        """array ← what `write` puts into pinned memory of its shape."""
+        self.uploads.put(array, write)
 
     def fetch(self, array: Any) -> Array:
         """A copy on the host, when all that was asked for before is done."""
@@ -80,8 +90,12 @@ class CudaDevice:
         try:
             module = self.cupy.RawModule(code=text, options=given)
             function = module.get_function(build.entry)
-        except RuntimeError as error:  # of CuPy, where CUDA's headers are not found
-            raise ConfigError(
+        except self.cupy.cuda.compiler.CompileException as error:
+            raise self._uncompiled(build, error) from error
+        except RuntimeError as error:
+            if type(error) is not RuntimeError:  # of CUDA
+                raise
+            raise ConfigError(  # of CuPy, where CUDA's headers are not found
                 f"CuPy cannot compile kernel {build.entry} here ({error}); install"
                 ' CUDA beside it: pip install "cupy-cudaNNx[ctk]" of its version'
             ) from error
@@ -95,7 +109,20 @@ class CudaDevice:
             with self.stream:
                 function(_three(grid), (block, 1, 1), given, shared_mem=shared)
 
-        return launch
+        return self._safe(launch)
+
+    def _uncompiled(self, build: Build, error: Exception) -> ConfigError:
+        (first, *_) = [*str(error).strip().splitlines(), ""]
+        return ConfigError(
+            f"NVRTC cannot compile the kernel {build.entry} for sm_{self.arch}"
+            f" ({first}); install the newest CuPy that the driver takes, or use"
+            " --device cpu"
+        )
+
+    def _safe(self, action: Callable[..., None]) -> Callable[..., None]:
+        """The same with errors of ours."""
+        call = guard(lambda _, *given, **more: action(*given, **more))
+        return lambda *given, **more: call(self, *given, **more)
 
     def capture(self, action: Callable[[], None]) -> Graph:
         """A graph of the launches of `action`.
@@ -113,7 +140,7 @@ class CudaDevice:
                     self.stream.end_capture()
                 raise
             graph = self.stream.end_capture()
-        return Graph(lambda: graph.launch(stream=self.stream))
+        return Graph(self._safe(lambda: graph.launch(stream=self.stream)))
 
     def gemm_bf16(self, out: Any, left: Any, right: Any) -> None:
         """out ← left rightᵀ by cuBLAS: bits of bf16, sums in fp32."""

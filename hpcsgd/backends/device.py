@@ -48,6 +48,16 @@ class Device(Protocol):
     def fill(self, array: Any, values: Array) -> None:
         """array ← values of the host, of its shape; they may change at once."""
 
+    def upload(self, array: Any, write: Callable[[Array], None]) -> None:
+        """array ← what `write` puts into the host's memory that it is given.
+
+        That has the array's shape and type, and what was there before in it; at most
+        `PIECE` bytes. Copies travel while the next array is written.
+        """
+
+    def memory(self) -> tuple[int, int]:
+        """(bytes that are free, bytes in all)."""
+
     def fetch(self, array: Any) -> Array:
         """A copy on the host, when all that was asked for before is done."""
 

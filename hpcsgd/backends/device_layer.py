@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.backends.bits import add_bits, narrow_bits, widen_bits
+from hpcsgd.backends.device_faults import FULL, Faults, guarded, shown
 from hpcsgd.errors import ConfigError, MissingPackage
 
 Array = NDArray[Any]
@@ -19,36 +20,66 @@ OLDEST = 12  # CUDA majors that wheels are named after
 NEWEST = 13
 DOWN, UP = "memcpyDeviceToHost", "memcpyHostToDevice"
 NOT_READY = 600  # cudaErrorNotReady
+NO_DEVICE = 100  # cudaErrorNoDevice
+OLDEST_ARCH = {12: 70, 13: 75}  # CUDA -> the oldest GPU that it compiles for
 
 
 def load_cupy() -> Any:
     """CuPy, once it is sure that it can work here."""
     driver = driver_major()
-    try:
-        import cupy
-    except ImportError as missing:
-        raise MissingPackage(
-            f"a GPU needs CuPy ({missing}); install it with: {_install(driver)}"
-        ) from missing
     if driver is None:
         raise ConfigError(
             "no NVIDIA driver is here (libcuda.so.1 does not load); run on a node with"
             " a GPU, or use --device cpu"
         )
-    built = cupy.cuda.runtime.runtimeGetVersion() // 1000
+    if driver < OLDEST:
+        raise ConfigError(
+            f"the NVIDIA driver here knows CUDA {driver} and CUDA {OLDEST} is the"
+            " oldest that serves; update it to 525 or newer, or use --device cpu"
+        )
+    cupy = _import_cupy(driver)
+    built = _built_for(cupy, driver)
     if built > driver:
         raise ConfigError(
             f"CuPy is made for CUDA {built} and the driver here knows CUDA {driver};"
             f" replace it with: pip uninstall cupy-cuda{built}x && {_install(driver)}"
         )
-    try:
-        cupy.cuda.nvrtc.getVersion()
-    except (ImportError, RuntimeError) as missing:  # its wheel brings no compiler
-        why = str(missing).strip().splitlines()[0]
-        raise MissingPackage(
-            f"CuPy finds no compiler ({why}); install it with: {_install(built)}"
-        ) from missing
     return cupy
+
+
+def _import_cupy(driver: int) -> Any:
+    try:
+        import cupy
+    except ModuleNotFoundError as missing:
+        raise MissingPackage(
+            f"a GPU needs CuPy ({missing}); install it with: {_install(driver)}"
+        ) from missing
+    except (ImportError, OSError) as broken:
+        raise _broken(broken, min(driver, NEWEST)) from broken
+    return cupy
+
+
+def _built_for(cupy: Any, driver: int) -> int:
+    """The major version of CUDA that it is made for; its libraries load, too."""
+    try:
+        built = int(cupy.cuda.runtime.runtimeGetVersion()) // 1000
+    except (ImportError, OSError, RuntimeError) as broken:
+        raise _broken(broken, min(driver, NEWEST)) from broken
+    try:
+        cupy.cuda.nvrtc.getVersion()  # loaded late: kernels could not be compiled
+    except (ImportError, OSError, RuntimeError) as broken:
+        raise _broken(broken, built) from broken
+    return built
+
+
+def _broken(error: Exception, major: int) -> MissingPackage:
+    """CuPy is there, and a library that it needs is not."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    why = next((line for line in reversed(lines) if ".so" in line), " ".join(lines))
+    return MissingPackage(
+        f"CuPy is installed and a library of CUDA that it needs is not ({why});"
+        f' install them with: pip install "cupy-cuda{major}x[ctk]"'
+    )
 
 
 def driver_major() -> int | None:
@@ -61,28 +92,57 @@ def driver_major() -> int | None:
     return None if failed or not version.value else version.value // 1000
 
 
-def _install(driver: int | None) -> str:
-    if driver is None:
-        return f"{_install(NEWEST)} (cupy-cuda{OLDEST}x for CUDA {OLDEST})"
-    return f'pip install "cupy-cuda{min(driver, NEWEST)}x[ctk]"'
+def _install(driver: int) -> str:
+    return f"pip install cupy-cuda{min(driver, NEWEST)}x"
 
 
 def count_gpus() -> int:
     """Those that this process sees."""
-    cupy = load_cupy()
+    runtime = load_cupy().cuda.runtime
     try:
-        return int(cupy.cuda.runtime.getDeviceCount())
-    except cupy.cuda.runtime.CUDARuntimeError:  # no device, or none that is not hidden
-        return 0
+        return int(runtime.getDeviceCount())
+    except runtime.CUDARuntimeError as error:
+        if getattr(error, "status", NO_DEVICE) == NO_DEVICE:
+            return 0
+        raise ConfigError(
+            f"the GPUs of this node do not answer ({error}); see what nvidia-smi says,"
+            " or use --device cpu"
+        ) from error
 
 
+def check_arch(arch: str, built: int) -> None:
+    """Refuse a GPU that this CUDA, or our kernels, no longer know."""
+    age = int(arch)
+    if age < OLDEST_ARCH[OLDEST]:
+        raise ConfigError(
+            f"this GPU is of sm_{arch} and kernels need sm_{OLDEST_ARCH[OLDEST]} or"
+            " newer; use --device cpu"
+        )
+    if age < OLDEST_ARCH.get(built, 0):
+        raise ConfigError(
+            f"this GPU is of sm_{arch}, which CUDA {built} no longer serves; replace"
+            f" CuPy with: pip uninstall cupy-cuda{built}x && pip install"
+            f" cupy-cuda{OLDEST}x"
+        )
+
+
+@guarded
 class DeviceLayer:
     """One GPU, made the current one of the thread that opens it."""
 
     def __init__(self, number: int = 0, cupy: Any = None) -> None:
         self.cupy = cupy or load_cupy()
-        self._device = self.cupy.cuda.Device(number)
-        self._device.use()
+        try:
+            self._device = self.cupy.cuda.Device(number)
+            self._device.use()
+            self.cupy.cuda.runtime.memGetInfo()  # opens it, not its first use
+            self._place = self._look()
+        except self.cupy.cuda.runtime.CUDARuntimeError as error:
+            raise ConfigError(
+                f"GPU {number} of {os.uname().nodename} cannot be opened ({error}); see"
+                " with nvidia-smi whether it is well and no program holds it alone"
+            ) from error
+        self.faults = Faults(self.cupy, self._place)
 
     @property
     def nccl(self) -> Any:
@@ -104,6 +164,9 @@ class DeviceLayer:
     @property
     def place(self) -> str:
         """The node, the GPU's address on its bus, and which part of it."""
+        return self._place  # looked up once: a GPU that is lost does not answer
+
+    def _look(self) -> str:
         facts = self.cupy.cuda.runtime.getDeviceProperties(self._device.id)
         unit = bytes(facts.get("uuid", b"")).hex()  # slices of a GPU share its bus
         return f"{os.uname().nodename} {self._device.pci_bus_id} {unit}".rstrip()
@@ -119,8 +182,23 @@ class DeviceLayer:
     def pinned(self, words: int, dtype: Any) -> Array:
         """An array of NumPy in page-locked memory."""
         kind = np.dtype(dtype)
-        memory = self.cupy.cuda.alloc_pinned_memory(max(words * kind.itemsize, 1))
+        size = max(words * kind.itemsize, 1)
+        try:
+            memory = self.cupy.cuda.alloc_pinned_memory(size)
+        except (self.cupy.cuda.runtime.CUDARuntimeError, MemoryError) as error:
+            if getattr(error, "status", FULL) != FULL:
+                raise
+            raise ConfigError(
+                f"the host cannot page-lock {shown(size)} for the GPU {self.place}; put"
+                " fewer ranks on a node, or raise ulimit -l"
+            ) from error
         return np.frombuffer(memory, kind, words)
+
+    def memory(self) -> tuple[int, int]:
+        """(bytes that are free, bytes in all), after what nobody uses was let go."""
+        self.cupy.get_default_memory_pool().free_all_blocks()
+        free, total = self.cupy.cuda.runtime.memGetInfo()
+        return int(free), int(total)
 
     def current_stream(self) -> Any:
         """CuPy's current stream of this thread."""

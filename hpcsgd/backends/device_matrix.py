@@ -1,5 +1,6 @@
 """A member's block as a device holds it: rows of whole 16-byte chunks."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.backends.device import Device
+from hpcsgd.backends.uploads import PIECE
 from hpcsgd.errors import ConfigError
 
 Array = NDArray[Any]
 CHUNK = 16  # bytes that a thread reads at once
-PIECE = 64 * 2**20  # bytes that are sent together
 ELEMENTS = ("fp32", "bf16", "fp16", "fp8-e4m3", "fp8-e5m2")
 
 
@@ -32,9 +33,12 @@ class DeviceMatrix:
 
 
 def put_matrix(
-    device: Device, matrix: Array, element: str, scale: float = 1.0
+    device: Device, matrix: Any, element: str, scale: float = 1.0
 ) -> DeviceMatrix:
-    """A copy, piece by piece; what lies behind a row's end is zero."""
+    """A copy, piece by piece; what lies behind a row's end is zero.
+
+    An array of the host, or what reads one: while a piece travels, the next is read.
+    """
     if element not in ELEMENTS:
         raise ConfigError(
             f"a GPU does not compute with a matrix in {element}; use --precision fp32"
@@ -43,11 +47,28 @@ def put_matrix(
     item = matrix.dtype.itemsize
     height, width = matrix.shape
     stride = -(-width * item // CHUNK) * CHUNK // item
-    held = device.zeros((height, stride), matrix.dtype)
-    step = max(PIECE // (stride * item), 1)
-    for first in range(0, height, step):
-        piece = matrix[first : first + step]
-        padded = np.zeros((len(piece), stride), dtype=matrix.dtype)
-        padded[:, :width] = piece
-        device.fill(held[first : first + step], padded)
+    held = device.empty((height, stride), matrix.dtype)
+    straight = getattr(matrix, "straight", None)
+    if straight is None or not straight(held, device.wait):
+        _send(device, held, width, getattr(matrix, "read_into", _copied(matrix)))
     return DeviceMatrix(held, element, height, width, scale)
+
+
+def _send(
+    device: Device, held: Any, width: int, read: Callable[[slice, Array], None]
+) -> None:
+    """Through pinned memory, where rows get their ends."""
+    height, stride = held.shape
+    step = max(PIECE // (stride * held.dtype.itemsize), 1)
+    for first in range(0, height, step):
+        part = slice(first, min(first + step, height))
+
+        def write(padded: Array, part: slice = part) -> None:
+            read(part, padded[:, :width])
+            padded[:, width:] = 0
+
+        device.upload(held[part], write)
+
+
+def _copied(matrix: Any) -> Callable[[slice, Array], None]:
+    return lambda part, out: np.copyto(out, matrix[part])

@@ -25,6 +25,13 @@ class Hooks(ABC):
         """True where `error` says that other ranks are gone and we may go on."""
         return False
 
+    def vanish(self) -> None:
+        """This rank is lost to the others, who may go on; returns where it cannot be.
+
+        What they see is what a rank that was killed leaves behind.
+        """
+        return
+
     @abstractmethod
     def close(self) -> None:
         """Let go of what the transport holds."""

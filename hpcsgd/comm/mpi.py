@@ -15,7 +15,7 @@ import numpy as np
 from hpcsgd.comm.base import Array, Communicator
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.comm.mail import MpiMail
-from hpcsgd.comm.ulfm import is_loss, shrink
+from hpcsgd.comm.ulfm import is_loss, shrink, vanish
 from hpcsgd.comm.watch import Watchdog
 from hpcsgd.comm.ways import Ways
 from hpcsgd.comm.workspace import Workspace
@@ -72,6 +72,10 @@ class MpiCommunicator(Communicator):
     def has_lost_ranks(self, error: BaseException) -> bool:
         """What an MPI with ULFM raises instead of ending the job."""
         return is_loss(self._mpi, error)
+
+    def vanish(self) -> None:
+        """What an MPI with ULFM notices."""
+        vanish()
 
     def survivors(self) -> "MpiCommunicator":
         """Those that are left, in the order they had."""

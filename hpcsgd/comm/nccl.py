@@ -109,6 +109,10 @@ class NcclCommunicator(OnDevice):
         for call in self._calls(buffer):
             self.carrier.record(call.action)
 
+    def adopt(self, graph: Graph) -> None:
+        """NCCL would wait for it for ever; what is launched is known anyway."""
+        self.carrier.adopt(graph)
+
     def replay(self, graph: Graph, buffers: Sequence[Any], purpose: str) -> None:
         """One launch, in the place of its first collective."""
         if self.size == 1 or not buffers:

@@ -15,7 +15,7 @@ from weakref import WeakSet
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.layer import Graph, Layer
 from hpcsgd.comm.on_device import Carrier
-from hpcsgd.errors import TransportError
+from hpcsgd.errors import DeviceLost, TransportError
 
 # What ncclDataType_t calls them, by NumPy's letters; bf16 is held as uint16.
 KINDS = {"f": 7, "d": 8, "e": 6, "H": 9}
@@ -108,10 +108,14 @@ class Nccl(Carrier):
         with self._named():
             self._hand(self.stream, action)
 
+    def adopt(self, graph: Graph) -> None:
+        """Let go of it before this ends."""
+        self._graphs.add(graph)
+
     def launch(self, graph: Graph) -> None:
         """Queue all that was recorded; it counts as one that is under way."""
         self._check_open()
-        self._graphs.add(graph)
+        self.adopt(graph)
         with self._checked():
             graph()
             self._comm.check_async_error()
@@ -229,13 +233,25 @@ class Nccl(Carrier):
             with self._checked(said):
                 self._comm.check_async_error()
 
+    def _look_at_gpu(self) -> None:
+        """Raises where the GPU itself is lost: then NCCL only repeats it."""
+        try:
+            self.layer.is_done(self.layer.record(self.stream))
+        except DeviceLost:
+            self.under_way.clear()
+            raise
+
     @contextmanager
     def _checked(self, said: str = "") -> Iterator[None]:
         """An error of NCCL ends its communicator, which frees who waits in it."""
         try:
             with self._named(said):
                 yield
+        except DeviceLost:  # no word of NCCL's; what it holds there is gone, too
+            self.under_way.clear()
+            raise
         except TransportError:
+            self._look_at_gpu()
             self.give_up()
             raise
 
@@ -244,6 +260,8 @@ class Nccl(Carrier):
         """The same, ended later: NCCL would wait for the graph under capture."""
         try:
             yield
+        except DeviceLost:
+            raise
         except (RuntimeError, KeyError) as error:  # CuPy has no names of newer errors
             self._is_broken = True
             raise TransportError(

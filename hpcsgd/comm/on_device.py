@@ -14,7 +14,7 @@ import numpy as np
 from hpcsgd.comm.base import Array, Communicator
 from hpcsgd.comm.layer import Graph, Layer
 from hpcsgd.comm.workspace import Workspace
-from hpcsgd.errors import TransportError
+from hpcsgd.errors import DeviceLost, TransportError
 
 PROOF = 64  # words of the sum at the start
 
@@ -133,6 +133,9 @@ class OnDevice(Communicator):
         """What `sum` of it asks of the GPU, into the graph that is being recorded."""
         raise self._no_graphs()
 
+    def adopt(self, graph: Graph) -> None:  # noqa: B027
+        """A graph with such sums, once it is recorded: it ends before this does."""
+
     def replay(self, graph: Graph, buffers: Sequence[Any], purpose: str) -> None:
         """Launch a graph that holds the sums of these buffers, in this order.
 
@@ -237,6 +240,8 @@ def _prove(world: OnDevice) -> None:
     try:
         world.sum(buffer, "control")
         world.settle()
+    except DeviceLost:
+        raise
     except RuntimeError as error:  # mpi4py's own are RuntimeErrors, and so are ours
         raise TransportError(_no(world, f"failed ({error})")) from error
     found = fetched(layer, buffer, stream)

@@ -139,6 +139,10 @@ class ThreadCommunicator(Communicator):
         """What those hear who wait for a rank that vanished."""
         return isinstance(error, LostRank)
 
+    def vanish(self) -> None:
+        """As if it had been killed."""
+        raise RankDied
+
     def survivors(self) -> "ThreadCommunicator":
         """Those that are left, in the order they had."""
         for board in list(self._boards):

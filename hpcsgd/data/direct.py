@@ -32,6 +32,17 @@ def need_kvikio() -> Any:
     return kvikio
 
 
+def has_gds() -> bool:
+    """Whether drives reach GPUs here; without it kvikio goes by way of the host."""
+    try:
+        driver = need_kvikio().cufile_driver
+        if hasattr(driver, "get"):
+            return bool(driver.get("is_gds_available"))
+        return bool(driver.DriverProperties().is_gds_available)
+    except (MissingPackage, RuntimeError, AttributeError, OSError):
+        return False
+
+
 class DirectReader:
     """A dense /X without filters, read past HDF5.
 
@@ -69,6 +80,11 @@ class DirectReader:
             part = out[first - rows.start : last - rows.start]
             self._fill(part, i, first - i * height, cols)
 
+    def reads_in_place(self, cols: slice) -> bool:
+        """Whether such a block needs no buffer beside the array that it goes to."""
+        width = self.tile[1]
+        return bool(cols.start % width == 0 and cols.stop - cols.start == width)
+
     def close(self) -> None:
         """Let go of the file."""
         self._file.close()
@@ -77,7 +93,7 @@ class DirectReader:
         """Rows of tiles of row i, from the `skipped`-th on: all reads at once."""
         width = self.tile[1]
         tiles = range(cols.start // width, -(-cols.stop // width))
-        in_place = cols.start % width == 0 and cols.stop - cols.start == width
+        in_place = self.reads_in_place(cols)
         size = len(part) * width * self.dtype.itemsize
         buffers = part[None]
         if not in_place:

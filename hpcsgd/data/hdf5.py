@@ -119,6 +119,10 @@ class Hdf5Reader:
             return None
         return tiles.read_into
 
+    def place_of_blocks(self, matrix: str) -> Path | None:
+        """The file where its bytes are those of a matrix in the format `matrix`."""
+        return None if self.filler_of_blocks(matrix) is None else self.path
+
     def _tiles(self) -> Tiles | None:
         return None if self.is_sparse else open_tiles(self.path, self.file["X"])
 

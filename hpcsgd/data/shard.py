@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from hpcsgd.csr import Csr
 from hpcsgd.data.stream import Streamed
+from hpcsgd.data.unheld import Unheld
 
 Array = NDArray[Any]
 
@@ -20,7 +21,7 @@ class Shard:
     holds them whole; they are columns (n, 1) so that they meet scores (m, K).
     """
 
-    matrix: Array | Csr | Streamed  # (n, d_c) in the storage of precision.matrix
+    matrix: Array | Csr | Unheld  # (n, d_c) in the storage of precision.matrix
     targets: Array  # (n, 1), encoded for the family
     weights: Array | None  # (n, 1), scaled to mean 1 over all rows of the data
     offsets: Array | None  # (n, 1), added to scores after scaling

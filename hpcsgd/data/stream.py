@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.data.sampling import Sampler
+from hpcsgd.data.unheld import Unheld
 
 Array = NDArray[Any]
 WINDOWS = 4
@@ -57,7 +58,7 @@ class Route:
         return found
 
 
-class Streamed:
+class Streamed(Unheld):
     """A matrix of which a part is in memory: the rows that are asked for next."""
 
     def __init__(
@@ -67,8 +68,7 @@ class Streamed:
         dtype: Any,
         route: Route,
     ) -> None:
-        self.fill = fill  # local rows, as they are stored, into where they are wanted
-        self.shape, self.dtype = shape, np.dtype(dtype)
+        super().__init__(fill, shape, dtype)
         self.route = route
         block, window = route.sampler.block, route.sampler.window
         self.slot_rows = block * window
@@ -145,7 +145,7 @@ class Streamed:
         for block in self.route.blocks(window):
             rows = self.route.sampler.rows_of(int(block))
             part = slice(int(rows[0]), int(rows[-1]) + 1)
-            self.fill(part, self.buffer[first : first + len(rows)])
+            self.read_into(part, self.buffer[first : first + len(rows)])
             with self._changed:
                 self._place[block] = first
                 self._changed.notify_all()

@@ -1,6 +1,6 @@
 """Sums over members of arrays on a device, in whatever format they travel."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,13 @@ class DeviceSums:
             return True
         can = isinstance(self.members, OnDevice) and self.members.captures
         return can and all(self._goes_wide(form) for form in forms)
+
+    def capture(self, action: Callable[[], None]) -> Graph:
+        """A graph of what `action` launches and queues, which has run once."""
+        graph = self.device.capture(action)
+        if isinstance(self.members, OnDevice):
+            self.members.adopt(graph)
+        return graph
 
     def queue(self, array: Any) -> None:
         """Its sum, into the graph that is being recorded; `captures` was asked."""

@@ -21,7 +21,7 @@ class HeldState(State):
 
         `scale` is what rows are stored times there: weights are divided by it.
         """
-        self.__dict__["device"] = device
+        self.__dict__["device"], self.__dict__["scale"] = device, scale
         kinds = {"weights": ("float32", scale), "intercept": ("float64", 1.0)}
         self.__dict__["mirrors"] = {
             name: Mirror(device, self.__dict__[name], *kind)
@@ -47,7 +47,8 @@ class HeldState(State):
         weights, intercept = self.on_device("weights"), self.on_device("intercept")
         average = self.__dict__.get("average")
         if average is None:
-            average = DeviceAverage(self.__dict__["device"], weights, intercept)
+            device, scale = self.__dict__["device"], self.__dict__["scale"]
+            average = DeviceAverage(device, weights, intercept, scale)
             self.__dict__["average"] = average
         return average.portion(weights, intercept, share)
 

@@ -10,6 +10,7 @@ from hpcsgd.backends.device_exchange import DeviceExchange
 from hpcsgd.backends.device_matrix import DeviceMatrix, put_matrix
 from hpcsgd.backends.device_products import Widths
 from hpcsgd.comm.on_device import OnDevice as CarriesArrays
+from hpcsgd.data.unheld import Unheld
 from hpcsgd.errors import ConfigError
 from hpcsgd.products.base import Group, State, Task
 from hpcsgd.products.device_cycle import Cycle, Travelling
@@ -37,7 +38,7 @@ class OnDevice(ABC):
         shard, form = task.shard, task.precision.matrix
         self.scale = scale_of(task)
         self.matrix: DeviceMatrix = put_matrix(
-            *(device, shard.matrix, form, self.scale)  # type: ignore[arg-type]
+            *(device, shard.matrix, form, self.scale)
         )
         self.order = Order(device, shard.targets, shard.weights, shard.offsets)
         self._exchanges: dict[Blocks, DeviceExchange] = {}
@@ -149,7 +150,7 @@ def check_task(task: Task) -> None:
     others = {getattr(precision, name) for name in vars(precision) if name not in low}
     for wrong, what in (
         (shard.is_sparse, "sparse rows"),
-        (not isinstance(shard.matrix, np.ndarray), "streamed rows"),
+        (not isinstance(shard.matrix, np.ndarray | Unheld), "such rows"),
         (task.clip is not None, "clipped gradients"),
         (others != {"fp32"}, "this precision"),
         (not _is_stored(precision.margin), "this format of margins"),

@@ -147,6 +147,9 @@ def test_info(hpcsgd):
     said = json.loads(hpcsgd("info", "--json").stdout)
     assert {"packages", "mpi", "cpu", "kernels", "gpus", "nccl", "slurm"} <= set(said)
     assert said["kernels"]["compiled"] or said["kernels"]["why"]
+    ways = {"nccl", "mpi-cuda", "mpi-host", "auto", "gpudirect rdma"}
+    assert set(said["transports"]) == {*ways, "gpudirect storage"}
+    assert said["transports"]["mpi-host"] == "possible"
     assert hpcsgd("info").returncode == 0
 
 

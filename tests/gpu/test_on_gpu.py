@@ -5,23 +5,18 @@ import pytest
 
 from benchmarks.gpu import every_kernel
 from hpcsgd.backends.cuda import CudaDevice
-from hpcsgd.backends.device_layer import load_cupy
+from hpcsgd.backends.device_layer import count_gpus
 from hpcsgd.backends.kernel_table import all_builds
-from hpcsgd.errors import ConfigError
+from hpcsgd.comm.nccl import NcclCommunicator
+from hpcsgd.comm.serial import SerialCommunicator
+from hpcsgd.comm.staged import StagedCommunicator
+from hpcsgd.comm.threads import run_ranks
+from hpcsgd.products.base import State
+from hpcsgd.products.held import HeldState
 from tests.harness import make_problem, oracle_for, relative_error, train_on
 from tests.kernels.test_runs import FAMILIES, on_gpu
 
-
-@pytest.fixture
-def device(request):
-    """A GPU; without one the test is skipped, or fails where one is required."""
-    try:
-        load_cupy()
-    except ConfigError as error:
-        if request.config.getoption("--require-gpu"):
-            raise
-        pytest.skip(str(error))
-    return CudaDevice()
+KINDS = (State, HeldState)
 
 
 def test_every_kernel_is_compiled(device):
@@ -32,14 +27,6 @@ def test_every_kernel_is_compiled(device):
 def test_every_kernel_is_as_in_float64(device):
     """One small case of each: tensor cores may round otherwise than the emulation."""
     assert every_kernel.wrong() == 0
-
-
-def test_arrays_come_back(device):
-    values = np.random.default_rng(0).normal(size=(37, 5)).astype(np.float32)
-    array = device.empty(values.shape, np.float32)
-    device.fill(array, values)
-    np.testing.assert_array_equal(device.fetch(array), values)
-    assert (device.fetch(device.zeros((9,), np.int64)) == 0).all()
 
 
 @pytest.mark.parametrize("kind", ["gram", "direct"])
@@ -70,3 +57,42 @@ def test_recipes_are_those_of_the_host(device, recipe, batch, steps):
     size = np.abs(here.weights).max()
     assert np.abs(here.weights - there.weights).max() <= 1e-3 * size
     np.testing.assert_array_equal(there.weights, again.weights)
+
+
+def test_portions_of_an_average_are_those_of_the_host(device):
+    rng = np.random.default_rng(0)
+    weights = rng.normal(size=(1001, 2)).astype(np.float32)
+    here, there = (kind(weights.copy(), rng.normal(size=(2, 1))) for kind in KINDS)
+    there.intercept = here.intercept.copy()
+    there.hold(device)
+    group = StagedCommunicator(SerialCommunicator(), device.layer, device.stream)
+    wanted = here.portion(1 / 3, group)
+    buffer = there.portion(1 / 3, group)
+    np.testing.assert_array_equal(device.fetch(buffer), wanted)
+    here.become(wanted), there.become(buffer)
+    np.testing.assert_array_equal(there.weights, here.weights)
+    np.testing.assert_array_equal(there.intercept, here.intercept)
+
+
+def test_a_graph_holds_sums_of_nccl(device):
+    """Between two GPUs; it is let go of before NCCL ends, which would wait for it."""
+    if count_gpus() < 2:
+        pytest.skip("one GPU")
+
+    def on_rank(host):
+        own = CudaDevice(host.rank)
+        world = NcclCommunicator(host, own.layer, own.stream)
+        arrays = [own.empty((size,), np.float32) for size in (5, 70000)]
+        for array in arrays:  # NCCL connects at the first sum of a size
+            own.fill(array, np.ones(array.shape, np.float32))
+            world.sum(array, "products")
+        graph = own.capture(lambda: [world.queue_sum(array) for array in arrays])
+        for _ in range(20):
+            world.replay(graph, arrays, "products")
+        world.settle()
+        found = [own.fetch(array) for array in arrays]
+        calls = world.ledger.calls("products")
+        world.close()
+        return calls, [(array == 2.0**21).all() for array in found]
+
+    assert run_ranks(2, on_rank) == [(42, [True, True])] * 2

@@ -8,6 +8,9 @@ import ctypes
 
 import numpy as np
 
+from hpcsgd.backends.device import Graph
+from hpcsgd.backends.device_faults import no_room
+from hpcsgd.backends.uploads import Uploads
 from tests.fake_cuda import FakeArray, FakeLayer, Node
 from tests.kernels.emulator import Kernel, check_guards, empty
 
@@ -38,11 +41,15 @@ class FakeDevice:
         self.stream = self.layer.main
         self.seed = seed
         self.settle = self.wait
+        self.uploads = Uploads(self.layer, self.stream)
         self.launched = []  # names of kernels, in order
         self.captured = 0  # graphs
         self.fetched = 0  # arrays that the host has waited for
 
     def empty(self, shape, dtype):
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        if size > self.layer.size:
+            raise no_room(self.layer.place, size, *self.memory())
         return Held(empty(shape, dtype), set())
 
     def zeros(self, shape, dtype):
@@ -51,12 +58,18 @@ class FakeDevice:
         return found
 
     def fill(self, array, values):
-        values = np.array(values)
-        assert values.shape == array.shape and values.dtype == array.dtype
+        """By way of pinned buffers, as a GPU is sent it: what is late shows."""
         self.stream.is_free()
-        self.stream.put(lambda: np.copyto(array.held, values), array)
+        self.uploads.fill(array, values)
+
+    def upload(self, array, write):
+        self.uploads.put(array, write)
+
+    def memory(self):
+        return self.layer.memory()
 
     def fetch(self, array):
+        self.layer.tick("fetch")
         self.fetched += 1
         self.synchronize()
         return array.held.copy()
@@ -69,6 +82,7 @@ class FakeDevice:
             arrays = [one for one in arguments if isinstance(one, Held)]
             more = {"shared": shared, "cluster": cluster, "seed": self.seed}
             self.launched.append(build.entry)
+            self.layer.tick("launch")
 
             def action():
                 kernel(grid, block, given, **more)
@@ -81,7 +95,13 @@ class FakeDevice:
 
     def capture(self, action):
         self.captured += 1
-        return self.stream.capture(action)
+        graph = self.stream.capture(action)
+
+        def replay():
+            self.layer.tick("replay")
+            graph()
+
+        return Graph(replay)
 
     def gemm_bf16(self, out, left, right):
         assert out.dtype == np.float32 and left.dtype == right.dtype == np.uint16

@@ -11,13 +11,13 @@ from hpcsgd.backends import cuda
 from hpcsgd.backends.kernel_table import build_of
 from hpcsgd.errors import ConfigError, MissingPackage
 from hpcsgd.storage import encode
-from tests import fake_cupy
+from tests import strict_cupy
 from tests.kernels.emulator import KERNELS
 
 
 @pytest.fixture
 def cupy(monkeypatch):
-    return fake_cupy.install(monkeypatch)
+    return strict_cupy.install(monkeypatch)
 
 
 def wide(bits):
@@ -56,14 +56,14 @@ def test_a_graph_repeats_what_it_recorded(cupy):
     assert not device.fetch(target).any()
     replay()
     np.testing.assert_array_equal(device.fetch(target), np.arange(4))
-    assert device.seconds(replay, 3) > 0 and fake_cupy.Graph.launches == 4
+    assert device.seconds(replay, 3) > 0 and strict_cupy.Graph.launches == 4
 
 
 def test_a_kernel_is_another_one_with_other_headers(cupy, tmp_path, monkeypatch):
     """CuPy keeps what it compiled under the text and the options alone."""
     device, build = cuda.CudaDevice(), build_of("margin", "bf16", "90")
     device.kernel(build)
-    ((entry, given),) = fake_cupy.RawModule.made
+    ((entry, given),) = strict_cupy.RawModule.made
     digest = cuda._headers(KERNELS)
     assert entry == "margin" and given[-1] == digest
     folder = shutil.copytree(KERNELS, tmp_path / "cuda")

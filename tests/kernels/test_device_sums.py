@@ -131,6 +131,20 @@ def is_false(said):
 def launched(sums, device):
     """What a graph makes of ones."""
     array = put(device, np.ones(5, np.float32))
-    graph = device.capture(lambda: sums.queue(array))
+    graph = sums.capture(lambda: sums.queue(array))
     sums.replay(graph, [array])
     return device.fetch(array)[0]
+
+
+def test_a_graph_that_was_never_launched_ends_in_time():
+    """NCCL waits for what was recorded, not for what was launched."""
+
+    def on_rank(sums, device, host):
+        array = put(device, np.ones(5, np.float32))
+        graph = sums.capture(lambda: sums.queue(array))
+        sums.members.close()
+        with pytest.raises(AssertionError, match="after its release"):
+            graph()
+
+    on_devices(2, NcclCommunicator, on_rank)
+    on_devices(1, NcclCommunicator, on_rank)

@@ -49,6 +49,7 @@ def device():
     runtime = SimpleNamespace(streamCaptureModeRelaxed=RELAXED)
     device.cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
     device.stream = Stream()
+    device.faults = SimpleNamespace(said=lambda error: error)
     return device
 
 

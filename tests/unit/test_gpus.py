@@ -1,15 +1,29 @@
 """Which GPU a rank uses, as a table of launchers; what opens a layer without a GPU."""
 
 import sys
-from types import ModuleType, SimpleNamespace
+from importlib.abc import MetaPathFinder
+from threading import get_ident
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from hpcsgd.assembly.gpu import open_gpu
 from hpcsgd.backends import device_layer
+from hpcsgd.backends.cuda import CudaDevice
 from hpcsgd.backends.device_layer import DeviceLayer, count_gpus, load_cupy
+from hpcsgd.backends.kernel_table import build_of
 from hpcsgd.comm.gpus import check_own_gpu, gpu_of_rank, local_place
+from hpcsgd.comm.threads import run_ranks
+from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError, MissingPackage
+from tests.fake_cupy import (
+    CompileException,
+    CUDADriverError,
+    CUDARuntimeError,
+    FakeCupy,
+    OutOfMemoryError,
+)
 
 OMPI = {"OMPI_COMM_WORLD_LOCAL_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
 HYDRA = {"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
@@ -103,24 +117,8 @@ def test_ranks_that_met_on_one_gpu():
         check_own_gpu(places, False, "mpi-cuda")
 
 
-class NoDevice(RuntimeError):
-    """What CuPy raises where there is none."""
-
-
-def fake_cupy(monkeypatch, major, gpus=1):
-    def count():
-        if not gpus:
-            raise NoDevice("cudaErrorNoDevice")
-        return gpus
-
-    runtime = SimpleNamespace(
-        runtimeGetVersion=lambda: 1000 * major + 20,
-        getDeviceCount=count,
-        CUDARuntimeError=NoDevice,
-    )
-    cupy = ModuleType("cupy")
-    nvrtc = SimpleNamespace(getVersion=lambda: (major, 0))
-    cupy.cuda = SimpleNamespace(runtime=runtime, nvrtc=nvrtc)
+def fake_cupy(monkeypatch, major, gpus=1, **more):
+    cupy = FakeCupy(major=major, gpus=gpus, **more)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     return cupy
 
@@ -132,10 +130,9 @@ def driver(monkeypatch, major):
 @pytest.mark.parametrize(
     "major, command",
     [
-        (12, r'pip install "cupy-cuda12x\[ctk\]"$'),
-        (13, r'pip install "cupy-cuda13x\[ctk\]"$'),
-        (14, r'pip install "cupy-cuda13x\[ctk\]"$'),
-        (None, r'pip install "cupy-cuda13x\[ctk\]" .cupy-cuda12x for CUDA 12'),
+        (12, "pip install cupy-cuda12x$"),
+        (13, "pip install cupy-cuda13x$"),
+        (14, "pip install cupy-cuda13x$"),
     ],
 )
 def test_a_missing_cupy_names_the_command(monkeypatch, major, command):
@@ -152,23 +149,108 @@ def test_a_cupy_that_cannot_work_is_refused(monkeypatch):
         load_cupy()
     driver(monkeypatch, 12)
     with pytest.raises(
-        ConfigError, match='uninstall cupy-cuda13x && pip install "cupy-cuda12x'
+        ConfigError, match="uninstall cupy-cuda13x && pip install cupy-cuda12x"
     ):
         load_cupy()
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, ImportError])
-def test_a_cupy_without_a_compiler_is_refused(monkeypatch, kind):
-    """As its wheel alone is, where CUDA is not installed."""
-    cupy = fake_cupy(monkeypatch, 12)
-    driver(monkeypatch, 13)
-
-    def missing():
-        raise kind("CuPy failed to load libnvrtc.so.12: no such file\nsearched: here")
-
-    cupy.cuda.nvrtc.getVersion = missing
-    with pytest.raises(MissingPackage, match=r'libnvrtc.so.12.*cuda12x\[ctk\]"$'):
+def test_a_driver_that_is_too_old_is_named(monkeypatch):
+    fake_cupy(monkeypatch, 12)
+    driver(monkeypatch, 11)
+    with pytest.raises(ConfigError, match="driver here knows CUDA 11 .* update it to"):
         load_cupy()
+
+
+class Breaks(MetaPathFinder):
+    """`import cupy` as a wheel without its libraries raises it."""
+
+    def find_spec(self, name, path, target=None):
+        if name == "cupy":
+            raise ImportError(
+                "\n====\nCuPy is not correctly installed.\n\nOriginal error:\n"
+                "  ImportError: libcudart.so.12: cannot open shared object file\n===="
+            )
+
+
+def test_libraries_of_cuda_that_are_missing_are_named(monkeypatch):
+    """At the import, at the first call, or where kernels would be compiled."""
+    driver(monkeypatch, 12)
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Breaks()])
+    said = 'libcudart.so.12: cannot .* pip install "cupy-cuda12x\\[ctk\\]"$'
+    with pytest.raises(MissingPackage, match=said) as found:
+        load_cupy()
+    assert "\n" not in str(found.value)
+
+    def missing(error):
+        raise error
+
+    driver(monkeypatch, 13)
+    cupy = fake_cupy(monkeypatch, 12)
+    error = RuntimeError("CuPy failed to load libnvrtc.so.12: OSError: cannot open")
+    monkeypatch.setattr(cupy.cuda.nvrtc, "getVersion", lambda: missing(error))
+    said = 'libnvrtc.so.12: .* pip install "cupy-cuda12x\\[ctk\\]"$'
+    with pytest.raises(MissingPackage, match=said):
+        load_cupy()
+    error = OSError("libcudart.so.12: cannot open shared object file")
+    runtime = cupy.cuda.runtime
+    monkeypatch.setattr(runtime, "runtimeGetVersion", lambda: missing(error))
+    with pytest.raises(MissingPackage, match="libcudart.so.12: .*cupy-cuda13x"):
+        load_cupy()
+
+
+@pytest.mark.parametrize(
+    "arch, built, said",
+    [
+        ("70", 13, "sm_70, which CUDA 13 no longer .* pip install cupy-cuda12x$"),
+        ("61", 12, "sm_61 and kernels need sm_70 or newer; use --device cpu"),
+    ],
+)
+def test_a_gpu_that_is_too_old_is_refused(arch, built, said):
+    with pytest.raises(ConfigError, match=said):
+        CudaDevice(0, FakeCupy(major=built, capability=arch))
+
+
+@pytest.mark.parametrize("arch, built", [("70", 12), ("75", 13), ("120", 13)])
+def test_a_gpu_that_serves_is_taken(arch, built):
+    assert CudaDevice(0, FakeCupy(major=built, capability=arch)).arch == arch
+
+
+def test_a_gpu_that_others_hold_is_refused():
+    for name in ("use", "memGetInfo"):  # some drivers look only when it is used
+        cupy = FakeCupy()
+        place = cupy.cuda.Device(0) if name == "use" else cupy.cuda.runtime
+        setattr(place, name, lambda cupy=cupy: cupy.fail(46))
+        with pytest.raises(ConfigError, match="be opened .cudaErrorDevicesUnavailable"):
+            CudaDevice(0, cupy)
+
+
+def test_gpus_that_do_not_answer_are_not_taken_for_none(monkeypatch):
+    cupy = fake_cupy(monkeypatch, 13)
+    driver(monkeypatch, 13)
+    monkeypatch.setattr(cupy.cuda.runtime, "getDeviceCount", lambda: cupy.fail(802))
+    with pytest.raises(ConfigError, match="do not answer .cudaErrorSystemNotReady"):
+        count_gpus()
+
+
+def test_memory_that_cannot_be_pinned_is_no_fault_of_the_gpu():
+    device = CudaDevice(0, cupy := FakeCupy())
+    cupy.cuda.alloc_pinned_memory = lambda size: cupy.fail(2)
+    with pytest.raises(ConfigError, match="cannot page-lock 400 bytes .* ulimit -l"):
+        device.layer.pinned(100, np.float32)
+
+
+def test_a_kernel_that_nvrtc_refuses_is_one_sentence():
+    cupy = FakeCupy(capability="75")
+
+    def refuse(entry):
+        raise CompileException("invalid value for --gpu-architecture\nand more\n")
+
+    cupy.RawModule = lambda code, options: SimpleNamespace(get_function=refuse)
+    said = "compile the kernel sample for sm_75 .invalid value for --gpu-arch.*newest"
+    with pytest.raises(ConfigError, match=said) as found:
+        CudaDevice(0, cupy).kernel(build_of("sample", "fp32", "75"))
+    assert "\n" not in str(found.value)
 
 
 @pytest.mark.parametrize("built, knows", [(12, 12), (12, 13), (13, 13)])
@@ -198,7 +280,11 @@ class Chip:
             eventQuery=lambda address: self.status,
             getDeviceProperties=lambda number: {"uuid": b"\x01\xff"},
             runtimeGetVersion=lambda: 13020,
+            memGetInfo=lambda: (1, 1),
+            CUDARuntimeError=CUDARuntimeError,
         )
+        self.driver = SimpleNamespace(CUDADriverError=CUDADriverError)
+        self.memory = SimpleNamespace(OutOfMemoryError=OutOfMemoryError)
 
     def Device(self, number):  # noqa: N802
         use = lambda: self.asked.append(("use", number))  # noqa: E731
@@ -247,3 +333,31 @@ def test_a_missing_nccl_names_the_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(MissingPackage, match="pip install nvidia-nccl-cu13, or use tr"):
         _ = layer_on(Chip()).nccl
+
+
+def test_what_is_missing_on_one_rank_is_heard_by_all(monkeypatch):
+    """A GPU is tried with one kernel when it is taken: later others would wait."""
+    monkeypatch.setattr(device_layer, "count_gpus", lambda: 1)
+    good, bad = FakeCupy(), FakeCupy()
+
+    def refuse(entry):
+        raise CompileException("cannot open libnvrtc-builtins.so")
+
+    bad.RawModule = lambda code, options: SimpleNamespace(get_function=refuse)
+    chips, heard = {}, []
+    monkeypatch.setattr(
+        "hpcsgd.backends.cuda.device_of_rank",
+        lambda number: CudaDevice(0, chips[get_ident()]),
+    )
+
+    def on_rank(world):
+        chips[get_ident()] = bad if world.rank == 1 else good
+        config = RunConfig.parse({"run": {"device": "cuda", "share_gpus": True}})
+        try:
+            open_gpu(config, world)
+        except ConfigError as error:
+            heard.append((str(error), error.on_all_ranks))
+
+    run_ranks(3, on_rank)
+    assert len(heard) == 3 and len(set(heard)) == 1
+    assert "libnvrtc-builtins.so" in heard[0][0] and heard[0][1]

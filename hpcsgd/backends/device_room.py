@@ -1,0 +1,100 @@
+"""What a run will hold on a GPU, from sizes alone, before anything is allocated."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from hpcsgd.backends import launch_gram
+from hpcsgd.backends.device_faults import shown
+from hpcsgd.csr import Csr
+
+CHUNK = 16  # bytes; rows are whole chunks
+TILE = 64
+COLUMNS = 3  # of every row: its target, weight, offset
+NAMES = {
+    "matrix": "the matrix",
+    "rows": "what belongs to its rows",
+    "exchange": "the buffers of exchanges",
+    "weights": "the weights",
+}
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes of one rank, by what they are for."""
+
+    matrix: int
+    rows: int  # targets, weights, offsets, their order
+    exchange: int  # tiles of the Gram, their parts, margins
+    weights: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(vars(self).values())
+
+    @property
+    def largest(self) -> str:
+        """What takes most."""
+        return max(vars(self), key=lambda name: getattr(self, name))
+
+    def said(self, form: str) -> str:
+        """The parts, the largest first; `form` is that of the matrix."""
+        parts = sorted(vars(self).items(), key=lambda part: -part[1])
+        return ", ".join(
+            f"{NAMES[name]} {shown(size)}{f' in {form}' if name == 'matrix' else ''}"
+            for name, size in parts
+        )
+
+
+def room_of(
+    matrix: Any, plans: Iterable[Sequence[int]], multiprocessors: int, wide: int = 1
+) -> Room:
+    """Of a matrix of the host, and of exchanges of these batch sizes.
+
+    `wide` columns of weights. Beside the matrix lie targets, weights and offsets of 4
+    bytes each, and an order of 8.
+    """
+    height, width = matrix.shape
+    item = matrix.dtype.itemsize if not isinstance(matrix, Csr) else 4
+    each = {tuple(sizes) for sizes in plans}
+    exchanges = [
+        exchange_bytes(sizes, width, item, multiprocessors, wide) for sizes in each
+    ]
+    return Room(
+        matrix=matrix_bytes(matrix),
+        rows=height * (4 * COLUMNS + 8),
+        exchange=sum(exchanges),
+        weights=4 * width * wide,
+    )
+
+
+def matrix_bytes(matrix: Any) -> int:
+    """As it lies there: dense rows of whole chunks, or three arrays."""
+    if isinstance(matrix, Csr):
+        parts = (matrix.data, matrix.indices, matrix.indptr)
+        return sum(int(part.nbytes) for part in parts)
+    height, width = matrix.shape
+    return int(height * -(-width * matrix.dtype.itemsize // CHUNK) * CHUNK)
+
+
+def exchange_bytes(
+    sizes: Sequence[int], width: int, item: int, multiprocessors: int, wide: int = 1
+) -> int:
+    """Tiles and the parts they are summed of, the map of them, and columns of rows.
+
+    Those are numbers, targets and the like, and margins, residuals and factors.
+    """
+    starts = np.array([0, *accumulate(sizes)])
+    rows = int(starts[-1])
+    tiles, places = launch_gram.tiles_of(starts, TILE)
+    count = max(len(tiles), 1)
+    splits = launch_gram.splits_of(count, width, TILE, item, multiprocessors)
+    plan = launch_gram.launch_of(
+        len(tiles), rows, width, tile=TILE, itemsize=item, splits=splits
+    )
+    words = plan.result + plan.workspace + places.size + 2 * count
+    return 4 * (words + (5 + 3 * wide) * rows)

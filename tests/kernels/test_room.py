@@ -1,0 +1,139 @@
+"""What a GPU has room for: predicted to the byte, refused before it is filled."""
+
+import numpy as np
+import pytest
+
+from hpcsgd.api import train
+from hpcsgd.backends.device_room import room_of
+from hpcsgd.comm.threads import run_ranks
+from hpcsgd.errors import ConfigError
+from tests.fake_cuda import Node
+from tests.harness import make_problem, train_on
+from tests.kernels.fake_device import FakeDevice
+from tests.kernels.test_runs import on_gpu
+
+PROBLEM = make_problem("logistic", n=400, d=37)
+SCHEDULE = {"batch": 32, "steps": 4, "epochs": 1}
+
+
+class Counting(FakeDevice):
+    """Adds up what it is asked for."""
+
+    def __init__(self, free, place="node 0000:01", node=None):
+        super().__init__(node, place=place)
+        self.layer.size, self.asked = free, []
+
+    def empty(self, shape, dtype):
+        self.asked.append(int(np.prod(shape)) * np.dtype(dtype).itemsize)
+        return super().empty(shape, dtype)
+
+
+@pytest.fixture
+def devices(monkeypatch):
+    """Those that ranks are given, to be filled in."""
+    given, left = [], []
+
+    def take(share_gpus):
+        given.append(left.pop(0))
+        return given[-1]
+
+    monkeypatch.setattr("hpcsgd.assembly.gpu.take_gpu", take)
+    return left, given
+
+
+@pytest.mark.parametrize("width", [37, 3001])  # wide: tiles are summed of parts
+@pytest.mark.parametrize("kind", ["gram", "direct"])
+@pytest.mark.parametrize("recipe, item", [("fp32", 4), ("c", 2)])
+def test_what_is_predicted_is_what_is_taken(devices, kind, recipe, item, width):
+    left, given = devices
+    left.append(Counting(2**30))
+    problem = make_problem("logistic", n=112, d=width)
+    config = on_gpu(
+        problem,
+        **{"schedule": SCHEDULE, "precision": {"recipe": recipe}},
+        products={"kind": kind},
+    )
+    train_on(1, config, problem, weights=True, offset=True)
+    plans = [(32, 32, 32, 16)] if kind == "gram" else [(32,), (16,)]
+    matrix = np.empty((112, width), np.float32 if item == 4 else np.uint16)
+    need, taken = room_of(matrix, plans, 4), sum(given[0].asked)
+    assert need.matrix == 112 * (-(-width * item // 16) * 16)
+    assert need.matrix in given[0].asked
+    assert 0.97 * taken <= need.total <= 1.03 * taken
+
+
+@pytest.mark.parametrize(
+    "recipe, schedule, remedy",
+    [
+        ("fp32", {}, "use more members on more GPUs .--grid., or halve it with --prec"),
+        ("c", {}, "use more members on more GPUs .--grid.$"),
+        ("fp32", {"steps": 12}, "use a smaller --steps or --batch$"),
+    ],
+)
+def test_a_run_without_room_is_refused_first(devices, recipe, schedule, remedy):
+    left, given = devices
+    left.append(Counting(20_000))
+    tall = make_problem("logistic", n=400, d=37)
+    tables = {"schedule": {**SCHEDULE, "steps": 1, **schedule}}
+    config = on_gpu(tall, precision={"recipe": recipe}, **tables)
+    with pytest.raises(ConfigError, match=remedy) as refused:
+        train_on(1, config, tall)
+    said = str(refused.value)
+    assert "GPU node 0000:01 has no room: " in said
+    assert "KiB are needed and 19.5 KiB of 39.1 KiB are free" in said
+    form = {"fp32": "fp32", "c": "bf16"}[recipe]
+    assert f"KiB in {form}" in said and "the buffers of exchanges" in said
+    assert not given[0].asked  # nothing was allocated
+
+
+def test_all_ranks_hear_of_one_without_room(devices, tmp_path):
+    left, given = devices
+    left += [Counting(free, f"GPU {free}", Node()) for free in (20_000, 2**30)]
+    errors = []
+
+    def on_rank(world):
+        run = {"transport": "mpi-host", "out": str(tmp_path / "run")}
+        try:
+            train(on_gpu(PROBLEM, run=run), X=PROBLEM.X, y=PROBLEM.y, world=world)
+        except ConfigError as error:
+            errors.append(error)
+        return world.max_flag(0)  # they are in step
+
+    assert run_ranks(2, on_rank) == [0, 0]
+    assert [error.on_all_ranks for error in errors] == [True, True]
+    assert all("GPU 20000 has no room" in str(error) for error in errors)
+    assert not (tmp_path / "run").exists()
+
+
+def test_ranks_that_share_a_gpu_share_what_is_free(devices):
+    left, given = devices
+    need = room_of(np.empty((400, 19), np.float32), [(8,) * 4] * 12 + [(8, 8)], 4).total
+    run = {"transport": "mpi-host", "share_gpus": True}
+    left += [Counting(int(1.5 * need)) for _ in range(2)]
+    with pytest.raises(ConfigError, match="needed by 2 ranks .*start fewer ranks on"):
+        train_on(2, on_gpu(PROBLEM, run=run), PROBLEM)
+    left += [Counting(int(2.5 * need)) for _ in range(2)]
+    assert train_on(2, on_gpu(PROBLEM, run=run), PROBLEM).exchanges == 13
+
+
+def test_an_allocation_that_fails_later_is_heard_by_all(devices):
+    """What others take meanwhile cannot be predicted."""
+    left, given = devices
+
+    class Full(Counting):
+        def memory(self):
+            return 2**30, 2**31
+
+    left += [Full(20_000, "a", Node()), Counting(2**30, "b", Node())]
+    errors = []
+
+    def on_rank(world):
+        config = on_gpu(PROBLEM, run={"transport": "mpi-host"})
+        try:
+            train(config, X=PROBLEM.X, y=PROBLEM.y, world=world)
+        except ConfigError as error:
+            errors.append(str(error))
+
+    run_ranks(2, on_rank)
+    assert len(errors) == 2 and len(set(errors)) == 1
+    assert "the GPU a has no room for 31.2 KiB more" in errors[0]

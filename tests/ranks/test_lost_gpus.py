@@ -1,0 +1,74 @@
+"""Real ranks, of which one has no GPU or loses it: all of them end, and say why."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpcsgd.checkpoint import Store
+from hpcsgd.data.store_writer import StoreWriter
+from tests import launcher
+from tests.kernels.emulator import COMPILER
+from tests.problems import make_problem
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import sys
+from hpcsgd.assembly import gpu
+from hpcsgd.backends import device_layer
+from hpcsgd.comm import open_world
+from tests.kernels.fake_device import FakeDevice
+rank, (what, count), arguments = open_world().rank, sys.argv[1:3], sys.argv[3:]
+if what == "driver":
+    if rank != 1:
+        gpu.take_gpu = lambda share: FakeDevice(place=f"node {rank}")
+    device_layer.driver_major = lambda: None
+else:
+    def take(share):
+        device = FakeDevice(place=f"node {rank}")
+        if rank == 1:
+            device.layer.break_at(what, int(count))
+        return device
+    gpu.take_gpu = take
+from hpcsgd.cli import main
+sys.exit(main(arguments))
+"""
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+
+
+def run(tmp_path, what, count):
+    """(exit code, output) of two ranks."""
+    if launcher.mpiexec() is None:
+        pytest.skip("no mpiexec")
+    problem = make_problem("logistic", n=37, d=13)
+    with StoreWriter(tmp_path / "x.h5", 13) as writer:
+        writer.append(problem.X.astype(np.float32), problem.y)
+    arguments = ["train", "--data", str(tmp_path / "x.h5"), "--device", "cuda"]
+    arguments += ["--out", str(tmp_path / "run"), "--transport", "mpi-host"]
+    for setting in (
+        *("schedule.batch=8", "schedule.steps=4", "schedule.epochs=4"),
+        *("checkpoint.every=2", "precision.recipe=fp32", "problem.family=logistic"),
+    ):
+        arguments += ["--set", setting]
+    command = [*launcher.mpiexec(), "-n", "2", sys.executable, "-c", PROGRAM]
+    environment = {**launcher.launch_environment(), "PYTHONPATH": str(ROOT)}
+    command += [what, str(count), *arguments]
+    return launcher.run(command, 60, ROOT, environment)
+
+
+def test_one_that_loses_its_gpu_ends_them_all(tmp_path):
+    code, output = run(tmp_path, "launch", 20)
+    assert code not in (0, None), output
+    assert "rank 1: error: the GPU node 1 failed (cudaErrorIllegalAddress" in output
+    path, checkpoint = Store(tmp_path / "run", 1).newest()
+    assert checkpoint.exchanges >= 2
+    assert f"{path} has the state after exchange {checkpoint.exchanges}" in output
+
+
+def test_one_without_a_driver_is_heard_of_by_all(tmp_path):
+    code, output = run(tmp_path, "driver", 0)
+    assert code == 2, output
+    said = [line for line in output.splitlines() if "no NVIDIA driver is here" in line]
+    assert len(said) == 1 and "use --device cpu" in said[0]
+    assert not (tmp_path / "run").exists()

@@ -122,8 +122,9 @@ def calls() -> dict[str, Callable[[Any], None]]:
 
 def _csr(module: Any) -> None:
     case = module.case_of((("bf16"), 32), module.SIZES[1], None)
-    module.margins_agree(case)
-    module.update_agrees(case)
+    for columns in ((1,), module.COLUMNS[1]):
+        module.margins_agree(case, columns[0])
+        module.update_agrees(case, *columns)
     module.gram_agrees(case, 16)
 
 

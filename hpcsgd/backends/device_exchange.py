@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from hpcsgd.backends import launch_steps
 from hpcsgd.backends.device import Device
 from hpcsgd.backends.device_buffers import Coefficients, Order, Sampled
+from hpcsgd.backends.device_csr import DeviceCsr, SparseProducts
 from hpcsgd.backends.device_matrix import DeviceMatrix
 from hpcsgd.backends.device_products import DenseProducts, Products, Tiles, Widths
 from hpcsgd.backends.device_steps import Recurrence
@@ -28,7 +29,7 @@ class DeviceExchange:
     def __init__(
         self,
         device: Device,
-        matrix: DeviceMatrix,
+        matrix: DeviceMatrix | DeviceCsr,
         order: Order,
         blocks: Blocks,
         family: Family,
@@ -40,7 +41,7 @@ class DeviceExchange:
         self.sampled = Sampled(device, order, blocks.rows)
         self.coefficients = Coefficients(device, blocks, matrix.scale)
         self.tiles = Tiles(device, blocks)
-        self.rows: Products = DenseProducts(device, matrix, blocks, self.tiles, widths)
+        self.rows = self._products_of(matrix)
         self.recurrence = Recurrence(device, blocks, family, self.tiles, widths)
         self._make_message()
         self._point = self._room_for_point()
@@ -83,6 +84,12 @@ class DeviceExchange:
         """weights ← weights carryᵀ + Yᵀ factors."""
         factors, carry = self.recurrence.factors, self.coefficients.carry
         self.rows.update(self.sampled.numbers, factors, carry, weights)
+
+    def _products_of(self, matrix: DeviceMatrix | DeviceCsr) -> Products:
+        sizes = self.blocks, self.tiles, self.widths
+        if isinstance(matrix, DeviceCsr):
+            return SparseProducts(self.device, matrix, *sizes)
+        return DenseProducts(self.device, matrix, *sizes)
 
     def _make_message(self) -> None:
         """One buffer for tiles and margins: what members sum."""

@@ -39,11 +39,7 @@ def put_matrix(
 
     An array of the host, or what reads one: while a piece travels, the next is read.
     """
-    if element not in ELEMENTS:
-        raise ConfigError(
-            f"a GPU does not compute with a matrix in {element}; use --precision fp32"
-            " or c, or --device cpu"
-        )
+    check_element(element)
     item = matrix.dtype.itemsize
     height, width = matrix.shape
     stride = -(-width * item // CHUNK) * CHUNK // item
@@ -72,3 +68,12 @@ def _send(
 
 def _copied(matrix: Any) -> Callable[[slice, Array], None]:
     return lambda part, out: np.copyto(out, matrix[part])
+
+
+def check_element(element: str) -> None:
+    """Refuse a format that kernels do not read."""
+    if element not in ELEMENTS:
+        raise ConfigError(
+            f"a GPU does not compute with a matrix in {element}; use --precision fp32"
+            " or c, or --device cpu"
+        )

@@ -15,8 +15,11 @@ FOLDER = "cuda"  # below kernels/
 # The numbers of kernels/cuda/elements.cuh.
 ELEMENTS = {"bf16": 1, "fp16": 2, "fp32": 3, "fp8-e4m3": 4, "fp8-e5m2": 5}
 LOW = tuple(name for name in ELEMENTS if name != "fp32")
-SPARSE = ("bf16", "fp32")  # what CSR rows are stored in
 WIDE = ("COLUMN64=1",)  # column numbers of 64 bits
+CSR = (
+    *("csr_margin", "csr_margins_columns", "csr_update", "csr_update_columns"),
+    "csr_gram",
+)
 
 # The numbers of kernels/cuda/families.cuh.
 FAMILIES = {
@@ -107,12 +110,11 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
     "margins_columns": (Variant("columns", tuple(ELEMENTS), entry="margins_columns"),),
     "update_columns": (Variant("columns", tuple(ELEMENTS), entry="update_columns"),),
     "blend": (Variant("columns", ("fp32",), entry="blend"),),
-    "csr_margin": (Variant("csr", SPARSE, entry="csr_margin"),),
-    "csr_update": (Variant("csr", SPARSE, entry="csr_update"),),
-    "csr_gram": (Variant("csr", SPARSE, entry="csr_gram"),),
-    "csr_margin_64": (Variant("csr", SPARSE, defines=WIDE, entry="csr_margin"),),
-    "csr_update_64": (Variant("csr", SPARSE, defines=WIDE, entry="csr_update"),),
-    "csr_gram_64": (Variant("csr", SPARSE, defines=WIDE, entry="csr_gram"),),
+    **{
+        f"{name}{bits}": (Variant("csr", tuple(ELEMENTS), defines=wide, entry=name),)
+        for name in CSR
+        for bits, wide in (("", ()), ("_64", WIDE))
+    },
     # With fp8 its values do not fit into the registers of sm_70.
     "direct_steps": (
         Variant("direct_steps", ("bf16", "fp16", "fp32")),

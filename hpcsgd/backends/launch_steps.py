@@ -9,6 +9,7 @@ BLOCK = 256  # threads, where nothing else is said
 CHUNK = 16  # bytes that a thread reads at once
 WORD = 4  # bytes of a float
 MOST_COLUMNS = 64  # of weights, in update_columns
+MOST_SUMS = 1024  # of a warp of csr_update; at least 16 for each column of weights
 
 
 class Launch(NamedTuple):
@@ -46,20 +47,29 @@ def blend(count: int) -> Launch:
     return Launch((_parts(count, BLOCK),), BLOCK)
 
 
-def csr_margin(count: int) -> Launch:
-    """A warp a row."""
-    return Launch((_parts(count, BLOCK // 32),), BLOCK)
+def csr_across(wide: int) -> int:
+    """Lanes that share an entry of a sparse row, each with columns of weights."""
+    return 1 << (min(wide, 32) - 1).bit_length()
 
 
-def csr_span(cols: int) -> int:
-    """Columns of a warp of csr_update: about 1024 warps, in steps of 32 columns."""
-    return min(max(32 * _parts(cols, 32 * 1024), 64), 1024)
+def csr_margin(count: int, wide: int = 1) -> Launch:
+    """A warp a row, for as many columns of weights as share its entries."""
+    parts = _parts(wide, csr_across(wide))
+    grid = _parts(count, BLOCK // 32)
+    return Launch((grid, parts) if wide > 1 else (grid,), BLOCK)
 
 
-def csr_update(cols: int) -> Launch:
-    """Four warps a block, each with columns of its own."""
-    span = csr_span(cols)
-    return Launch((_parts(cols, 4 * span),), 128, WORD * 4 * span)
+def csr_span(cols: int, wide: int = 1) -> int:
+    """Columns of a block of csr_update: about 512 blocks, in steps of 32 columns."""
+    return min(32 * _parts(cols, 32 * 512), MOST_SUMS // wide)
+
+
+def csr_update(cols: int, wide: int = 1) -> Launch:
+    """Eight or 16 warps a block, each with sums of its own."""
+    words = csr_span(cols, wide) * wide
+    warps = 16 if 2 * words <= MOST_SUMS else 8
+    grid = _parts(cols, csr_span(cols, wide))
+    return Launch((grid,), 32 * warps, WORD * words * warps)
 
 
 def csr_gram(tiles: int, side: int) -> Launch:

@@ -6,10 +6,12 @@ import numpy as np
 
 from hpcsgd.backends.device import Device
 from hpcsgd.backends.device_buffers import Order
+from hpcsgd.backends.device_csr import DeviceCsr, put_csr
 from hpcsgd.backends.device_exchange import DeviceExchange
 from hpcsgd.backends.device_matrix import DeviceMatrix, put_matrix
 from hpcsgd.backends.device_products import Widths
 from hpcsgd.comm.on_device import OnDevice as CarriesArrays
+from hpcsgd.csr import Csr
 from hpcsgd.data.unheld import Unheld
 from hpcsgd.errors import ConfigError
 from hpcsgd.products.base import Group, State, Task
@@ -37,8 +39,9 @@ class OnDevice(ABC):
         device.settle = task.members.settle if carried else device.wait  # type: ignore[attr-defined]
         shard, form = task.shard, task.precision.matrix
         self.scale = scale_of(task)
-        self.matrix: DeviceMatrix = put_matrix(
-            *(device, shard.matrix, form, self.scale)
+        put = put_csr if shard.is_sparse else put_matrix
+        self.matrix: DeviceMatrix | DeviceCsr = put(
+            *(device, shard.matrix, form, self.scale)  # type: ignore[arg-type]
         )
         self.order = Order(device, shard.targets, shard.weights, shard.offsets)
         self._exchanges: dict[Blocks, DeviceExchange] = {}
@@ -149,8 +152,7 @@ def check_task(task: Task) -> None:
     low = ("matrix", "margin", "gram_wire")
     others = {getattr(precision, name) for name in vars(precision) if name not in low}
     for wrong, what in (
-        (shard.is_sparse, "sparse rows"),
-        (not isinstance(shard.matrix, np.ndarray | Unheld), "such rows"),
+        (not isinstance(shard.matrix, np.ndarray | Csr | Unheld), "such rows"),
         (task.clip is not None, "clipped gradients"),
         (others != {"fp32"}, "this precision"),
         (not _is_stored(precision.margin), "this format of margins"),

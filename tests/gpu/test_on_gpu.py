@@ -1,9 +1,12 @@
 """The same kernels and runs as in tests/kernels, on a GPU where there is one."""
 
+import h5py
 import numpy as np
 import pytest
 
+import hpcsgd.build
 from benchmarks.gpu import every_kernel
+from hpcsgd.api import train
 from hpcsgd.backends.cuda import CudaDevice
 from hpcsgd.backends.device_layer import count_gpus
 from hpcsgd.backends.kernel_table import all_builds
@@ -11,6 +14,7 @@ from hpcsgd.comm.nccl import NcclCommunicator
 from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.comm.staged import StagedCommunicator
 from hpcsgd.comm.threads import run_ranks
+from hpcsgd.errors import ConfigError
 from hpcsgd.products.base import State
 from hpcsgd.products.held import HeldState
 from tests.harness import make_problem, oracle_for, relative_error, train_on
@@ -96,3 +100,22 @@ def test_a_graph_holds_sums_of_nccl(device):
         return calls, [(array == 2.0**21).all() for array in found]
 
     assert run_ranks(2, on_rank) == [(42, [True, True])] * 2
+
+
+@pytest.mark.parametrize("width", [37, 40])  # of whole chunks the latter alone
+def test_rows_of_a_file_alone_train_alike(device, tmp_path, monkeypatch, width):
+    """Past the host's memory, by kvikio where it is there: the same bits."""
+    problem = make_problem("logistic", n=20_011, d=width)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["X"], file["y"] = problem.X.astype(np.float32), problem.y
+    config = on_gpu(problem, data={"path": str(tmp_path / "x.h5")})
+    held = train(config)
+    monkeypatch.setattr(hpcsgd.build, "check_memory", lambda *given: True)
+    assert train(config).weights_sha256 == held.weights_sha256
+
+
+def test_a_run_without_room_is_refused(device, monkeypatch):
+    monkeypatch.setattr(CudaDevice, "memory", lambda self: (1000, 2000))
+    problem = make_problem("logistic", n=1001, d=137)
+    with pytest.raises(ConfigError, match="has no room: .* and 1000 bytes of 1.95 KiB"):
+        train_on(1, on_gpu(problem), problem)

@@ -12,13 +12,18 @@ from hpcsgd.storage import decode, encode
 from tests.kernels.emulator import Kernel, empty, on_device, source_of
 from tests.kernels.mutants import Mutant
 from tests.kernels.problems import numbers
+from tests.kernels.test_columns import mixed
 
-KINDS = [(name, bits) for name in ("fp32", "bf16") for bits in (32, 64)]
+KINDS = [*((name, 32) for name in ELEMENTS), ("fp32", 64), ("bf16", 64)]
 # rows, columns, sampled rows, how many of the columns a row has
 SIZES = [(1, 1, 1, 1.0), (30, 700, 37, 0.1), (40, 300, 64, 0.01), (9, 5000, 33, 0.05)]
+# (columns of weights, states among them) of each
+COLUMNS = [(2, 2), (10, 2), (64, 1), (33, 3), (17, 1)]
+MANY_ROWS = (9, 70, 600, 0.3)  # more than one turn for every warp of a block
 MUTANTS = [
-    Mutant("csr", "a row too far", "k < last; k += 32", "k <= last; k += 32"),
-    Mutant("csr", "every other entry", "k < last; k += 32", "k < last; k += 64"),
+    Mutant("csr", "a row too far", "k < last; k +=", "k <= last; k +="),
+    Mutant("csr", "every other entry", "k < last; k += 32",
+           "k < last; k += 64"),
     Mutant("csr", "rows behind the last", "if (row >= count)", "if (row > count)"),
     Mutant("csr", "a search that is late", "indices[middle] < wanted",
            "indices[middle] <= wanted"),
@@ -28,7 +33,36 @@ MUTANTS = [
     Mutant("csr", "rows at once", "        __syncwarp();\n    }", "    }"),
     Mutant("csr", "the factor of a lane", "__shfl_sync(0xffffffffu, factor, row)",
            "factor"),
-    Mutant("csr", "a merge that loses", "b += right <= left", "b += right < left + 2"),
+    Mutant("csr", "a merge that loses", "moves_b = right <= left",
+           "moves_b = right < left + 2"),
+    Mutant("csr", "a row that stands", "(moves_b && ++b == last_b)",
+           "(moves_a && ++b == last_b)"),
+    Mutant("csr", "a sum of some lanes", "mask >= across", "mask > across"),
+    Mutant("csr", "lanes behind the last column", "lane < across && c < wide",
+           "lane < across"),
+    Mutant("csr", "the first group of columns", "wide, blockIdx.y * across,",
+           "wide, 0,"),
+    Mutant("csr", "factors of another row", "factors[row * wide + c]", "factors[c]"),
+    Mutant("csr", "the first columns of weights", "c < wide; c += across)",
+           "c < across; c += across)"),
+    Mutant("csr", "entries of other lanes", "begin + lane / across", "begin + lane"),
+    Mutant("csr", "the first turn of warps", "base < count; base += blockDim.x",
+           "base < min(count, (int)blockDim.x); base += blockDim.x"),
+    Mutant("csr", "warps that all have all rows", "base = threadIdx.x & ~31",
+           "base = 0"),
+    Mutant("csr", "sums of the first warp", "warp < warps; warp++", "warp < 1; warp++"),
+    Mutant("csr", "sums of all warps in one place",
+           "parts + (threadIdx.x >> 5) * words", "parts"),
+    Mutant("csr", "no barrier before the sum", "__syncthreads();\n    int classes",
+           "int classes"),
+    Mutant("csr", "a state that is read too late", "before[b], sum)",
+           "weights[b * classes + c], sum)"),
+    Mutant("csr", "a carry of another state", "carry[a * states + b]",
+           "carry[b * states + a]"),
+    Mutant("csr", "classes of another state", "words + a * classes + c]",
+           "words + a + c]"),
+    Mutant("csr", "weights behind the last", "at < (int)(behind - first) * classes",
+           "at < span * classes"),
     Mutant("csr", "a sum that drifts", "lost = more - (next - sum);", "lost = 0.0f;"),
     Mutant("csr", "batches of their own", "batches[i] > batches[k]",
            "batches[i] >= batches[k]"),
@@ -74,11 +108,34 @@ def case_of(kind, sizes, text=None):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("sizes", [*SIZES, MANY_ROWS])
 def test_products_are_those_of_float64(kind, sizes):
     case = case_of(kind, sizes)
     margins_agree(case)
     update_agrees(case)
+
+
+@pytest.mark.parametrize("kind", [("fp32", 64), ("fp8-e4m3", 32)])
+@pytest.mark.parametrize("number", range(len(COLUMNS)))
+def test_columns_are_those_of_float64(kind, number):
+    case, columns = case_of(kind, (*SIZES, MANY_ROWS)[number]), COLUMNS[number]
+    margins_agree(case, columns[0])
+    update_agrees(case, *columns)
+
+
+def test_a_block_may_have_more_columns():
+    assert launch_steps.csr_span(20000) == 64
+    update_agrees(case_of(("bf16", 32), (3, 20000, 5, 0.01)))
+
+
+def test_blocks_stay_within_what_every_gpu_has():
+    """Spans cover the columns, and sums fit into 48 KiB."""
+    for cols in (1, 31, 123, 47236, 16_609_143, 2**33):
+        for wide in range(1, launch_steps.MOST_COLUMNS + 1):
+            span = launch_steps.csr_span(cols, wide)
+            shape = launch_steps.csr_update(cols, wide)
+            assert (shape.grid[0] - 1) * span < cols <= shape.grid[0] * span
+            assert shape.shared == 4 * span * wide * shape.block // 32 <= 48 * 1024
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -98,41 +155,50 @@ def test_faults_are_told_from_the_kernel():
 
 def check(text):
     """What mutants have to fail."""
-    for sizes in SIZES:
+    for sizes, columns in zip((*SIZES, MANY_ROWS), COLUMNS, strict=True):
         case = case_of(("bf16", 32), sizes, text)
         margins_agree(case)
+        margins_agree(case, columns[0])
         update_agrees(case)
-        gram_agrees(case, 16)
+        update_agrees(case, *columns)
+        if sizes is not MANY_ROWS:
+            gram_agrees(case, 16)
 
 
-def margins_agree(case):
-    """z = Y w."""
+def margins_agree(case, wide=1):
+    """Z = Y W, by the kernel of one column or of many."""
     m, d = case.exact.shape
-    w = on_device(case.rng.normal(size=d), np.float32)
-    kernel, shape, found = case.kernel("csr_margin"), launch_steps.csr_margin(m), []
+    w = on_device(case.rng.normal(size=(d, wide)), np.float32)
+    kernel = case.kernel("csr_margin" if wide == 1 else "csr_margins_columns")
+    sizes = () if wide == 1 else (wide, launch_steps.csr_across(wide))
+    shape, found = launch_steps.csr_margin(m, wide), []
     for seed in (0, 1):
-        z = empty(m)
-        kernel(shape.grid, shape.block, (*case.head, w, z), seed=seed)
+        z = empty((m, wide))
+        kernel(shape.grid, shape.block, (*case.head, *sizes, w, z), seed=seed)
         found.append(z)
-    wide = w.astype(np.float64)
-    close(found, case.exact @ wide, np.abs(case.exact) @ np.abs(wide))
+    exact = w.astype(np.float64)
+    close(found, case.exact @ exact, np.abs(case.exact) @ np.abs(exact))
 
 
-def update_agrees(case):
-    """w = 0.75 w + Yᵀ f."""
+def update_agrees(case, wide=1, states=1):
+    """W = W carryᵀ + Yᵀ F."""
     m, d = case.exact.shape
-    before, carry = case.rng.normal(size=d).astype("f4"), on_device([0.75], "f4")
-    f = on_device(case.rng.normal(size=m), np.float32)
-    kernel, shape, found = case.kernel("csr_update"), launch_steps.csr_update(d), []
+    before = case.rng.normal(size=(d, wide)).astype("f4")
+    carry = on_device(case.rng.normal(size=(states, states)), np.float32)
+    f = on_device(case.rng.normal(size=(m, wide)), np.float32)
+    kernel = case.kernel("csr_update" if wide == 1 else "csr_update_columns")
+    sizes = (c_longlong(d), launch_steps.csr_span(d, wide))
+    if wide > 1:
+        sizes += (wide, states, launch_steps.csr_across(wide))
+    shape, found = launch_steps.csr_update(d, wide), []
     for seed in (0, 1, 2):
         w = on_device(before)
-        rest = (c_longlong(d), launch_steps.csr_span(d), f, carry, w)
-        arguments = (*case.head, *rest)
+        arguments = (*case.head, *sizes, f, carry, w)
         kernel(shape.grid, shape.block, arguments, shared=shape.shared, seed=seed)
         found.append(w)
-    exact = f.astype(np.float64)
-    size = np.abs(before) + np.abs(case.exact).T @ np.abs(exact)
-    close(found, 0.75 * before.astype(np.float64) + case.exact.T @ exact, size)
+    exact, mix = f.astype(np.float64), carry.astype(np.float64)
+    size = mixed(np.abs(mix), np.abs(before)) + np.abs(case.exact).T @ np.abs(exact)
+    close(found, mixed(mix, before) + case.exact.T @ exact, size)
 
 
 def gram_agrees(case, side):

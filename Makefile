@@ -45,9 +45,14 @@ test-all: environment  ## the full matrices; its summary goes to benchmarks/resu
 	  sed -n '/time by folder/,$$p' .test-all.log > benchmarks/results/test-all.txt; \
 	  rm -f .test-all.log; exit $$code
 
-gpu: environment  ## on a machine with a GPU: its tests, its benchmarks
-	@$(RUN) -m pytest -q -p no:cacheprovider --require-gpu tests/gpu tests/contracts/test_devices.py
-	@$(RUN) -m benchmarks.bench_gpu
+# GPU_PYTHON=python3: an interpreter that has CuPy, where nothing can be installed.
+GPU_PYTHON ?=
+gpu:  ## on a machine with a GPU: its tests, its figures, its sanitizers; ARGS="--only gram-small"
+	@p="$(GPU_PYTHON)"; [ -n "$$p" ] || { $(MAKE) -s environment && \
+	  p=.venv/bin/python; } || exit 2; export PYTHONPATH=. $(ENV); \
+	  $$p -m benchmarks.gpu.prepare || exit 2; \
+	  $$p -m pytest -q -p no:cacheprovider --require-gpu tests/gpu tests/contracts; \
+	  code=$$?; $$p -m benchmarks.bench_gpu $(ARGS) || code=$$?; exit $$code
 
 mutants: environment  ## faults planted in the GPU's kernels, which the tests have to see
 	@$(RUN) -m tests.kernels.mutants

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,11 @@ from hpcsgd.backends.device_faults import guard, guarded
 from hpcsgd.backends.device_layer import DeviceLayer, check_arch
 from hpcsgd.backends.kernel_table import FOLDER, Build, options
 from hpcsgd.backends.uploads import Uploads
-from hpcsgd.errors import ConfigError
+from hpcsgd.errors import ConfigError, MissingPackage
 
 Array = NDArray[Any]
 PLAIN_SHARED = 48 * 1024  # bytes of shared memory that need no asking
+FP32, BF16 = 0, 14  # of cudaDataType; CuPy 13 has no name for the second
 
 
 @guarded
@@ -83,11 +86,19 @@ class CudaDevice:
     def _launcher(self, build: Build) -> Callable[..., None]:
         folder = assets.path(f"kernels/{FOLDER}")
         text = (folder / f"{build.source}.cu").read_text()
+        given = (*options(build, str(folder)), _headers(folder))
         try:
-            module = self.cupy.RawModule(code=text, options=options(build, str(folder)))
+            module = self.cupy.RawModule(code=text, options=given)
             function = module.get_function(build.entry)
         except self.cupy.cuda.compiler.CompileException as error:
             raise self._uncompiled(build, error) from error
+        except RuntimeError as error:
+            if type(error) is not RuntimeError:  # of CUDA
+                raise
+            raise ConfigError(  # of CuPy, where CUDA's headers are not found
+                f"CuPy cannot compile kernel {build.entry} here ({error}); install"
+                ' CUDA beside it: pip install "cupy-cudaNNx[ctk]" of its version'
+            ) from error
 
         def launch(
             grid: Any, block: int, arguments: Any, shared: int = 0, cluster: int = 1
@@ -131,6 +142,37 @@ class CudaDevice:
             graph = self.stream.end_capture()
         return Graph(self._safe(lambda: graph.launch(stream=self.stream)))
 
+    def gemm_bf16(self, out: Any, left: Any, right: Any) -> None:
+        """out ← left rightᵀ by cuBLAS: bits of bf16, sums in fp32."""
+        try:
+            from cupy.cuda import cublas
+        except ImportError as missing:
+            raise MissingPackage(
+                f"CuPy finds no cuBLAS ({missing}); install CUDA, or use [products]"
+                " gram_kernel = 'own'"
+            ) from missing
+        (m, inner), n = left.shape, right.shape[0]
+        one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
+        with self.stream:  # what is columns to cuBLAS is rows here
+            cublas.gemmEx(
+                *(self.cupy.cuda.device.get_cublas_handle(),),
+                *(cublas.CUBLAS_OP_T, cublas.CUBLAS_OP_N, n, m, inner),
+                *(one.ctypes.data, right.data.ptr, BF16, right.strides[0] // 2),
+                *(left.data.ptr, BF16, left.strides[0] // 2),
+                *(zero.ctypes.data, out.data.ptr, FP32, out.strides[0] // 4),
+                *(cublas.CUBLAS_COMPUTE_32F, cublas.CUBLAS_GEMM_DEFAULT_TENSOR_OP),
+            )
+
+    def seconds(self, action: Callable[[], None], times: int) -> float:
+        """Of one of `times` runs of it, by the clock of the GPU."""
+        first, last = self.cupy.cuda.Event(), self.cupy.cuda.Event()
+        first.record(self.stream)
+        for _ in range(times):
+            action()
+        last.record(self.stream)
+        last.synchronize()
+        return float(self.cupy.cuda.get_elapsed_time(first, last)) / 1e3 / times
+
     def wait(self) -> None:
         """For the stream alone, whatever becomes of collectives."""
         self.stream.synchronize()
@@ -138,6 +180,12 @@ class CudaDevice:
     def synchronize(self) -> None:
         """Wait until everything asked for is done."""
         self.settle()
+
+
+def _headers(folder: Path) -> str:
+    """What CuPy keeps of a kernel is known by its text and options, not by these."""
+    texts = [path.read_bytes() for path in sorted(folder.glob("*.cuh"))]
+    return f"-DHEADERS=0x{sha256(b''.join(texts)).hexdigest()[:8]}"
 
 
 def _three(size: Any) -> tuple[int, int, int]:

@@ -67,6 +67,15 @@ class Device(Protocol):
     def capture(self, action: Callable[[], None]) -> Graph:
         """What repeats the launches of `action`, which has run once, as one launch."""
 
+    def gemm_bf16(self, out: Any, left: Any, right: Any) -> None:
+        """out ← left rightᵀ by the vendor's library: bits of bf16, sums in fp32.
+
+        All three have two dimensions, and no gaps along the second one.
+        """
+
+    def seconds(self, action: Callable[[], None], times: int) -> float:
+        """Of one of `times` runs of it, by the clock of the GPU."""
+
     def wait(self) -> None:
         """For the stream alone, whatever becomes of collectives."""
 

@@ -106,6 +106,7 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
     "gather_rows_wide": (
         Variant("cast", LOW, defines=("WIDEN=1",), entry="gather_rows"),
     ),
+    "pack_tiles": (Variant("pack", ("fp32",), entry="pack_tiles"),),
     "margins_columns": (Variant("columns", tuple(ELEMENTS), entry="margins_columns"),),
     "update_columns": (Variant("columns", tuple(ELEMENTS), entry="update_columns"),),
     "blend": (Variant("columns", ("fp32",), entry="blend"),),

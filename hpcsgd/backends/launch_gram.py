@@ -109,3 +109,19 @@ def launch_of(
         workspace=words * splits if splits > 1 else 0,
         tickets=tiles,
     )
+
+
+def pitch_of(rows: int, tile: int = 64) -> int:
+    """Floats from one row of a square to the next: whole tiles."""
+    return -(-rows // tile) * tile
+
+
+def strips_of(rows: int, parts: int, tile: int = 64) -> list[tuple[int, int]]:
+    """(first, last) columns of block columns that begin at the diagonal."""
+    wide = pitch_of(-(-rows // parts), tile)
+    return [(first, min(first + wide, rows)) for first in range(0, rows, wide)]
+
+
+def pack(tiles: int) -> tuple[int, int]:
+    """Blocks and threads of pack_tiles."""
+    return tiles, 256

@@ -83,7 +83,7 @@ def recurrence_launch(
     _check(rows, states)
     own = -(-rows // cluster)
     shared = FRONT + 4 * BUFFERS * pitch_of(batch) + (4 + 2) * own
-    most = 1024 * SHARED[number_of(arch)]
+    most = shared_of(arch)
     if shared > most:
         raise ConfigError(
             f"[schedule] an exchange of {rows} rows in batches of {batch} needs"
@@ -97,6 +97,12 @@ def softmax_launch(rows: int, states: int) -> Launch:
     """For at most `rows` rows; classes take no shared memory."""
     _check(rows, states)
     return Launch(1, THREADS[1], 2 * rows)
+
+
+def shared_of(arch: str) -> int:
+    """Bytes that a block may have; of a GPU not listed, as the nearest older one."""
+    known = [number for number in SHARED if number <= number_of(arch)]
+    return 1024 * SHARED[max(known, default=min(SHARED))]
 
 
 def _check(rows: int, states: int) -> None:

@@ -11,6 +11,7 @@ from hpcsgd.data.sampling import MODES
 from hpcsgd.families import FAMILIES
 from hpcsgd.precision import AUTO, RECIPES
 from hpcsgd.products import PRODUCTS
+from hpcsgd.products.choose import GRAM_KERNELS
 from hpcsgd.rates import RATES
 from hpcsgd.updates import UPDATES
 
@@ -132,6 +133,11 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "--transport",
         "run.transport",
         {"choices": TRANSPORTS, "help": "how arrays on GPUs travel"},
+    ),
+    (
+        "--gram-kernel",
+        "products.gram_kernel",
+        {"choices": GRAM_KERNELS, "help": "who makes the Gram on a GPU"},
     ),
     (
         "--timeout",

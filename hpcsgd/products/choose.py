@@ -10,6 +10,7 @@ from hpcsgd.products import KEEPS
 from hpcsgd.schedule import MOST_ROWS
 
 CACHE_BUDGET = 512 * 2**20  # bytes that each member may keep from the first epoch on
+GRAM_KERNELS = ("auto", "own", "cublas")
 WORTH_HIDING = 20e-6  # seconds of latency above which a second message pays
 # Steps that are tried: between two of them lie a few per cent.
 STEPS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
@@ -22,11 +23,17 @@ class ProductsConfig:
     kind: str = "auto"  # direct, gram, gather, gather-once, cached, or auto
     look_ahead: str = "auto"  # on: the next Gram travels while this group iterates
     machine: str = ""  # a file of what this machine can do; written where it is missing
+    gram_kernel: str = "auto"  # on a GPU: own, cublas, or the faster of both
 
     def __post_init__(self) -> None:
         if self.look_ahead not in ("on", "off", "auto"):
             raise ConfigError(
                 f"[products] look_ahead = {self.look_ahead!r}; known: on, off, auto"
+            )
+        if self.gram_kernel not in GRAM_KERNELS:
+            raise ConfigError(
+                f"[products] gram_kernel = {self.gram_kernel!r}; known:"
+                f" {', '.join(GRAM_KERNELS)}"
             )
 
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import hpcsgd.build
+from benchmarks.gpu import every_kernel
 from hpcsgd.api import train
 from hpcsgd.backends.cuda import CudaDevice
 from hpcsgd.backends.device_layer import count_gpus
@@ -26,6 +27,11 @@ KINDS = (State, HeldState)
 def test_every_kernel_is_compiled(device):
     for build in all_builds(device.arch):
         assert device.kernel(build)
+
+
+def test_every_kernel_is_as_in_float64(device):
+    """One small case of each: tensor cores may round otherwise than the emulation."""
+    assert every_kernel.wrong() == 0
 
 
 @pytest.mark.parametrize("kind", ["gram", "direct"])

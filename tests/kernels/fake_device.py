@@ -103,11 +103,34 @@ class FakeDevice:
 
         return Graph(replay)
 
+    def gemm_bf16(self, out, left, right):
+        assert out.dtype == np.float32 and left.dtype == right.dtype == np.uint16
+        assert out.shape == (len(left), len(right))
+
+        def action():
+            out.held[...] = _wide(left.held) @ _wide(right.held).T
+            check_guards(out.whole)
+
+        self.launched.append("gemm_bf16")
+        self.stream.put(action, out, left, right)
+
+    def seconds(self, action, times):
+        """As many as kernels were launched: the same for every run."""
+        before = len(self.launched)
+        for _ in range(times):
+            action()
+        self.wait()
+        return (len(self.launched) - before) / times
+
     def wait(self):
         self.layer.synchronize(self.stream)
 
     def synchronize(self):
         self.settle()
+
+
+def _wide(bits):
+    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def _given(argument):

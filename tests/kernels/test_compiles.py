@@ -30,9 +30,14 @@ def fault_of(build, arch):
     return f"sm_{arch} {build}: {faults}" if faults else ""
 
 
+# What CuPy adds, besides the architecture, to everything that it compiles.
+OF_CUPY = ("-ftz=true", "--device-as-default-execution-space")
+
+
 def options_for(build, arch):
     """Those of a run, for any architecture."""
-    return (*options(build, str(KERNELS)), f"--gpu-architecture=sm_{arch}")
+    given = (*options(build, str(KERNELS)), *OF_CUPY)
+    return (*given, f"--gpu-architecture=sm_{arch}")
 
 
 def faults_in(log):

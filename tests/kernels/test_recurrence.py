@@ -225,3 +225,10 @@ def run(given, family, cluster, seed, text=None, tile=TILE):
         **{"shared": shape.shared, "cluster": cluster, "seed": seed},
     )
     return found
+
+
+@pytest.mark.parametrize(
+    "arch, kib", [("90", 227), ("87", 99), ("103", 227), ("60", 96)]
+)
+def test_a_gpu_that_is_not_listed_has_the_shared_memory_of_an_older_one(arch, kib):
+    assert launch.shared_of(arch) == 1024 * kib

@@ -1,0 +1,1 @@
+"""Figures of one GPU, each measured on its own."""

@@ -1,0 +1,61 @@
+"""The Gram of long exchanges by cuBLAS, in the very tiles that our own kernel makes.
+
+Rows are gathered, multiplied in block columns from the diagonal down, and packed: what
+the recurrence reads, and what members send to each other, is laid out as ever.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from hpcsgd.backends import launch_gram, launch_steps
+from hpcsgd.backends.device_products import DenseProducts
+from hpcsgd.backends.kernel_table import build_of
+
+ELEMENT = "bf16"  # of a matrix that it can multiply
+
+
+class CublasGram:
+    """Products of rows, of which `own` makes all but the Gram; that in so many parts.
+
+    See `hpcsgd.backends.device_products.Products`.
+    """
+
+    def __init__(self, own: DenseProducts, parts: int = 1) -> None:
+        self.own, self.device, self.count = own, own.device, own.count
+        self.strips = launch_gram.strips_of(own.count, parts)
+        stride, pitch = int(own.matrix.stride), launch_gram.pitch_of(own.count)
+        self._rows = self.device.empty((own.count, stride), np.uint16)
+        self._square = self.device.empty((own.count, pitch), np.float32)
+
+    def both(self, numbers: Any, weights: Any, gram: Any, margins: Any) -> None:
+        """gram ← tiles of Y Yᵀ, margins ← Y W; without weights the first alone."""
+        self.gram(numbers, gram)
+        if weights is not None:
+            self.margins(numbers, weights, margins)
+
+    def gram(self, numbers: Any, out: Any) -> None:
+        """Tiles of Y Yᵀ."""
+        matrix, tiles, m = self.own.matrix, self.own.tiles, np.int32(self.count)
+        rows, square = self._rows, self._square
+        place = matrix.stride, numbers, m, np.int32(matrix.width)
+        shape = launch_steps.gather_rows(self.count)[:2]
+        arguments = (matrix.values, *place, rows, matrix.stride)
+        self._launch("gather_rows", ELEMENT, shape, arguments)
+        for first, last in self.strips:
+            part = square[first:, first:last]
+            self.device.gemm_bf16(part, rows[first:], rows[first:last])
+        given = square, np.int64(square.shape[1]), m, tiles.numbers, out
+        self._launch("pack_tiles", "fp32", launch_gram.pack(tiles.count), given)
+
+    def margins(self, numbers: Any, weights: Any, out: Any) -> None:
+        """Y W."""
+        self.own.margins(numbers, weights, out)
+
+    def update(self, numbers: Any, factors: Any, carry: Any, weights: Any) -> None:
+        """W ← W carryᵀ + Yᵀ factors."""
+        self.own.update(numbers, factors, carry, weights)
+
+    def _launch(self, kernel: str, element: str, shape: Any, arguments: Any) -> None:
+        build = build_of(kernel, element, self.device.arch)
+        self.device.kernel(build)(*shape, arguments)

@@ -1,0 +1,99 @@
+"""A GPU through CuPy: what CuPy is asked for, on a CuPy made of NumPy."""
+
+import shutil
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hpcsgd.backends import cuda
+from hpcsgd.backends.kernel_table import build_of
+from hpcsgd.errors import ConfigError, MissingPackage
+from hpcsgd.storage import encode
+from tests import strict_cupy
+from tests.kernels.emulator import KERNELS
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    return strict_cupy.install(monkeypatch)
+
+
+def wide(bits):
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def test_cublas_multiplies_parts_of_matrices(cupy):
+    """With gaps between rows on all sides, as block columns of a square have."""
+    device, rng = cuda.CudaDevice(), np.random.default_rng(0)
+    held = [rng.normal(size=(9, 24)).astype(np.float32) for _ in range(2)]
+    bits = [encode(one, "bf16").view(np.uint16) for one in held]
+    there = [device.empty(one.shape, np.uint16) for one in bits]
+    for array, values in zip(there, bits, strict=True):
+        device.fill(array, values)
+    out = device.zeros((9, 16), np.float32)
+    left, right = there[0][2:, :17], there[1][1:6, :17]
+    device.gemm_bf16(out[2:, 3:8], left, right)
+    found = device.fetch(out)
+    wanted = wide(bits[0])[2:, :17] @ wide(bits[1])[1:6, :17].T
+    np.testing.assert_allclose(found[2:, 3:8], wanted, rtol=1e-5, atol=1e-5)
+    found[2:, 3:8] = 0
+    assert not found.any()
+
+
+def test_a_graph_repeats_what_it_recorded(cupy):
+    device = cuda.CudaDevice()
+    source, target = (device.zeros((4,), np.float32) for _ in range(2))
+
+    def action():
+        with device.stream:
+            cupy.copyto(target, source)
+
+    action()
+    replay = device.capture(action)
+    device.fill(source, np.arange(4, dtype=np.float32))
+    assert not device.fetch(target).any()
+    replay()
+    np.testing.assert_array_equal(device.fetch(target), np.arange(4))
+    assert device.seconds(replay, 3) > 0 and strict_cupy.Graph.launches == 4
+
+
+def test_a_kernel_is_another_one_with_other_headers(cupy, tmp_path, monkeypatch):
+    """CuPy keeps what it compiled under the text and the options alone."""
+    device, build = cuda.CudaDevice(), build_of("margin", "bf16", "90")
+    device.kernel(build)
+    ((entry, given),) = strict_cupy.RawModule.made
+    digest = cuda._headers(KERNELS)
+    assert entry == "margin" and given[-1] == digest
+    folder = shutil.copytree(KERNELS, tmp_path / "cuda")
+    assert cuda._headers(folder) == digest
+    with (folder / "device.cuh").open("a") as header:
+        header.write("\n")
+    assert cuda._headers(folder) != digest
+
+
+def test_what_cupy_lacks_is_named(cupy, monkeypatch):
+    device = cuda.CudaDevice()
+
+    def fail(**_):
+        raise RuntimeError("Failed to auto-detect CUDA root directory")
+
+    monkeypatch.setattr(cupy, "RawModule", fail)
+    with pytest.raises(ConfigError, match=r"auto-detect.*\[ctk\]"):
+        device.kernel(build_of("update", "bf16", "90"))
+    monkeypatch.delattr(cupy.cuda, "cublas")
+    monkeypatch.delitem(sys.modules, "cupy.cuda.cublas")
+    small = SimpleNamespace(shape=(1, 8))
+    with pytest.raises(MissingPackage, match="gram_kernel = 'own'"):
+        device.gemm_bf16(small, small, small)
+
+
+def test_more_shared_memory_is_asked_for_once(cupy):
+    device = cuda.CudaDevice()
+    launch = device.kernel(build_of("round", "bf16", "90"))
+    values = device.zeros((4,), np.float32)
+    for shared in (100 * 1024, 60 * 1024):
+        launch(1, 256, (values, np.int32(4)), shared=shared)
+    with pytest.raises(AssertionError):
+        launch(1, 256, (values, np.int32(4)), shared=300 * 1024)

@@ -70,9 +70,9 @@ def choose_run(
     if clips and kind != "auto" and not may_clip(kind, steps, over):
         raise refuse(kind, how)
     if config.run.device == "cuda":
-        return Chosen(
-            "gram" if kind == "auto" else kind, steps or _usual_steps(config), False
-        )
+        name = "gram" if kind == "auto" else kind
+        ahead = uses_look_ahead(config.products, name, words.latency)
+        return Chosen(name, steps or _usual_steps(config), ahead)
     if kind != "auto" and steps:
         ahead = uses_look_ahead(config.products, kind, words.latency)
         return Chosen(kind, steps, ahead)

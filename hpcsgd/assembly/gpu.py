@@ -57,13 +57,15 @@ def check_room(
     task: Task,
     plans: Iterable[Sequence[int]],
     world: Communicator,
+    sets: int = 1,
 ) -> None:
     """Refuse a run that its GPU has no room for, before the matrix is sent.
 
-    Called by all ranks; those that share a GPU share what is free there.
+    Called by all ranks; those that share a GPU share what is free there. Exchanges have
+    so many `sets` of buffers.
     """
     wide = task.columns * task.states
-    need = room_of(task.shard.matrix, plans, device.multiprocessors, wide)
+    need = room_of(task.shard.matrix, plans, device.multiprocessors, wide, sets)
     free, total = device.memory()
     place = device.layer.place
     said = world.exchange_objects((place, need.total, free))

@@ -14,6 +14,7 @@ from hpcsgd.assembly.motor import Parts, make_engine
 from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.backends.base import Backend
 from hpcsgd.backends.device import Device
+from hpcsgd.backends.gram_kernel import allowed
 from hpcsgd.callbacks.base import Callback
 from hpcsgd.capture import Capture
 from hpcsgd.checkpoint import Checkpoint
@@ -31,6 +32,7 @@ from hpcsgd.load import Loaded
 from hpcsgd.products import GATHERS, RECURS, get_product
 from hpcsgd.products.base import Product, State, Task
 from hpcsgd.products.clip import Clip, make_clip
+from hpcsgd.products.device_ahead import DeviceLookAhead
 from hpcsgd.products.gap import GapMonitor
 from hpcsgd.products.held import HeldState
 from hpcsgd.products.lookahead import LookAheadGram
@@ -123,7 +125,7 @@ def assemble(
     if device is None:
         product = _product(name, look_ahead, task)
     else:
-        product = _on_gpu(name, task, feed, grid, device)
+        product = _on_gpu(config, name, look_ahead, task, feed, grid, device)
     columns = Columns(grid, loaded.shard.parts, product.holds_all_columns)
     parts = Parts(
         config, words, grid, loaded, task, product, name, look_ahead, feed, columns
@@ -196,7 +198,15 @@ def _product(name: str, look_ahead: bool, task: Task) -> Product:
     return product
 
 
-def _on_gpu(name: str, task: Task, feed: Feed, grid: Grid, device: Device) -> Product:
+def _on_gpu(
+    config: RunConfig,
+    name: str,
+    look_ahead: bool,
+    task: Task,
+    feed: Feed,
+    grid: Grid,
+    device: Device,
+) -> Product:
     """The same on the GPU of this rank."""
     if name not in ON_DEVICE:
         raise ConfigError(
@@ -206,9 +216,13 @@ def _on_gpu(name: str, task: Task, feed: Feed, grid: Grid, device: Device) -> Pr
     plans = feed.plans
     if name == "direct":
         plans = [(size,) for sizes in plans for size in sizes]
-    check_room(device, task, plans, grid.world)
-    make: Callable[[Task, Device], Product] = ON_DEVICE[name]
-    return make(task, device)
+    check_room(device, task, plans, grid.world, 1 + look_ahead)
+    make: Callable[[Task, Device], OnDevice]
+    make = DeviceLookAhead if look_ahead else ON_DEVICE[name]
+    product = make(task, device)
+    asked = config.products.gram_kernel
+    product.gram_asked = allowed(asked, config.run.reproducible)
+    return product
 
 
 def _feed(config: RunConfig, words: Vocabulary, grid: Grid, loaded: Loaded) -> Feed:

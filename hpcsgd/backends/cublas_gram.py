@@ -56,6 +56,10 @@ class CublasGram:
         """W ← W carryᵀ + Yᵀ factors."""
         self.own.update(numbers, factors, carry, weights)
 
+    def fetched(self, numbers: Any) -> Any:
+        """The rows on the host."""
+        return self.own.fetched(numbers)
+
     def _launch(self, kernel: str, element: str, shape: Any, arguments: Any) -> None:
         build = build_of(kernel, element, self.device.arch)
         self.device.kernel(build)(*shape, arguments)

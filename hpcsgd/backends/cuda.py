@@ -1,7 +1,7 @@
 """A GPU through CuPy: memory, copies and launches of one rank, on one stream."""
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -34,6 +34,8 @@ class CudaDevice:
         built = self.cupy.cuda.runtime.runtimeGetVersion() // 1000
         check_arch(str(self.device.compute_capability), built)
         self.stream = self.layer.new_stream()
+        self._side = self.layer.new_stream()
+        self._now = self.stream  # where launches go
         self.uploads = Uploads(self.layer, self.stream)
         self.settle: Callable[[], None] = self.wait
         self.arch = str(self.device.compute_capability)
@@ -106,7 +108,7 @@ class CudaDevice:
             if shared > max(PLAIN_SHARED, function.max_dynamic_shared_size_bytes):
                 function.max_dynamic_shared_size_bytes = shared
             given = tuple(np.uint64(0) if a is None else a for a in arguments)
-            with self.stream:
+            with self._now:
                 function(_three(grid), (block, 1, 1), given, shared_mem=shared)
 
         return self._safe(launch)
@@ -153,7 +155,7 @@ class CudaDevice:
             ) from missing
         (m, inner), n = left.shape, right.shape[0]
         one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
-        with self.stream:  # what is columns to cuBLAS is rows here
+        with self._now:  # what is columns to cuBLAS is rows here
             cublas.gemmEx(
                 *(self.cupy.cuda.device.get_cublas_handle(),),
                 *(cublas.CUBLAS_OP_T, cublas.CUBLAS_OP_N, n, m, inner),
@@ -172,6 +174,20 @@ class CudaDevice:
         last.record(self.stream)
         last.synchronize()
         return float(self.cupy.cuda.get_elapsed_time(first, last)) / 1e3 / times
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """On a second stream, from where the first is now; a branch of a graph."""
+        self.layer.hold_back(self._side, self.layer.record(self.stream))
+        self._now = self._side
+        try:
+            yield
+        finally:
+            self._now = self.stream
+
+    def join(self) -> None:
+        """The first waits for the second."""
+        self.layer.hold_back(self.stream, self.layer.record(self._side))
 
     def wait(self) -> None:
         """For the stream alone, whatever becomes of collectives."""

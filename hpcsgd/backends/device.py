@@ -1,6 +1,7 @@
 """What the work of a GPU is asked for: memory, copies, launches, in one order."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
@@ -75,6 +76,15 @@ class Device(Protocol):
 
     def seconds(self, action: Callable[[], None], times: int) -> float:
         """Of one of `times` runs of it, by the clock of the GPU."""
+
+    def aside(self) -> AbstractContextManager[None]:
+        """Launches within begin after what was asked for before, and wait for no more.
+
+        They go on beside those that follow, up to `join`.
+        """
+
+    def join(self) -> None:
+        """What follows begins after what was asked for aside."""
 
     def wait(self) -> None:
         """For the stream alone, whatever becomes of collectives."""

@@ -67,11 +67,21 @@ class DeviceExchange:
 
     def products(self, weights: Any) -> None:
         """Tiles of this member's Gram, if there are any, and its margins."""
+        if not self.tiles.count:
+            self.scores(weights)
+            return
         numbers, point = self.sampled.numbers, self._read(weights)
+        self.rows.both(numbers, point, self.gram, self.margins)
+
+    def scores(self, weights: Any) -> None:
+        """Its margins alone."""
+        point = self._read(weights)
+        self.rows.margins(self.sampled.numbers, point, self.margins)
+
+    def gram_alone(self) -> None:
+        """Its tiles alone."""
         if self.tiles.count:
-            self.rows.both(numbers, point, self.gram, self.margins)
-        else:
-            self.rows.margins(numbers, point, self.margins)
+            self.rows.gram(self.sampled.numbers, self.gram)
 
     def iterate(self, intercept: Any) -> None:
         """Residuals of all steps, and what the update multiplies rows with."""

@@ -51,9 +51,13 @@ class Room:
 
 
 def room_of(
-    matrix: Any, plans: Iterable[Sequence[int]], multiprocessors: int, wide: int = 1
+    matrix: Any,
+    plans: Iterable[Sequence[int]],
+    multiprocessors: int,
+    wide: int = 1,
+    sets: int = 1,
 ) -> Room:
-    """Of a matrix of the host, and of exchanges of these batch sizes.
+    """Of a matrix of the host, and of so many sets of exchanges of these batch sizes.
 
     `wide` columns of weights. Beside the matrix lie targets, weights and offsets of 4
     bytes each, and an order of 8.
@@ -67,7 +71,7 @@ def room_of(
     return Room(
         matrix=matrix_bytes(matrix),
         rows=height * (4 * COLUMNS + 8),
-        exchange=sum(exchanges),
+        exchange=sets * sum(exchanges),
         weights=4 * width * wide,
     )
 

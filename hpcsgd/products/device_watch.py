@@ -6,15 +6,27 @@ words that members compare travel as a message of their own, by the host: the de
 messages, and the graphs that hold them, stay as they are.
 """
 
+from typing import Protocol
+
 import numpy as np
 
+from hpcsgd.backends.cublas_gram import CublasGram
 from hpcsgd.backends.device import Device
 from hpcsgd.backends.device_exchange import DeviceExchange
 from hpcsgd.backends.device_products import DenseProducts
 from hpcsgd.data.unheld import Unheld
 from hpcsgd.products.base import Array, Group, Rows, Scratch, State, Task, gather_rows
-from hpcsgd.products.device_cycle import Cycle
 from hpcsgd.products.held import HeldState
+
+
+class ByHand(Protocol):
+    """What comes ahead of the steps, launch by launch."""
+
+    def before(self) -> None:
+        """What members make of their own columns."""
+
+    def send(self) -> None:
+        """The sums."""
 
 
 class DeviceWatch:
@@ -25,7 +37,7 @@ class DeviceWatch:
         self.scratch = Scratch()
 
     def run(
-        self, state: HeldState, group: Group, exchange: DeviceExchange, cycle: Cycle
+        self, state: HeldState, group: Group, exchange: DeviceExchange, cycle: ByHand
     ) -> bool:
         """Do the exchange by hand if a look is due; False: it is still to be done."""
         monitor = self.task.monitor
@@ -65,8 +77,9 @@ class DeviceWatch:
     def _rows(self, group: Group, exchange: DeviceExchange) -> Rows:
         """Of the host where it holds them, else from the device."""
         if isinstance(self.task.shard.matrix, Unheld):
-            assert isinstance(exchange.rows, DenseProducts)
-            return exchange.rows.fetched(exchange.sampled.numbers)
+            rows = exchange.rows
+            assert isinstance(rows, DenseProducts | CublasGram)
+            return rows.fetched(exchange.sampled.numbers)
         return gather_rows(self.task, self.scratch, "rows", group)
 
     def _as_before(self, state: HeldState, exchange: DeviceExchange) -> State:

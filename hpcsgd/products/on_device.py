@@ -9,7 +9,8 @@ from hpcsgd.backends.device_buffers import Order
 from hpcsgd.backends.device_csr import DeviceCsr, put_csr
 from hpcsgd.backends.device_exchange import DeviceExchange
 from hpcsgd.backends.device_matrix import DeviceMatrix, put_matrix
-from hpcsgd.backends.device_products import Widths
+from hpcsgd.backends.device_products import DenseProducts, Widths
+from hpcsgd.backends.gram_kernel import Seconds, choose_gram
 from hpcsgd.comm.on_device import OnDevice as CarriesArrays
 from hpcsgd.csr import Csr
 from hpcsgd.data.unheld import Unheld
@@ -28,6 +29,8 @@ class OnDevice(ABC):
     """What both have: the matrix there, and one set of buffers for each size."""
 
     holds_all_columns = False
+    gram_asked = "own"  # who is to make the Gram of exchanges
+    gram_kernel = ""  # who does
 
     def __init__(self, task: Task, device: Device) -> None:
         check_task(task)
@@ -44,7 +47,7 @@ class OnDevice(ABC):
             *(device, shard.matrix, form, self.scale)  # type: ignore[arg-type]
         )
         self.order = Order(device, shard.targets, shard.weights, shard.offsets)
-        self._exchanges: dict[Blocks, DeviceExchange] = {}
+        self._exchanges: dict[tuple[Blocks, int], DeviceExchange] = {}
         self._cycles: dict[tuple[int, ...], Cycle] = {}
 
     @property
@@ -52,6 +55,11 @@ class OnDevice(ABC):
         """Margins of every state of the weights."""
         task = self.task
         return Widths(task.columns, task.states, task.states)
+
+    @property
+    def variant(self) -> int:
+        """Which one of several sets of buffers is in use."""
+        return 0
 
     @abstractmethod
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
@@ -80,14 +88,30 @@ class OnDevice(ABC):
 
     def exchange_of(self, blocks: Blocks) -> DeviceExchange:
         """Kernels and buffers of exchanges of these sizes."""
-        found = self._exchanges.get(blocks)
+        key = blocks, self.variant
+        found = self._exchanges.get(key)
         if found is None:
             task = self.task
-            found = self._exchanges[blocks] = DeviceExchange(
+            found = self._exchanges[key] = DeviceExchange(
                 *(self.device, self.matrix, self.order, blocks),
                 *(task.family, task.precision, self.widths),
             )
+            self._choose_gram(found)
         return found
+
+    def _choose_gram(self, exchange: DeviceExchange) -> None:
+        """Who makes the Gram of exchanges of this size; the same on all members."""
+        if not isinstance(exchange.rows, DenseProducts):
+            return
+        choice = choose_gram(self.gram_asked, exchange.rows, self._added)
+        exchange.rows = choice.products
+        if choice.name != "own" or not self.gram_kernel:
+            self.gram_kernel = choice.name
+
+    def _added(self, seconds: Seconds) -> Seconds:
+        """Over members: one slow member is slow for all."""
+        said = self.task.members.exchange_objects(seconds)
+        return {name: sum(one[name] for one in said) for name in seconds}
 
 
 class DeviceGram(OnDevice):

@@ -5,13 +5,15 @@ before somebody waits, and whoever takes an array for one of the host gets an er
 """
 
 import ctypes
+from contextlib import contextmanager
 
 import numpy as np
 
 from hpcsgd.backends.device import Graph
 from hpcsgd.backends.device_faults import no_room
 from hpcsgd.backends.uploads import Uploads
-from tests.fake_cuda import FakeArray, FakeLayer, Node
+from tests.fake_cuda import FakeArray, FakeLayer, Node, Stream
+from tests.fake_nccl import EachTime
 from tests.kernels.emulator import Kernel, check_guards, empty
 
 SIZES = {"i4": ctypes.c_int, "i8": ctypes.c_longlong, "f4": ctypes.c_float}
@@ -31,6 +33,25 @@ class Held(FakeArray):
         return len(self.held)
 
 
+class Crossing:
+    """One stream waits for another, each time that both are asked to."""
+
+    def __init__(self):
+        self.reached = self.awaited = 0
+
+    def put(self, first, second):
+        first.put(self.reach)
+        second.put(EachTime(self.expect))
+
+    def reach(self):
+        self.reached += 1
+
+    def expect(self):
+        self.awaited += 1
+        number = self.awaited
+        return lambda: self.reached >= number
+
+
 class FakeDevice:
     """See `hpcsgd.backends.device.Device`."""
 
@@ -38,7 +59,8 @@ class FakeDevice:
 
     def __init__(self, node=None, seed=1, place="node 0000:01"):
         self.layer = FakeLayer(node or Node(), place)
-        self.stream = self.layer.main
+        self.stream = self.now = self.layer.main
+        self.side = Stream(self.layer.node)
         self.seed = seed
         self.settle = self.wait
         self.uploads = Uploads(self.layer, self.stream)
@@ -89,17 +111,20 @@ class FakeDevice:
                 for array in arrays:
                     check_guards(array.whole)
 
-            self.stream.put(action, *arrays)
+            self.now.put(action, *arrays)
 
         return launch
 
     def capture(self, action):
         self.captured += 1
-        graph = self.stream.capture(action)
+        sides = []
+        graph = self.stream.capture(lambda: sides.append(self.side.capture(action)))
 
         def replay():
             self.layer.tick("replay")
             graph()
+            sides[0]()
+            self.side.run()
 
         return Graph(replay)
 
@@ -112,7 +137,7 @@ class FakeDevice:
             check_guards(out.whole)
 
         self.launched.append("gemm_bf16")
-        self.stream.put(action, out, left, right)
+        self.now.put(action, out, left, right)
 
     def seconds(self, action, times):
         """As many as kernels were launched: the same for every run."""
@@ -121,6 +146,18 @@ class FakeDevice:
             action()
         self.wait()
         return (len(self.launched) - before) / times
+
+    @contextmanager
+    def aside(self):
+        """As early as it may be, which shows what should have been waited for."""
+        Crossing().put(self.stream, self.side)
+        self.now = self.side
+        yield
+        self.now = self.stream
+        self.side.run()
+
+    def join(self):
+        Crossing().put(self.side, self.stream)
 
     def wait(self):
         self.layer.synchronize(self.stream)

@@ -42,6 +42,7 @@ def on_gpu(problem, /, **sections):
 def test_iterates_are_those_of_sgd(devices, family, kind):
     problem = make_problem(family, n=37, d=37)
     sections = {"problem": {"intercept": True, "l2": 0.01}, "products": {"kind": kind}}
+    sections["schedule"] = {"epochs": 2}  # the first exchange of all begins at w = 0
     config = on_gpu(problem, **sections)
     found = train_on(1, config, problem, weights=True, offset=True)
     assert found.status is Status.COMPLETED
@@ -127,6 +128,76 @@ def test_sums_are_part_of_the_launch_where_they_can_be(
     assert len(devices[0].launched) == 2 * each * 4  # by hand, and while recording
     calls = train_on(2, here, problem).ledger["products"]["calls"]
     assert found.ledger["products"]["calls"] == calls
+
+
+@pytest.mark.parametrize("transport", ["nccl", "mpi-host"])
+@pytest.mark.parametrize("members", [1, 2, 3])
+@pytest.mark.parametrize(
+    "family, update, recipe",
+    [("logistic", "sgd", "c"), ("softmax", "nesterov", "fp32"), ("huber", "sgd", "d")],
+)
+def test_the_next_gram_is_made_early(
+    devices, family, update, recipe, members, transport
+):
+    """The host's look-ahead: its sums, its iterates; orders change between epochs."""
+    problem = make_problem(family, n=71, d=23)
+    sections = {
+        "problem": {"intercept": True},
+        "products": {"kind": "gram", "look_ahead": "on"},
+        "schedule": {"epochs": 4},
+        "precision": {"recipe": recipe},
+        "update": {"kind": update},
+        "rate": {"value": 0.05, "kind": "inverse", "decay": 0.1},
+    }
+    run = {"transport": transport, "evaluate_every": 0}
+    there = train_on(members, on_gpu(problem, **sections, run=run), problem)
+    host = {"device": "cpu", "evaluate_every": 0}
+    here = train_on(members, on_gpu(problem, **sections, run=host), problem)
+    size = np.abs(here.weights).max()
+    near = 1e-5 if recipe == "fp32" else 2e-3  # a margin may round the other way
+    assert np.abs(here.weights - there.weights).max() <= near * size
+    calls = [one.ledger["products"]["calls"] for one in (here, there)]
+    assert calls[0] == calls[1]
+    assert devices[0].captured >= 4 and there.report["look_ahead"]
+
+
+def test_looks_and_rests_do_not_mind_what_is_made_early(devices, tmp_path):
+    """A look, a checkpoint, and the end of a run come between a Gram and its steps."""
+    problem = make_problem("logistic", n=71, d=23)
+    ahead = {"products": {"kind": "gram", "look_ahead": "on"}}
+    longer = {"schedule": {"epochs": 4}}
+    run = {"gap_every": 2, "fall_back": False}
+    whole = train_on(2, on_gpu(problem, **ahead, **longer, run=run), problem)
+    assert not whole.events
+    saved = {**run, "out": str(tmp_path / "run"), "resume": "auto"}
+    half = on_gpu(problem, **ahead, schedule={"epochs": 2}, run=saved)
+    train_on(2, half, problem)
+    again = train_on(2, on_gpu(problem, **ahead, **longer, run=saved), problem)
+    np.testing.assert_array_equal(again.weights, whole.weights)
+    never = {"gap_every": 0}
+    plain = train_on(2, on_gpu(problem, **ahead, **longer, run=never), problem)
+    np.testing.assert_array_equal(plain.weights, whole.weights)
+
+
+def test_cublas_may_make_the_gram_of_long_exchanges(devices, monkeypatch):
+    """All members take the same, and the report says which."""
+    monkeypatch.setattr("hpcsgd.backends.gram_kernel.WORTH_ASKING", 16)
+    problem = make_problem("logistic", n=71, d=23)
+    found = {}
+    for kind in ("own", "cublas", "auto"):
+        sections = {
+            "products": {"kind": "gram", "gram_kernel": kind},
+            "precision": {"recipe": "c"},
+            "schedule": {"epochs": 3},
+        }
+        found[kind] = train_on(2, on_gpu(problem, **sections), problem)
+    size = np.abs(found["own"].weights).max()
+    for one in found.values():
+        assert np.abs(one.weights - found["own"].weights).max() <= 1e-5 * size
+    names = [one.report["gram_kernel"] for one in found.values()]
+    # The fake device counts launches: a product and its packing are more than one.
+    assert names[0] == "own" and names[1].startswith("cublas") and names[2] == "own"
+    assert "gemm_bf16" in devices[2].launched
 
 
 @pytest.mark.parametrize("members", [1, 2, 3])

@@ -217,8 +217,9 @@ def _on_gpu(
     if name == "direct":
         plans = [(size,) for sizes in plans for size in sizes]
     check_room(device, task, plans, grid.world, 1 + look_ahead)
-    make: Callable[[Task, Device], OnDevice]
-    make = DeviceLookAhead if look_ahead else ON_DEVICE[name]
+    make: Callable[[Task, Device], OnDevice] = ON_DEVICE[name]
+    if look_ahead:
+        make = DeviceLookAhead
     product = make(task, device)
     asked = config.products.gram_kernel
     product.gram_asked = allowed(asked, config.run.reproducible)

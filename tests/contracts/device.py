@@ -98,6 +98,21 @@ def works_in_order(device):
     np.testing.assert_array_equal(device.fetch(array), expected)
 
 
+def goes_on_beside_itself(device):
+    """What is aside follows what came before it, and what follows `join` it."""
+    values = values_of(1000)
+    one, other = (device.empty((1000,), np.float32) for _ in range(2))
+    for turn in range(5):
+        device.fill(one, values + turn)
+        device.fill(other, values - turn)
+        with device.aside():
+            rounds(device, one)
+        rounds(device, other)
+        device.join()
+        np.testing.assert_array_equal(device.fetch(one), rounded(values + turn))
+        np.testing.assert_array_equal(device.fetch(other), rounded(values - turn))
+
+
 def replays_read_what_is_there_now(device):
     """A graph repeats launches, not the numbers that they had."""
     array = device.empty((500,), np.float32)
@@ -233,6 +248,7 @@ CHECKS = [
     reads_what_it_is_filled_with_at_once,
     sends_what_is_written_in_place,
     works_in_order,
+    goes_on_beside_itself,
     replays_read_what_is_there_now,
     runs_kernels_with_what_a_run_gives,
     pads_the_rows_of_a_matrix,

@@ -64,6 +64,21 @@ def test_recipes_are_those_of_the_host(device, recipe, batch, steps):
     np.testing.assert_array_equal(there.weights, again.weights)
 
 
+def test_the_next_gram_may_be_a_branch_of_the_graph(device):
+    """As the Gram of its own exchange, to what another kernel of margins rounds."""
+    problem = make_problem("logistic", n=5000, d=300)
+    found = {}
+    for ahead in ("off", "on"):
+        sections = {
+            "schedule": {"batch": 32, "steps": 16, "epochs": 3},
+            "products": {"kind": "gram", "look_ahead": ahead},
+        }
+        found[ahead] = train_on(1, on_gpu(problem, **sections), problem)
+    size = np.abs(found["off"].weights).max()
+    gap = np.abs(found["on"].weights - found["off"].weights).max()
+    assert gap <= 1e-5 * size
+
+
 def test_portions_of_an_average_are_those_of_the_host(device):
     rng = np.random.default_rng(0)
     weights = rng.normal(size=(1001, 2)).astype(np.float32)

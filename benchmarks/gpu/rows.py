@@ -7,8 +7,9 @@ import numpy as np
 from hpcsgd.backends import launch_steps
 from hpcsgd.backends.device_buffers import sent
 from hpcsgd.backends.device_matrix import DeviceMatrix
-from hpcsgd.backends.device_products import TILE, DenseProducts, Tiles, Widths
+from hpcsgd.backends.device_products import DenseProducts, Tiles, Widths
 from hpcsgd.backends.kernel_table import build_of
+from hpcsgd.backends.launch_gram import tile_for
 from hpcsgd.schedule import blocks_of
 
 PIECE = 2**24  # values that are drawn; longer matrices repeat them
@@ -86,7 +87,8 @@ class OurGram:
         self.rows, self.device = rows, rows.device
         whole, rest = divmod(rows.count, batch)
         blocks = blocks_of((*[batch] * whole, *([rest] if rest else [])))
-        self.tiles = Tiles(self.device, blocks)
+        side = tile_for(rows.count, rows.matrix.width)
+        self.tiles = Tiles(self.device, blocks, side)
         given = self.device, rows.matrix, blocks, self.tiles, Widths()
         self.products = DenseProducts(*given)
         self.out = self.device.empty((self.tiles.words,), np.float32)
@@ -97,11 +99,12 @@ class OurGram:
 
     def square(self) -> np.ndarray:
         """Entries below the diagonal as a matrix; what was not made is NaN."""
-        side = int(self.tiles.across) * TILE
-        found = np.full((side, side), np.nan, dtype=np.float32)
-        tiles = self.device.fetch(self.out).reshape(-1, TILE, TILE)
+        side = self.tiles.side
+        whole = int(self.tiles.across) * side
+        found = np.full((whole, whole), np.nan, dtype=np.float32)
+        tiles = self.device.fetch(self.out).reshape(-1, side, side)
         places = self.device.fetch(self.tiles.numbers)
         for place, tile in zip(places.tolist(), tiles, strict=True):
-            down, across = TILE * (place >> 16), TILE * (place & 0xFFFF)
-            found[down : down + TILE, across : across + TILE] = tile
+            down, across = side * (place >> 16), side * (place & 0xFFFF)
+            found[down : down + side, across : across + side] = tile
         return found[: self.rows.count, : self.rows.count]

@@ -23,8 +23,11 @@ class CublasGram:
 
     def __init__(self, own: DenseProducts, parts: int = 1) -> None:
         self.own, self.device, self.count = own, own.device, own.count
-        self.strips = launch_gram.strips_of(own.count, parts)
-        stride, pitch = int(own.matrix.stride), launch_gram.pitch_of(own.count)
+        self.strips = launch_gram.strips_of(own.count, parts, own.tiles.side)
+        stride, pitch = (
+            int(own.matrix.stride),
+            launch_gram.pitch_of(own.count, own.tiles.side),
+        )
         self._rows = self.device.empty((own.count, stride), np.uint16)
         self._square = self.device.empty((own.count, pitch), np.float32)
 
@@ -45,7 +48,7 @@ class CublasGram:
         for first, last in self.strips:
             part = square[first:, first:last]
             self.device.gemm_bf16(part, rows[first:], rows[first:last])
-        given = square, np.int64(square.shape[1]), m, tiles.numbers, out
+        given = square, np.int64(square.shape[1]), m, tiles.shift, tiles.numbers, out
         self._launch("pack_tiles", "fp32", launch_gram.pack(tiles.count), given)
 
     def margins(self, numbers: Any, weights: Any, out: Any) -> None:

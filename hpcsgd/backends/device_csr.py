@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from hpcsgd.backends import launch_steps
 from hpcsgd.backends.device import Device
 from hpcsgd.backends.device_buffers import sent
-from hpcsgd.backends.device_matrix import check_element
-from hpcsgd.backends.device_products import TILE, Tiles, Widths, check_wide
+from hpcsgd.backends.device_matrix import TF32, check_element
+from hpcsgd.backends.device_products import Tiles, Widths, check_wide
 from hpcsgd.backends.kernel_table import build_of
 from hpcsgd.backends.launch_steps import Launch
 from hpcsgd.backends.uploads import PIECE
@@ -42,7 +42,8 @@ def put_csr(device: Device, matrix: Csr, element: str, scale: float = 1.0) -> De
     check_element(element)
     parts = matrix.indptr, matrix.indices, matrix.data
     indptr, indices, data = (_put(device, part) for part in parts)
-    return DeviceCsr(indptr, indices, data, element, matrix.width, scale)
+    stored = "fp32" if element == TF32 else element
+    return DeviceCsr(indptr, indices, data, stored, matrix.width, scale)
 
 
 def _put(device: Device, values: Array) -> Any:
@@ -72,7 +73,7 @@ class SparseProducts:
 
     def gram(self, numbers: Any, out: Any) -> None:
         """Tiles of Y Yᵀ."""
-        shape = launch_steps.csr_gram(self.tiles.count, TILE)
+        shape = launch_steps.csr_gram(self.tiles.count, self.tiles.side)
         self._launch("csr_gram", shape, numbers, self._batches, self.tiles.numbers, out)
 
     def both(self, numbers: Any, weights: Any, gram: Any, margins: Any) -> None:

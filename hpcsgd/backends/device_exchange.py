@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.backends import launch_steps
+from hpcsgd.backends import launch_gram, launch_steps
 from hpcsgd.backends.device import Device
 from hpcsgd.backends.device_buffers import Coefficients, Order, Sampled
 from hpcsgd.backends.device_csr import DeviceCsr, SparseProducts
@@ -40,7 +40,7 @@ class DeviceExchange:
         self.precision, self.widths = precision, widths
         self.sampled = Sampled(device, order, blocks.rows)
         self.coefficients = Coefficients(device, blocks, matrix.scale)
-        self.tiles = Tiles(device, blocks)
+        self.tiles = Tiles(device, blocks, self._side_of(matrix))
         self.rows = self._products_of(matrix)
         self.recurrence = Recurrence(device, blocks, family, self.tiles, widths)
         self._make_message()
@@ -100,6 +100,12 @@ class DeviceExchange:
         if isinstance(matrix, DeviceCsr):
             return SparseProducts(self.device, matrix, *sizes)
         return DenseProducts(self.device, matrix, *sizes)
+
+    def _side_of(self, matrix: DeviceMatrix | DeviceCsr) -> int:
+        """Of tiles: rows that store few values have no large ones."""
+        if isinstance(matrix, DeviceCsr):
+            return launch_gram.SMALL
+        return launch_gram.tile_for(self.blocks.rows, matrix.width)
 
     def _make_message(self) -> None:
         """One buffer for tiles and margins: what members sum."""

@@ -13,7 +13,8 @@ from hpcsgd.errors import ConfigError
 
 Array = NDArray[Any]
 CHUNK = 16  # bytes that a thread reads at once
-ELEMENTS = ("fp32", "bf16", "fp16", "fp8-e4m3", "fp8-e5m2")
+ELEMENTS = ("fp32", "bf16", "fp16", "fp8-e4m3", "fp8-e5m2", "tf32")
+TF32 = "tf32"  # values in fp32, of which a product of tensor cores loses nothing
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class DeviceMatrix:
     height: int
     width: int
     scale: float = 1.0  # what values are stored times: a power of two
+    multiplied: str = "gram"  # by which kernel, where tensor cores round what they get
 
     @property
     def stride(self) -> np.int64:
@@ -47,6 +49,8 @@ def put_matrix(
     straight = getattr(matrix, "straight", None)
     if straight is None or not straight(held, device.wait):
         _send(device, held, width, getattr(matrix, "read_into", _copied(matrix)))
+    if element == TF32:
+        return DeviceMatrix(held, "fp32", height, width, scale, "gram-tf32")
     return DeviceMatrix(held, element, height, width, scale)
 
 

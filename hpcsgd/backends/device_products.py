@@ -17,7 +17,6 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.schedule import Blocks
 
 Array = NDArray[Any]
-TILE = 64  # rows and columns of a tile of the Gram
 THREADS = 256  # of margin and update
 ROWS_A_BLOCK = 8  # of margin: a warp a row
 CHUNKS_A_BLOCK = 8  # of update, 16 bytes each
@@ -26,10 +25,13 @@ CHUNKS_A_BLOCK = 8  # of update, 16 bytes each
 class Tiles:
     """Those of the Gram that the recurrence of some blocks reads."""
 
-    def __init__(self, device: Device, blocks: Blocks) -> None:
-        tiles, places = launch_gram.tiles_of(np.asarray(blocks.starts), TILE)
-        self.count = len(tiles)
-        self.words = self.count * TILE * TILE
+    def __init__(
+        self, device: Device, blocks: Blocks, side: int = launch_gram.SMALL
+    ) -> None:
+        tiles, places = launch_gram.tiles_of(np.asarray(blocks.starts), side)
+        self.side, self.count = side, len(tiles)
+        self.shift = np.int32(side.bit_length() - 1)
+        self.words = self.count * side * side
         self.numbers = sent(device, tiles)  # I << 16 | J of each
         self.places = sent(device, places.ravel())  # of each, or -1
         self.across = np.int32(len(places))
@@ -37,12 +39,13 @@ class Tiles:
 
     def packed(self, tiles: Array) -> Array:
         """What a copy of them holds, as the host packs the Gram."""
-        parts, blocks = tiles.reshape(-1, TILE, TILE), self._blocks
+        side, blocks = self.side, self._blocks
+        parts = tiles.reshape(-1, side, side)
         found = np.empty(blocks.gram_words, dtype=tiles.dtype)
         for j, (first, last) in enumerate(pairwise(blocks.starts)):
             rows, columns = np.arange(first, last)[:, None], np.arange(first)
-            place = self._at[rows // TILE, columns // TILE]
-            panel = parts[place, rows % TILE, columns % TILE]
+            place = self._at[rows // side, columns // side]
+            panel = parts[place, rows % side, columns % side]
             found[blocks.gram_starts[j] : blocks.gram_starts[j + 1]] = panel.ravel()
         return found
 
@@ -96,11 +99,10 @@ class DenseProducts:
         check_wide(widths.weights)
         self.device, self.matrix, self.tiles = device, matrix, tiles
         self.widths, self.count = widths, blocks.rows
-        item = matrix.values.dtype.itemsize
-        splits = launch_gram.splits_of(
-            *(max(tiles.count, 1), matrix.width, TILE, item, device.multiprocessors)
+        item, count = matrix.values.dtype.itemsize, max(tiles.count, 1)
+        self.splits = launch_gram.splits_of(
+            *(count, matrix.width, tiles.side, item, device.multiprocessors)
         )
-        self.splits = splits
         plan = self._launch_of(margins=False)
         self._workspace = device.empty((plan.workspace,), np.float32)
         self._tickets = device.zeros((max(tiles.count, 1),), np.uint32)
@@ -164,13 +166,13 @@ class DenseProducts:
             *(*self._rows(numbers), tiles.numbers, *sizes),
             *(weights, out, margins, self._workspace, self._tickets),
         )
-        kernel = f"gram-{TILE}"
+        kernel = f"{self.matrix.multiplied}-{tiles.side}"
         self._launch(kernel, plan.grid, plan.block, arguments, shared=plan.shared)
 
     def _launch_of(self, margins: bool) -> launch_gram.GramLaunch:
         return launch_gram.launch_of(
             *(self.tiles.count, self.count, self.matrix.width),
-            tile=TILE,
+            tile=self.tiles.side,
             itemsize=self.matrix.values.dtype.itemsize,
             splits=self.splits,
             margins=margins,

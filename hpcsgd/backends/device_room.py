@@ -12,7 +12,6 @@ from hpcsgd.backends.device_faults import shown
 from hpcsgd.csr import Csr
 
 CHUNK = 16  # bytes; rows are whole chunks
-TILE = 64
 COLUMNS = 3  # of every row: its target, weight, offset
 NAMES = {
     "matrix": "the matrix",
@@ -94,11 +93,12 @@ def exchange_bytes(
     """
     starts = np.array([0, *accumulate(sizes)])
     rows = int(starts[-1])
-    tiles, places = launch_gram.tiles_of(starts, TILE)
+    side = launch_gram.tile_for(rows, width)
+    tiles, places = launch_gram.tiles_of(starts, side)
     count = max(len(tiles), 1)
-    splits = launch_gram.splits_of(count, width, TILE, item, multiprocessors)
+    splits = launch_gram.splits_of(count, width, side, item, multiprocessors)
     plan = launch_gram.launch_of(
-        len(tiles), rows, width, tile=TILE, itemsize=item, splits=splits
+        len(tiles), rows, width, tile=side, itemsize=item, splits=splits
     )
     words = plan.result + plan.workspace + places.size + 2 * count
     return 4 * (words + (5 + 3 * wide) * rows)

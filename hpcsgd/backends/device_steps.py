@@ -47,7 +47,7 @@ class Recurrence:
         """One launch; the intercept moves on, too."""
         plan, widths, tiles = self.launch, self.widths, self.tiles
         arguments = (
-            *(gram, tiles.places, tiles.across, margins),
+            *(gram, tiles.places, tiles.across, tiles.shift, margins),
             *(sampled.targets, sampled.weights, sampled.offsets, intercept),
             *(coefficients.starts, np.int32(len(self.blocks.sizes))),
             *(np.int32(widths.states), np.int32(widths.read), *self._classes),

@@ -14,7 +14,7 @@ import numpy as np
 from hpcsgd.backends.cublas_gram import ELEMENT, CublasGram
 from hpcsgd.backends.device import Device
 from hpcsgd.backends.device_buffers import sent
-from hpcsgd.backends.device_products import TILE, DenseProducts, Products
+from hpcsgd.backends.device_products import DenseProducts, Products
 from hpcsgd.errors import ConfigError, MissingPackage
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ def _measured(own: DenseProducts, ways: Mapping[str, Products]) -> Seconds:
     device = own.device
     spread = np.linspace(0, own.matrix.height - 1, own.count).astype(np.int64)
     numbers = sent(device, spread)
-    out = device.empty((own.tiles.count * TILE * TILE,), np.float32)
+    out = device.empty((own.tiles.words,), np.float32)
     found = dict.fromkeys(ways, float("inf"))
     for turn in range(TURNS):
         for name, way in ways.items():

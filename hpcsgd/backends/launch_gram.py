@@ -15,6 +15,8 @@ STAGES = 3  # as in gram.cu; more hide more latency and take more shared memory
 STAGE_BYTES = 16384
 RESIDENT = 2  # blocks that a processor is taken to have at once
 MOST_SPLITS = 16
+SMALL, LARGE = 64, 128  # rows of a tile
+LARGE_ROWS, LARGE_COLS = 1024, 512  # of an exchange, from which on tiles are large
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,16 @@ def tiles_of(starts: Array, tile: int) -> tuple[Array, Array]:
     places = np.full((len(firsts), len(firsts)), -1, dtype=np.int32)
     places[down, across] = np.arange(len(down))
     return (down << 16 | across).astype(np.uint32), places
+
+
+def tile_for(rows: int, cols: int) -> int:
+    """Rows and columns of a tile.
+
+    Every entry of a tile needs its two rows once: larger ones take half the reads, and
+    where there are columns enough to be multiplied, reads are what it waits for. They
+    are fewer, too: only long exchanges have enough of them for all processors.
+    """
+    return LARGE if rows >= LARGE_ROWS and cols >= LARGE_COLS else SMALL
 
 
 def shared_bytes(tile: int, stages: int = STAGES) -> int:

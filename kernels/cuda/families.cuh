@@ -17,9 +17,6 @@
 #ifndef FAMILY
 #define FAMILY LOGISTIC
 #endif
-#ifndef TB
-#define TB 64 /* rows and columns of a tile of the Gram */
-#endif
 
 /* What is no number stands second, and stays. */
 INLINE float lesser(float bound, float value) { return bound < value ? bound : value; }
@@ -110,12 +107,14 @@ INLINE void advance_intercept(double *intercept, const float *carry, const float
     }
 }
 
-/* Entry (row, col) of the Gram in tiles; `across` tiles to a row of the map. */
-INLINE const float *entry_of(const float *gram, const int *map, int across, int row, int col)
+/* Entry (row, col) of the Gram in tiles of 2^shift rows; `across` of them to a row of the
+   map. */
+INLINE const float *entry_of(const float *gram, const int *map, int across, int shift,
+                             int row, int col)
 {
-    u32 i = (u32)row, k = (u32)col;
-    s64 tile = __ldg(map + i / TB * (u32)across + k / TB);
-    return gram + tile * (TB * TB) + (i % TB * TB + k % TB);
+    u32 i = (u32)row, k = (u32)col, last = (1u << shift) - 1;
+    s64 tile = __ldg(map + (i >> shift) * (u32)across + (k >> shift));
+    return gram + (tile << 2 * shift) + ((i & last) << shift) + (k & last);
 }
 
 /* Coefficient of batch i in the scores of batch j > i. */

@@ -35,7 +35,7 @@
 typedef struct {
     const float *gram;
     const int *map;
-    int across;
+    int across, shift;
     const float *couple;
     float *scores;       /* of own rows */
     const u16 *batch_of; /* own rows' batches */
@@ -91,7 +91,8 @@ INLINE void add_products(const room &in, const int (&rows)[ABREAST], int col, in
         float4 r = *(const float4 *)factors, g[ABREAST];
 #pragma unroll
         for (int i = 0; i < ABREAST; i++)
-            g[i] = __ldg((const float4 *)entry_of(in.gram, in.map, in.across, rows[i], col));
+            g[i] = __ldg((const float4 *)entry_of(in.gram, in.map, in.across, in.shift,
+                                                   rows[i], col));
 #pragma unroll
         for (int i = 0; i < ABREAST; i++) {
             sums[i] = fmaf(g[i].x, r.x, sums[i]);
@@ -105,7 +106,7 @@ INLINE void add_products(const room &in, const int (&rows)[ABREAST], int col, in
     for (int c = max(0, first - col); c < min(4, last - col); c++)
 #pragma unroll
         for (int i = 0; i < ABREAST; i++)
-            sums[i] = fmaf(*entry_of(in.gram, in.map, in.across, rows[i], col + c),
+            sums[i] = fmaf(*entry_of(in.gram, in.map, in.across, in.shift, rows[i], col + c),
                            factors[c], sums[i]);
 }
 
@@ -191,7 +192,7 @@ INLINE sides sides_of(const float *targets, const float *sample_weights, int row
 
 extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
 recurrence(const float *__restrict__ gram, const int *__restrict__ map, int across,
-           const float *__restrict__ z, const float *__restrict__ targets,
+           int shift, const float *__restrict__ z, const float *__restrict__ targets,
            const float *__restrict__ sample_weights, const float *__restrict__ offsets,
            double *intercept, const int *__restrict__ starts, int steps, int states,
            int read, const float *__restrict__ lead, const float *__restrict__ couple,
@@ -206,7 +207,7 @@ recurrence(const float *__restrict__ gram, const int *__restrict__ map, int acro
     int rank = NC == 1 ? 0 : (int)cluster_rank(), own_rows = own_below(starts[steps], rank);
     u16 *batch_of = (u16 *)(scores + own_rows);
     bool is_last_warp = threadIdx.x >> 5 == WARPS - 1; /* it has the fewest rows */
-    room in = {gram, map, across, couple, scores, batch_of, rank};
+    room in = {gram, map, across, shift, couple, scores, batch_of, rank};
 
     begin(z, offsets, starts, steps, read, lead, rank, scores, batch_of);
     if (threadIdx.x == 0) {

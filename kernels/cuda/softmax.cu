@@ -63,7 +63,7 @@ INLINE void settle(float *t, int classes, int label, float weight,
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 softmax(const float *__restrict__ gram, const int *__restrict__ map, int across,
-        const float *__restrict__ z, const float *__restrict__ labels,
+        int shift, const float *__restrict__ z, const float *__restrict__ labels,
         const float *__restrict__ sample_weights, const float *__restrict__ offsets,
         double *intercept, const int *__restrict__ starts, int steps, int states,
         int read, int classes, const float *__restrict__ lead,
@@ -106,7 +106,7 @@ softmax(const float *__restrict__ gram, const int *__restrict__ map, int across,
             float sum = 0.0f;
 #pragma unroll 4
             for (int col = first; col < last; col++)
-                sum = fmaf(__ldg(entry_of(gram, map, across, row, col)),
+                sum = fmaf(__ldg(entry_of(gram, map, across, shift, row, col)),
                            residuals[col * classes + c], sum);
             float share = __ldg(couple + couple_place(batch_of[row], j));
             residuals[e] = fmaf(share, sum, residuals[e]);

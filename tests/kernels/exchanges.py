@@ -129,7 +129,7 @@ def setting_of(family):
 
 
 def in_tiles(given, tile=TILE):
-    """(tiles, map, tiles to a row of it): NaN wherever nothing may be read."""
+    """(tiles, map, tiles to a row of it, shift): NaN wherever nothing may be read."""
     m, starts = given.rows, given.starts
     across = max(-(-m // tile), 1)
     needed = np.zeros((across * tile, across * tile), dtype=bool)
@@ -144,7 +144,8 @@ def in_tiles(given, tile=TILE):
         if needed[part].any():
             places[i, k] = len(tiles)
             tiles.append(full[part])
-    return on_device(np.array(tiles or [full[:0, :0]]), np.float32), places, across
+    held = on_device(np.array(tiles or [full[:0, :0]]), np.float32)
+    return held, places, across, tile.bit_length() - 1
 
 
 def residuals_in_float64(given, family):

@@ -20,9 +20,10 @@ MUTANTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("tall", [64, 128])
 @pytest.mark.parametrize("starts", STARTS)
-def test_tiles_are_those_of_the_square(starts):
-    agrees(starts)
+def test_tiles_are_those_of_the_square(starts, tall):
+    agrees(starts, tall=tall)
 
 
 def check(text):
@@ -31,21 +32,21 @@ def check(text):
         agrees(starts, text)
 
 
-def agrees(starts, text=None):
-    m, side = starts[-1], launch_gram.pitch_of(starts[-1])
-    tiles, _ = launch_gram.tiles_of(np.array(starts), 64)
-    square, out = empty((m, side)), empty((max(len(tiles), 1), 64, 64))
+def agrees(starts, text=None, tall=64):
+    m, side = starts[-1], launch_gram.pitch_of(starts[-1], tall)
+    tiles, _ = launch_gram.tiles_of(np.array(starts), tall)
+    square, out = empty((m, side)), empty((max(len(tiles), 1), tall, tall))
     square[:, :m] = np.random.default_rng(m).normal(size=(m, m))
     kernel = Kernel("pack", "ELEMENT=3", text=text, entry="pack_tiles")
     if not len(tiles):
         return
-    given = (square, c_longlong(side), m, on_device(tiles), out)
+    given = (square, c_longlong(side), m, tall.bit_length() - 1, on_device(tiles), out)
     kernel(*launch_gram.pack(len(tiles)), given)
     whole = np.zeros((side, side), np.float32)
     whole[:m, :m] = square[:, :m]
     for number, tile in enumerate(tiles):
-        down, across = 64 * int(tile >> 16), 64 * int(tile & 0xFFFF)
-        wanted = whole[down : down + 64, across : across + 64]
+        down, across = tall * int(tile >> 16), tall * int(tile & 0xFFFF)
+        wanted = whole[down : down + tall, across : across + tall]
         np.testing.assert_array_equal(out[number], wanted)
 
 

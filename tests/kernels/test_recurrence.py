@@ -209,8 +209,7 @@ def agrees(
 def run(given, family, cluster, seed, text=None, tile=TILE):
     """(residuals, factors, intercept) of one launch."""
     build = build_of(launch.kernel_for(family, cluster), "fp32", ARCH)
-    defines = build.defines if tile == TILE else (*build.defines, f"TB={tile}")
-    kernel = Kernel(build.source, *defines, text=text)
+    kernel = Kernel(build.source, *build.defines, text=text)
     batch = int(np.diff(given.starts).max())
     shape = launch.recurrence_launch(given.rows, batch, given.states, cluster, ARCH)
     residuals, factors, intercept = found = results(given)

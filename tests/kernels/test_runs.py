@@ -130,6 +130,43 @@ def test_sums_are_part_of_the_launch_where_they_can_be(
     assert found.ledger["products"]["calls"] == calls
 
 
+@pytest.mark.parametrize("family, kernel", [("logistic", "own"), ("softmax", "cublas")])
+def test_long_exchanges_have_large_tiles(devices, monkeypatch, family, kernel):
+    """As small ones, but for the order of sums; the monitor reads them, too."""
+    problem = make_problem(family, n=300, d=40)
+    sections = {
+        "precision": {"recipe": "c"},
+        "schedule": {"batch": 40, "steps": 4, "epochs": 2},
+        "products": {"kind": "gram", "gram_kernel": kernel},
+        "run": {"gap_every": 2, "fall_back": False},
+    }
+    monkeypatch.setattr("hpcsgd.backends.gram_kernel.WORTH_ASKING", 16)
+    found = {}
+    for rows in (1024, 100):
+        monkeypatch.setattr("hpcsgd.backends.launch_gram.LARGE_ROWS", rows)
+        monkeypatch.setattr("hpcsgd.backends.launch_gram.LARGE_COLS", 20)
+        found[rows] = train_on(2, on_gpu(problem, **sections), problem)
+        assert not found[rows].events
+    words = [one.ledger["products"]["words"] for one in found.values()]
+    assert words[1] > words[0]  # tiles travel whole
+    size = np.abs(found[1024].weights).max()
+    gap = np.abs(found[1024].weights - found[100].weights).max()
+    assert gap <= 1e-4 * size
+
+
+def test_a_matrix_in_tf32_is_multiplied_as_it_is(devices):
+    """Its values are rounded once, by the host; tensor cores lose nothing more."""
+    problem = make_problem("logistic", n=37, d=37)
+    sections = {"precision": {"recipe": "fp32", "matrix": "tf32"}}
+    there = train_on(2, on_gpu(problem, **sections), problem)
+    here = train_on(2, on_gpu(problem, **sections, run={"device": "cpu"}), problem)
+    size = np.abs(here.weights).max()
+    assert np.abs(here.weights - there.weights).max() <= 2e-6 * size
+    assert not np.array_equal(
+        there.weights, train_on(2, on_gpu(problem), problem).weights
+    )
+
+
 @pytest.mark.parametrize("transport", ["nccl", "mpi-host"])
 @pytest.mark.parametrize("members", [1, 2, 3])
 @pytest.mark.parametrize(

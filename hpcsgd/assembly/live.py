@@ -28,10 +28,11 @@ from hpcsgd.load import Loaded
 from hpcsgd.products import GATHERS, RECURS, get_product
 from hpcsgd.products.base import Product, State, Task
 from hpcsgd.products.clip import Clip, make_clip
+from hpcsgd.products.device_kinds import make_on_device
 from hpcsgd.products.gap import GapMonitor
 from hpcsgd.products.held import HeldState
 from hpcsgd.products.lookahead import LookAheadGram
-from hpcsgd.products.on_device import ON_DEVICE, OnDevice
+from hpcsgd.products.on_device import OnDevice
 from hpcsgd.products.plan import Planner
 from hpcsgd.products.watcher import UNWATCHED, Unwatched
 from hpcsgd.rates import make_rate
@@ -120,7 +121,7 @@ def assemble(
         task = replace(task, monitor=_monitor(config, name, feed))
         product = _product(name, look_ahead, task)
     else:
-        product = _on_gpu(name, task, device)
+        product = make_on_device(name, task, device)
     columns = Columns(grid, loaded.shard.parts, product.holds_all_columns)
     parts = Parts(
         config, words, grid, loaded, task, product, name, look_ahead, feed, columns
@@ -191,17 +192,6 @@ def _product(name: str, look_ahead: bool, task: Task) -> Product:
     else:
         product = get_product(name)(task)
     return product
-
-
-def _on_gpu(name: str, task: Task, device: Device) -> Product:
-    """The same on the GPU of this rank."""
-    if name not in ON_DEVICE:
-        raise ConfigError(
-            f"[products] kind = {name!r} is not offered on a GPU; use"
-            f" {' or '.join(ON_DEVICE)}, or --device cpu"
-        )
-    made: Product = ON_DEVICE[name](task, device)
-    return made
 
 
 def _feed(config: RunConfig, words: Vocabulary, grid: Grid, loaded: Loaded) -> Feed:

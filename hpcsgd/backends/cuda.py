@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from hpcsgd import assets
 from hpcsgd.backends.device_layer import DeviceLayer
 from hpcsgd.backends.kernel_table import FOLDER, Build, options
+from hpcsgd.backends.launch_steps import PLAIN_SHARED
 from hpcsgd.errors import ConfigError
 
 Array = NDArray[Any]
-PLAIN_SHARED = 48 * 1024  # bytes of shared memory that need no asking
 
 
 class CudaDevice:
@@ -27,6 +27,7 @@ class CudaDevice:
         self.settle: Callable[[], None] = self.wait
         self.arch = str(self.device.compute_capability)
         self.multiprocessors = int(self.device.attributes["MultiProcessorCount"])
+        self.cache = int(self.device.attributes["L2CacheSize"])
         self._kernels: dict[Build, Callable[..., None]] = {}
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:

@@ -22,6 +22,7 @@ class Device(Protocol):
     settle: Callable[[], None]
     arch: str  # as NVRTC calls it: "90a"
     multiprocessors: int
+    cache: int  # bytes of what all of them share
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """A device array; what is in it is not known."""

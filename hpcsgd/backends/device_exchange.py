@@ -81,11 +81,16 @@ class DeviceExchange:
 
     def products(self, weights: Any) -> None:
         """Tiles of this member's Gram, if there are any, and its margins."""
+        if not self.tiles.count:
+            self.scores(weights)
+            return
         numbers, point = self.sampled.numbers, self._read(weights)
-        if self.tiles.count:
-            self.rows.both(numbers, point, self.gram, self.margins)
-        else:
-            self.rows.margins(numbers, point, self.margins)
+        self.rows.both(numbers, point, self.gram, self.margins)
+
+    def scores(self, weights: Any) -> None:
+        """Its margins alone."""
+        point = self._read(weights)
+        self.rows.margins(self.sampled.numbers, point, self.margins)
 
     def iterate(self, intercept: Any) -> None:
         """Residuals of all steps, and what the update multiplies rows with."""
@@ -101,10 +106,15 @@ class DeviceExchange:
 
     def _make_message(self) -> None:
         """One buffer for tiles and margins: what members sum."""
-        words = self.tiles.words
         margins = self.blocks.rows * self.widths.margins
-        self.message = self.device.zeros((words + margins,), np.float32)
-        self.gram, self.margins = self.message[:words], self.message[words:]
+        words = self.tiles.words + margins
+        self.use(self.device.zeros((words,), np.float32))
+
+    def use(self, message: Any) -> None:
+        """From now on this one, of the same size."""
+        words = self.tiles.words
+        self.message = message
+        self.gram, self.margins = message[:words], message[words:]
 
     def _room_for_point(self) -> Any:
         """Of what plain steps with momentum read; None where the weights are read."""

@@ -25,7 +25,7 @@ def cast(count: int, item: int) -> Launch:
 
 
 def gather_rows(count: int) -> Launch:
-    """A warp a row."""
+    """A warp a row; pack_rows and join_rows, too."""
     return Launch((_parts(count, BLOCK // 32),), BLOCK)
 
 
@@ -70,8 +70,8 @@ def csr_gram(tiles: int, side: int) -> Launch:
 def direct_steps(cols: int, item: int, tall: int, processors: int) -> Launch:
     """A block for 128 bytes of a row or more, not more blocks than processors.
 
-    All blocks have to run at once. `tall`: rows of the largest batch. What a block reads
-    it keeps as far as it may have shared memory without asking for it.
+    All blocks have to run at once. `tall`: rows of the largest batch. What a block
+    reads it keeps, as far as shared memory goes that needs no asking.
     """
     blocks = min(_pieces(cols, item), processors)
     needed = _parts(_pieces(cols, item), blocks) * _parts(tall, ROWS_AT_ONCE)
@@ -90,6 +90,16 @@ def direct_partials(launch: Launch, tall: int) -> int:
     return 2 * tall * launch.grid[0]
 
 
+def direct_fits(item: int, tall: int) -> bool:
+    """Whether a block can have a batch of so many rows."""
+    return _direct_base(item, tall) <= PLAIN_SHARED
+
+
+def direct_ahead(cols: int, item: int, tall: int, cache: int) -> bool:
+    """Whether two batches have room in the cache of the GPU, or push each other out."""
+    return 2 * cols * item * tall <= cache
+
+
 def _direct_base(item: int, tall: int) -> int:
     """Shared memory of a block that keeps nothing."""
     return 16 + WORD * (ROWS_AT_ONCE * (8 * CHUNK // item + 1) + tall)
@@ -102,11 +112,6 @@ def _pieces(cols: int, item: int) -> int:
 def gather_steps(tall: int) -> Launch:
     """One block."""
     return Launch((1,), 512, 16 + WORD * tall)
-
-
-def rows_of(count: int) -> Launch:
-    """pack_rows and join_rows: a warp a row."""
-    return Launch((_parts(count, BLOCK // 32),), BLOCK)
 
 
 def _parts(count: int, each: int) -> int:

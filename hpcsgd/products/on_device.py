@@ -178,6 +178,3 @@ def scale_of(task: Task) -> float:
 
 def _is_stored(name: str) -> bool:
     return name in ("fp32", "bf16", "fp16")
-
-
-ON_DEVICE = {"gram": DeviceGram, "direct": DeviceDirect}

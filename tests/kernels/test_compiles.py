@@ -9,7 +9,6 @@ from hpcsgd.backends.kernel_table import ARCHS, FAMILIES, VARIANTS, all_builds, 
 from tests.kernels import nvrtc
 from tests.kernels.emulator import KERNELS, source_of
 
-
 # Plain steps differ between families by the few lines of families.cuh, which every arch
 # compiles for the recurrence: all of them for one arch, and one of them for every arch.
 STEPS = ("direct_steps", "gather_steps")

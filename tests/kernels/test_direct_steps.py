@@ -36,8 +36,7 @@ MUTANTS = [
            "kept.chunks + place * 256 + threadIdx.x\n",
            "kept.chunks + place * 256 + (threadIdx.x ^ 8)\n"),
     Mutant("direct_steps", "more is kept than there is room for",
-           "place < kept.room)\n                kept", "place <= kept.room)\n"
-           "                kept"),
+           "at = place < kept.room", "at = place <= kept.room"),
     Mutant("direct_steps", "one place for all rows", "base / AT_ONCE * kept.wide",
            "0 * kept.wide"),
     Mutant("direct_steps", "the intercept moves as weights do", "free[j], push[j]",

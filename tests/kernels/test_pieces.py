@@ -73,7 +73,10 @@ def pack(part, order, d, name, text):
     """The rows of one member, as they are sent."""
     kernel = Kernel("pieces", f"ELEMENT={ELEMENTS[name]}", text=text, entry="pack_rows")
     matrix, stride, _ = part
-    out, shape = empty(len(order) * d, matrix.dtype), launch_steps.rows_of(len(order))
+    out, shape = (
+        empty(len(order) * d, matrix.dtype),
+        launch_steps.gather_rows(len(order)),
+    )
     given = (matrix, c_longlong(stride), order, len(order), d, out)
     kernel(shape.grid, shape.block, given)
     return out
@@ -82,7 +85,7 @@ def pack(part, order, d, name, text):
 def joined(flat, edges, m, rows, shape, name, text):
     """Rows of all columns."""
     kernel = Kernel("pieces", f"ELEMENT={ELEMENTS[name]}", text=text, entry="join_rows")
-    out, launch = empty(shape, flat.dtype), launch_steps.rows_of(m)
+    out, launch = empty(shape, flat.dtype), launch_steps.gather_rows(m)
     head = (flat, on_device(edges, np.int32), len(edges) - 1, m, rows)
     kernel(launch.grid, launch.block, (*head, out, c_longlong(shape[1])))
     return out

@@ -1,0 +1,207 @@
+"""direct, gather, gather-once and cached on a device: whole runs on the emulation."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hpcsgd.errors import ConfigError
+from hpcsgd.result import Status
+from tests.harness import make_problem, oracle_for, relative_error, train_on
+from tests.kernels.test_runs import FAMILIES, UPDATES, devices, on_gpu
+
+__all__ = ["devices"]
+KINDS = ("direct", "gather", "gather-once", "cached")
+ONE_SCORE = FAMILIES[:-1]
+
+
+def of_kind(kind, problem, /, **sections):
+    """A run of three epochs whose rows come again."""
+    tables = {
+        "products": {"kind": kind},
+        "schedule": {"epochs": 3},
+        "sampling": {"mode": "shuffle-once"},
+        "problem": {"intercept": True, "l2": 0.01},
+        **sections,
+    }
+    return on_gpu(problem, **tables)
+
+
+def on_host(config):
+    return replace(config, run=replace(config.run, device="cpu"))
+
+
+def both(members, config, problem, **data):
+    """The same run there and on the host, with their distance from the oracle."""
+    there = train_on(members, config, problem, **data)
+    here = train_on(members, on_host(config), problem, **data)
+    exact = oracle_for(config, problem, **data)
+    assert there.status is Status.COMPLETED
+    assert relative_error(there, exact) <= 2e-5
+    size = np.abs(here.weights).max()
+    assert np.abs(here.weights - there.weights).max() <= 4e-6 * size
+    return there, here
+
+
+@pytest.mark.parametrize("family", ONE_SCORE)
+@pytest.mark.parametrize("kind, members", [("direct", 1), ("gather", 2)])
+def test_every_family(devices, kind, members, family):
+    problem = make_problem(family, n=37, d=37)
+    data = {"weights": True, "offset": True}
+    both(members, of_kind(kind, problem), problem, **data)
+    kernel = {"direct": "direct_steps", "gather": "gather_steps"}[kind]
+    assert kernel in devices[0].launched and "update" not in devices[0].launched
+
+
+@pytest.mark.parametrize("weights, offset", [(True, True), (False, False)])
+@pytest.mark.parametrize("members", [1, 2, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_members_say_what_they_say_on_the_host(devices, kind, members, weights, offset):
+    """As many collectives, of as many words and bytes; weights to rounding."""
+    problem = make_problem("logistic", n=37, d=13)
+    own = {"problem": {"intercept": offset, "l2": 0.01}}
+    data = {"weights": weights, "offset": offset}
+    there, here = both(members, of_kind(kind, problem, **own), problem, **data)
+    if members == 1:
+        assert here.ledger.get("products") == there.ledger.get("products")
+        return
+    said = [dict(one.ledger["products"]) for one in (there, here)]
+    names = ["calls"] if kind == "cached" else ["calls", "words", "payload_bytes"]
+    assert [[one[name] for name in names] for one in said][0] == [
+        said[1][name] for name in names
+    ]
+
+
+def test_later_epochs_of_cached_sum_margins_alone(devices):
+    problem = make_problem("logistic", n=37, d=13)
+    words = []
+    for epochs in (1, 2, 3):
+        config = of_kind("cached", problem, schedule={"epochs": epochs})
+        words.append(train_on(2, config, problem).ledger["products"]["words"])
+    assert words[2] - words[1] == words[1] - words[0] == 37
+
+
+@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize("recipe", ["c", "d"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_recipes(devices, kind, recipe, members):
+    """Rows travel as they are stored, margins are rounded as on the host."""
+    problem = make_problem("logistic", n=37, d=37)
+    config = of_kind(kind, problem, precision={"recipe": recipe})
+    there = train_on(members, config, problem)
+    here = train_on(members, on_host(config), problem)
+    size = np.abs(here.weights).max()
+    assert np.abs(here.weights - there.weights).max() <= 2e-3 * size
+    if members > 1 and kind.startswith("gather"):
+        said = [dict(one.ledger["products"]) for one in (there, here)]
+        for name in ("calls", "words", "payload_bytes"):
+            assert said[0][name] == said[1][name]
+
+
+@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("form", ["fp16", "fp8-e4m3"])
+def test_a_matrix_that_is_stored_times_a_power_of_two(devices, form, kind, members):
+    problem = make_problem("logistic", n=37, d=37)
+    problem = replace(problem, X=problem.X * 2.0**-7)
+    sections = {
+        "precision": {"recipe": "fp32", "matrix": form, "scale": "global"},
+        "rate": {"value": problem.rate * 2.0**14},
+    }
+    config = of_kind(kind, problem, **sections)
+    there = train_on(members, config, problem)
+    here = train_on(members, on_host(config), problem)
+    size = np.abs(here.weights).max()
+    assert np.abs(here.weights - there.weights).max() <= 1e-5 * size
+    size = np.abs(here.intercept).max()
+    assert np.abs(here.intercept - there.intercept).max() <= 1e-5 * size
+
+
+@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize("kind", ["gather", "gather-once", "cached"])
+@pytest.mark.parametrize(
+    "family, update", [("softmax", "sgd"), ("logistic", "nesterov")]
+)
+def test_classes_and_momentum_are_taken_step_by_step(
+    devices, family, update, kind, members
+):
+    problem = make_problem(family, n=37, d=13)
+    own = {"update": {"kind": update, "momentum": 0.8}} if update in UPDATES else {}
+    both(members, of_kind(kind, problem, **own), problem, weights=True)
+    assert "direct_steps" not in devices[0].launched
+
+
+@pytest.mark.parametrize("kind", ["direct", "gather-once", "cached"])
+def test_exchanges_that_come_again_are_one_launch(devices, kind):
+    """Whatever their rates: what is launched does not grow with the epochs."""
+    problem = make_problem("logistic", n=37, d=13)
+    rate = {"value": problem.rate, "kind": "inverse", "decay": 0.1}
+    counts = []
+    for epochs in (4, 6):
+        config = of_kind(kind, problem, rate=rate, schedule={"epochs": epochs})
+        both(1, config, problem)
+        counts.append((len(devices[-1].launched), devices[-1].captured))
+    assert counts[0] == counts[1] and counts[0][1] == 2  # of 32 rows and of 5
+
+
+def test_later_epochs_of_gather_once_are_one_launch(devices):
+    """Two members: one graph for all exchanges of a size, and no message."""
+    problem = make_problem("logistic", n=37, d=13)
+    counts = []
+    for epochs in (3, 5):
+        config = of_kind("gather-once", problem, schedule={"epochs": epochs})
+        found = train_on(2, config, problem)
+        assert found.ledger["products"]["calls"] == 2
+        counts.append((len(devices[-1].launched), devices[-1].captured))
+    assert counts[0] == counts[1] and counts[0][1] == 2
+
+
+@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_goes_on_has_the_same_bits(devices, tmp_path, kind, members):
+    problem = make_problem("logistic", n=37, d=13)
+    whole = train_on(members, of_kind(kind, problem), problem)
+    run = {"out": str(tmp_path / "run"), "resume": "auto"}
+    short = of_kind(kind, problem, run=run, schedule={"epochs": 2})
+    train_on(members, short, problem)
+    again = train_on(members, of_kind(kind, problem, run=run), problem)
+    assert np.array_equal(again.weights, whole.weights)
+
+
+@pytest.mark.parametrize("kind", ["gather", "gather-once"])
+def test_wide_rows_are_taken_by_many_blocks(devices, kind, monkeypatch):
+    monkeypatch.setattr("hpcsgd.backends.device_walk.ONE_BLOCK", 100)
+    problem = make_problem("logistic", n=37, d=137)
+    both(2, of_kind(kind, problem), problem)
+    assert "gather_steps" not in devices[0].launched
+    assert "direct_steps" in devices[0].launched
+
+
+@pytest.mark.parametrize("kind", ["cached", "gather-once"])
+def test_what_does_not_fit_is_refused_with_what_does(devices, monkeypatch, kind):
+    from tests.kernels.fake_device import FakeDevice
+
+    plain, rows = FakeDevice.empty, 37
+
+    def small(self, shape, dtype):
+        if shape == (rows, 16) or (len(shape) == 1 and shape[0] > 4000):
+            raise ConfigError("the GPU has no room for 1.00 GiB more")
+        return plain(self, shape, dtype)
+
+    problem = make_problem("logistic", n=rows, d=13)
+    config = of_kind(kind, problem)
+    if kind == "cached":  # the first is the message, the second is what is kept
+        seen = []
+        monkeypatch.setattr(
+            FakeDevice,
+            "zeros",
+            lambda self, shape, dtype: (
+                (seen.append(shape), small)[1](self, shape, dtype)
+                if seen.count(shape) > 0
+                else (seen.append(shape), plain(self, shape, dtype))[1]
+            ),
+        )
+    else:
+        monkeypatch.setattr(FakeDevice, "empty", small)
+    with pytest.raises(ConfigError, match=f"kind = '{kind}' keeps .*; use kind = 'g"):
+        train_on(2 if kind == "gather-once" else 1, config, problem)

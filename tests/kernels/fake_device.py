@@ -78,10 +78,11 @@ class FakeDevice:
         return launch
 
     def capture(self, action):
-        stream, before = self.stream, self.stream.queue
-        stream.queue = deque()
-        action()
-        recorded, stream.queue = list(stream.queue), before
+        stream = self.stream
+        with stream.node.lock:  # or others, who wait, run what is but recorded
+            before, stream.queue = stream.queue, deque()
+            action()
+            recorded, stream.queue = list(stream.queue), before
         self.captured += 1
 
         def replay():

@@ -66,7 +66,7 @@ def test_members_say_what_they_say_on_the_host(devices, kind, members, weights, 
         assert here.ledger.get("products") == there.ledger.get("products")
         return
     said = [dict(one.ledger["products"]) for one in (there, here)]
-    names = ["calls"] if kind == "cached" else ["calls", "words", "payload_bytes"]
+    names = ["calls"] if kind == "cached" else ["calls", "words", "bytes"]
     assert [[one[name] for name in names] for one in said][0] == [
         said[1][name] for name in names
     ]
@@ -94,7 +94,7 @@ def test_recipes(devices, kind, recipe, members):
     assert np.abs(here.weights - there.weights).max() <= 2e-3 * size
     if members > 1 and kind.startswith("gather"):
         said = [dict(one.ledger["products"]) for one in (there, here)]
-        for name in ("calls", "words", "payload_bytes"):
+        for name in ("calls", "words", "bytes"):
             assert said[0][name] == said[1][name]
 
 

@@ -21,6 +21,7 @@ class CudaDevice:
 
     def __init__(self, number: int = 0) -> None:
         self.layer = DeviceLayer(number)
+        self.is_shared = False
         self.cupy = self.layer.cupy
         self.device = self.cupy.cuda.Device(number)
         self.stream = self.layer.new_stream()

@@ -106,7 +106,7 @@ class Walk:
 
 def can_walk(
     device: Device,
-    element: str,
+    matrix: DeviceMatrix,
     blocks: Blocks,
     family: Family,
     precision: Precision,
@@ -116,13 +116,17 @@ def can_walk(
 
     Of plain SGD with one score a row: that is for the caller to know.
     """
-    margin = precision.margin in ("fp32", "bf16")
-    low = launch_steps.direct_fits(
-        get_format(element).dtype.itemsize, max(blocks.sizes)
-    )
+    tall, item = max(blocks.sizes), matrix.values.dtype.itemsize
     kinds = ("direct-steps", "gather-steps") if in_order else ("direct-steps",)
-    known = (serves(f"{kind}-{family.name}", element, device.arch) for kind in kinds)
-    return margin and low and all(known)
+    names = (f"{kind}-{family.name}" for kind in kinds)
+    shape = launch_steps.direct_steps(matrix.width, item, tall, device.multiprocessors)
+    return (
+        precision.margin in ("fp32", "bf16")
+        and launch_steps.direct_fits(item, tall)
+        and all(serves(name, matrix.element, device.arch) for name in names)
+        # Blocks of several ranks that wait for their own could wait for ever.
+        and not (device.is_shared and shape.grid[0] > 1)
+    )
 
 
 def _rounds_margins(precision: Precision) -> bool:

@@ -56,7 +56,7 @@ class Alone:
         how = blocks, task.family, task.precision, self.in_order
         if task.states * task.columns > 1:
             return None
-        if not can_walk(device, matrix.element, *how):
+        if not can_walk(device, matrix, *how):
             return None
         sampled = Sampled(device, self.order, blocks.rows)
         walk = Walk(device, matrix, sampled, *how)

@@ -70,8 +70,10 @@ def test_recipes_are_those_of_the_host(device, recipe, batch, steps):
 
 @pytest.mark.parametrize("kind", ["gather", "gather-once", "cached", "direct"])
 @pytest.mark.parametrize("d", [137, 5000])
-def test_members_that_share_a_gpu(device, kind, d):
-    """Two ranks; narrow rows are taken by one block, wide ones by many at once."""
+def test_members_that_share_a_gpu(device, monkeypatch, kind, d):
+    """Two ranks that are threads, each with a stream of its own."""
+    take = lambda share_gpus: CudaDevice()  # noqa: E731
+    monkeypatch.setattr("hpcsgd.assembly.gpu.take_gpu", take)
     problem = make_problem("logistic", n=1001, d=d)
     sections = {
         "problem": {"intercept": True, "l2": 0.01},

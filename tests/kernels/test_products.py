@@ -176,6 +176,15 @@ def test_wide_rows_are_taken_by_many_blocks(devices, kind, monkeypatch):
     assert "direct_steps" in devices[0].launched
 
 
+@pytest.mark.parametrize("d, at_once", [(13, True), (137, False)])
+def test_ranks_that_share_a_gpu_wait_for_no_blocks(devices, d, at_once):
+    """Those of one rank could have no room beside those of others that wait."""
+    problem = make_problem("logistic", n=37, d=d)
+    run = {"device": "cuda", "share_gpus": True}
+    both(1, of_kind("direct", problem, run=run), problem)
+    assert ("direct_steps" in devices[0].launched) == at_once
+
+
 @pytest.mark.parametrize("kind, room", [("cached", "zeros"), ("gather-once", "empty")])
 def test_what_does_not_fit_is_refused_with_what_does(devices, monkeypatch, kind, room):
     """The first array that is kept beside the buffers finds no room."""

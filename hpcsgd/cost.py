@@ -3,10 +3,11 @@
 Per step, with m = s·b rows of d_c columns, g = (m² − s b²)/2 words of Gram and r(·) the
 bytes that a ring moves:
 
-    direct       α + β r(e_z b) + plain + c_1, without the message on one member
+    direct       α + β r(e_z b) + plain + c_1; c_2 and no message on one member
     gram         [α + β r(e_G g + e_z m) + g d_c / F + read + inner + update + c_0] / s
+                 + c_3
     cached       the same in one epoch, without G in all others
-    gather       [α + β r(e_Y m d) + s plain steps on d columns + c_0] / s
+    gather       [α + β r(e_Y m d) + s plain steps on d columns + c_0] / s + c_2
     gather-once  the same in one epoch, without the message in all others
 
 G and z that are summed in different formats are two messages, each with its α. A sum in
@@ -42,6 +43,8 @@ class Machine:
     link: float = 5e-9  # seconds a row for its residual
     exchange: float = 25e-6  # c_0, seconds around an exchange
     step: float = 4e-6  # c_1, seconds around a step that messages part
+    alone: float = 0.0  # c_2, seconds around a plain step that none parts
+    turn: float = 0.0  # c_3, seconds around a step of the recurrence
 
     def slowest(self, other: "Machine") -> "Machine":
         """What both of them can do: ranks wait for each other."""
@@ -171,13 +174,15 @@ class _Exchange:
 def _direct(x: _Exchange) -> float:
     steps = x.plain(x.job.held)
     if x.job.members == 1:
-        return steps + x.machine.exchange
+        return steps + x.machine.exchange + x.steps * x.machine.alone
     return steps + x.steps * (x.margins(x.job.batch) + x.machine.step)
 
 
 def _later(x: _Exchange, rate: float) -> float:
     """An exchange that needs z alone."""
-    return x.margins(x.rows) + x.twice(x.job.held) + x.inner(rate) + x.machine.exchange
+    machine = x.machine
+    around = machine.exchange + x.steps * machine.turn
+    return x.margins(x.rows) + x.twice(x.job.held) + x.inner(rate) + around
 
 
 def _gram(x: _Exchange) -> float:
@@ -200,7 +205,8 @@ def _gather(x: _Exchange) -> float:
 
 def _once(x: _Exchange) -> float:
     """An exchange on rows that are here."""
-    return x.plain(x.job.columns) + x.machine.exchange
+    around = x.machine.exchange + x.steps * x.machine.alone
+    return x.plain(x.job.columns) + around
 
 
 def _gather_once(x: _Exchange) -> float:
@@ -219,4 +225,5 @@ _PRODUCTS: dict[str, Callable[[_Exchange], float]] = {
 
 def machine_from(table: dict[str, Any]) -> Machine:
     """What `as_dict` said."""
-    return Machine(**{f.name: float(table[f.name]) for f in fields(Machine)})
+    known = {"alone": 0.0, "turn": 0.0, **table}  # older files have neither
+    return Machine(**{f.name: float(known[f.name]) for f in fields(Machine)})

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import log2
 from pathlib import Path
 
+from hpcsgd.assembly.gpu_choice import choose_on_gpu
 from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.backends import cpu
 from hpcsgd.calibrate import calibrate
@@ -26,7 +27,6 @@ from hpcsgd.products.clip import may_clip, refuse
 
 log = logging.getLogger(__name__)
 WORTH_MEASURING = 2.0  # seconds of training from which a tenth of one is no matter
-ROWS_ON_GPU = 512  # of an exchange whose steps are left open
 FASTER_GRAM = 2.5  # bf16 in pairs against float32
 
 
@@ -70,9 +70,10 @@ def choose_run(
     if clips and kind != "auto" and not may_clip(kind, steps, over):
         raise refuse(kind, how)
     if config.run.device == "cuda":
-        name = "gram" if kind == "auto" else kind
-        ahead = uses_look_ahead(config.products, name, words.latency)
-        return Chosen(name, steps or _usual_steps(config), ahead)
+        job = _job(config, words, task, loaded)
+        there = choose_on_gpu(config, job, task.members, task.shard.is_sparse)
+        ahead = uses_look_ahead(config.products, there.product, words.latency)
+        return Chosen(there.product, there.steps, ahead, there.seconds)
     if kind != "auto" and steps:
         ahead = uses_look_ahead(config.products, kind, words.latency)
         return Chosen(kind, steps, ahead)
@@ -92,11 +93,6 @@ def choose_run(
     )
     ahead = uses_look_ahead(config.products, best.product, words.latency)
     return Chosen(best.product, best.steps, ahead, best.seconds, key)
-
-
-def _usual_steps(config: RunConfig) -> int:
-    """For a GPU: some 512 rows in an exchange."""
-    return max(ROWS_ON_GPU // config.schedule.batch, 1)
 
 
 def _check(config: RunConfig) -> None:

@@ -1,6 +1,5 @@
 """The live objects of a run, put together."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,12 +8,11 @@ from hpcsgd.agreement import Agreement
 from hpcsgd.assembly.casting import Place, cast
 from hpcsgd.assembly.choice import Chosen, Earlier, choose_run
 from hpcsgd.assembly.feed import Feed, make_feed, steps_in
-from hpcsgd.assembly.gpu import check_room
+from hpcsgd.assembly.gpu_product import make_on_gpu
 from hpcsgd.assembly.motor import Parts, make_engine
 from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.backends.base import Backend
 from hpcsgd.backends.device import Device
-from hpcsgd.backends.gram_kernel import allowed
 from hpcsgd.callbacks.base import Callback
 from hpcsgd.capture import Capture
 from hpcsgd.checkpoint import Checkpoint
@@ -32,11 +30,10 @@ from hpcsgd.load import Loaded
 from hpcsgd.products import GATHERS, RECURS, get_product
 from hpcsgd.products.base import Product, State, Task
 from hpcsgd.products.clip import Clip, make_clip
-from hpcsgd.products.device_ahead import DeviceLookAhead
 from hpcsgd.products.gap import GapMonitor
 from hpcsgd.products.held import HeldState
 from hpcsgd.products.lookahead import LookAheadGram
-from hpcsgd.products.on_device import ON_DEVICE, OnDevice
+from hpcsgd.products.on_device import OnDevice
 from hpcsgd.products.plan import Planner
 from hpcsgd.products.watcher import UNWATCHED, Unwatched
 from hpcsgd.rates import make_rate
@@ -125,7 +122,7 @@ def assemble(
     if device is None:
         product = _product(name, look_ahead, task)
     else:
-        product = _on_gpu(config, name, look_ahead, task, feed, grid, device)
+        product = make_on_gpu(config, name, look_ahead, task, feed, grid, device)
     columns = Columns(grid, loaded.shard.parts, product.holds_all_columns)
     parts = Parts(
         config, words, grid, loaded, task, product, name, look_ahead, feed, columns
@@ -195,34 +192,6 @@ def _product(name: str, look_ahead: bool, task: Task) -> Product:
         product = get_product(name)(task, widths)
     else:
         product = get_product(name)(task)
-    return product
-
-
-def _on_gpu(
-    config: RunConfig,
-    name: str,
-    look_ahead: bool,
-    task: Task,
-    feed: Feed,
-    grid: Grid,
-    device: Device,
-) -> Product:
-    """The same on the GPU of this rank."""
-    if name not in ON_DEVICE:
-        raise ConfigError(
-            f"[products] kind = {name!r} is not offered on a GPU; use"
-            f" {' or '.join(ON_DEVICE)}, or --device cpu"
-        )
-    plans = feed.plans
-    if name == "direct":
-        plans = [(size,) for sizes in plans for size in sizes]
-    check_room(device, task, plans, grid.world, 1 + look_ahead)
-    make: Callable[[Task, Device], OnDevice] = ON_DEVICE[name]
-    if look_ahead:
-        make = DeviceLookAhead
-    product = make(task, device)
-    asked = config.products.gram_kernel
-    product.gram_asked = allowed(asked, config.run.reproducible)
     return product
 
 

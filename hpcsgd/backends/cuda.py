@@ -15,11 +15,11 @@ from hpcsgd.backends.device import Graph
 from hpcsgd.backends.device_faults import guard, guarded
 from hpcsgd.backends.device_layer import DeviceLayer, check_arch
 from hpcsgd.backends.kernel_table import FOLDER, Build, options
+from hpcsgd.backends.launch_steps import PLAIN_SHARED
 from hpcsgd.backends.uploads import Uploads
 from hpcsgd.errors import ConfigError, MissingPackage
 
 Array = NDArray[Any]
-PLAIN_SHARED = 48 * 1024  # bytes of shared memory that need no asking
 FP32, BF16 = 0, 14  # of cudaDataType; CuPy 13 has no name for the second
 
 
@@ -30,6 +30,7 @@ class CudaDevice:
     def __init__(self, number: int = 0, cupy: Any = None) -> None:
         self.layer = DeviceLayer(number, cupy)
         self.cupy, self.faults = self.layer.cupy, self.layer.faults
+        self.is_shared = False
         self.device = self.cupy.cuda.Device(number)
         built = self.cupy.cuda.runtime.runtimeGetVersion() // 1000
         check_arch(str(self.device.compute_capability), built)
@@ -40,6 +41,7 @@ class CudaDevice:
         self.settle: Callable[[], None] = self.wait
         self.arch = str(self.device.compute_capability)
         self.multiprocessors = int(self.device.attributes["MultiProcessorCount"])
+        self.cache = int(self.device.attributes["L2CacheSize"])
         self._kernels: dict[Build, Callable[..., None]] = {}
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:

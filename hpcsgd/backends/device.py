@@ -39,6 +39,8 @@ class Device(Protocol):
     settle: Callable[[], None]
     arch: str  # as NVRTC calls it: "90a"
     multiprocessors: int
+    cache: int  # bytes of what all of them share
+    is_shared: bool  # by other ranks, whose kernels may run beside those of this one
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """A device array; what is in it is not known."""

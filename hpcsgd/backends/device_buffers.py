@@ -39,6 +39,17 @@ class Order:
         self._there: Array | None = None  # the order that was sent
         self._next = -1
 
+    @classmethod
+    def of(cls, device: Device, sampled: "Sampled") -> "Order":
+        """The same of rows that were sampled, by their places there."""
+        order = cls.__new__(cls)
+        order._device = device
+        order.columns = [sampled.targets, sampled.weights, sampled.offsets]
+        order.rows = device.empty(sampled.numbers.shape, np.int64)
+        order.position = device.empty((1,), np.int64)
+        order._there, order._next = None, -1
+        return order
+
     def seek(self, order: Array, first: int, count: int) -> None:
         """The next `count` rows begin at row `first` of `order`."""
         if order is not self._there:

@@ -109,10 +109,15 @@ class DeviceExchange:
 
     def _make_message(self) -> None:
         """One buffer for tiles and margins: what members sum."""
-        words = self.tiles.words
         margins = self.blocks.rows * self.widths.margins
-        self.message = self.device.zeros((words + margins,), np.float32)
-        self.gram, self.margins = self.message[:words], self.message[words:]
+        words = self.tiles.words + margins
+        self.use(self.device.zeros((words,), np.float32))
+
+    def use(self, message: Any) -> None:
+        """From now on this one, of the same size."""
+        words = self.tiles.words
+        self.message = message
+        self.gram, self.margins = message[:words], message[words:]
 
     def _room_for_point(self) -> Any:
         """Of what plain steps with momentum read; None where the weights are read."""

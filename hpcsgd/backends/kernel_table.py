@@ -72,6 +72,15 @@ def _tf32_grams(tile: int) -> tuple[Variant, ...]:
     )
 
 
+def _direct_steps(family: int) -> tuple[Variant, ...]:
+    """With fp8 its values do not fit into the registers of sm_70."""
+    own, low = (f"FAMILY={family}",), ("fp8-e4m3", "fp8-e5m2")
+    return (
+        Variant("direct_steps", ("bf16", "fp16", "fp32"), defines=own),
+        Variant("direct_steps", low, 75, defines=own),
+    )
+
+
 # The first that serves is taken: what is faster stands before what it falls back to.
 VARIANTS: dict[str, tuple[Variant, ...]] = {
     "margin": (Variant("margin", tuple(ELEMENTS)),),
@@ -115,12 +124,15 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
         for name in CSR
         for bits, wide in (("", ()), ("_64", WIDE))
     },
-    # With fp8 its values do not fit into the registers of sm_70.
-    "direct_steps": (
-        Variant("direct_steps", ("bf16", "fp16", "fp32")),
-        Variant("direct_steps", ("fp8-e4m3", "fp8-e5m2"), 75),
-    ),
-    "gather_steps": (Variant("gather_steps", tuple(ELEMENTS)),),
+    "pack_rows": (Variant("pieces", tuple(ELEMENTS), entry="pack_rows"),),
+    "join_rows": (Variant("pieces", tuple(ELEMENTS), entry="join_rows"),),
+    **{f"direct-steps-{f}": _direct_steps(n) for f, n in FAMILIES.items()},
+    **{
+        f"gather-steps-{family}": (
+            Variant("gather_steps", tuple(ELEMENTS), defines=(f"FAMILY={number}",)),
+        )
+        for family, number in FAMILIES.items()
+    },
 }
 
 
@@ -143,6 +155,11 @@ def build_of(kernel: str, element: str, arch: str) -> Build:
     )
 
 
+def serves(kernel: str, element: str, arch: str) -> bool:
+    """Whether there is a build of it."""
+    return any(v.serves(element, arch) for v in VARIANTS.get(kernel, ()))
+
+
 def all_builds(arch: str) -> list[Build]:
     """Every text with every set of defines that a GPU of `arch` may be asked for.
 
@@ -151,7 +168,7 @@ def all_builds(arch: str) -> list[Build]:
     found = {}
     for kernel, variants in VARIANTS.items():
         for element in sorted({name for v in variants for name in v.elements}):
-            if any(v.serves(element, arch) for v in variants):
+            if serves(kernel, element, arch):
                 build = build_of(kernel, element, arch)
                 found[build.source, build.defines] = build
     return list(found.values())

@@ -1,13 +1,13 @@
 """Launch shapes of the kernels that cast, multiply columns and take plain steps."""
 
-from dataclasses import replace
 from typing import NamedTuple
-
-from hpcsgd.backends.kernel_table import FAMILIES, Build
 
 BLOCK = 256  # threads, where nothing else is said
 CHUNK = 16  # bytes that a thread reads at once
 WORD = 4  # bytes of a float
+PLAIN_SHARED = 48 * 1024  # bytes of shared memory that need no asking
+ROWS_AT_ONCE = 32  # of direct_steps
+KEPT = BLOCK * CHUNK  # bytes of a block that keeps a chunk of every thread
 MOST_COLUMNS = 64  # of weights, in update_columns
 MOST_SUMS = 1024  # of a warp of csr_update; at least 16 for each column of weights
 
@@ -26,7 +26,7 @@ def cast(count: int, item: int) -> Launch:
 
 
 def gather_rows(count: int) -> Launch:
-    """A warp a row."""
+    """A warp a row; pack_rows and join_rows, too."""
     return Launch((_parts(count, BLOCK // 32),), BLOCK)
 
 
@@ -80,11 +80,19 @@ def csr_gram(tiles: int, side: int) -> Launch:
 def direct_steps(cols: int, item: int, tall: int, processors: int) -> Launch:
     """A block for 128 bytes of a row or more, not more blocks than processors.
 
-    All blocks have to run at once. `tall`: rows of the largest batch.
+    All blocks have to run at once. `tall`: rows of the largest batch. What a block
+    reads it keeps, as far as shared memory goes that needs no asking.
     """
-    wide = 8 * CHUNK // item
-    blocks = min(_parts(cols, wide), processors)
-    return Launch((blocks,), BLOCK, 16 + WORD * (32 * (wide + 1) + tall))
+    blocks = min(_pieces(cols, item), processors)
+    needed = _parts(_pieces(cols, item), blocks) * _parts(tall, ROWS_AT_ONCE)
+    base = _direct_base(item, tall)
+    room = max(min(needed, (PLAIN_SHARED - base) // KEPT), 0)
+    return Launch((blocks,), BLOCK, base + KEPT * room)
+
+
+def direct_room(launch: Launch, item: int, tall: int) -> int:
+    """Chunks of a thread that a block of direct_steps keeps."""
+    return (launch.shared - _direct_base(item, tall)) // KEPT
 
 
 def direct_partials(launch: Launch, tall: int) -> int:
@@ -92,14 +100,28 @@ def direct_partials(launch: Launch, tall: int) -> int:
     return 2 * tall * launch.grid[0]
 
 
+def direct_fits(item: int, tall: int) -> bool:
+    """Whether a block can have a batch of so many rows."""
+    return _direct_base(item, tall) <= PLAIN_SHARED
+
+
+def direct_ahead(cols: int, item: int, tall: int, cache: int) -> bool:
+    """Whether two batches have room in the cache of the GPU, or push each other out."""
+    return 2 * cols * item * tall <= cache
+
+
+def _direct_base(item: int, tall: int) -> int:
+    """Shared memory of a block that keeps nothing."""
+    return 16 + WORD * (ROWS_AT_ONCE * (8 * CHUNK // item + 1) + tall)
+
+
+def _pieces(cols: int, item: int) -> int:
+    return _parts(cols, 8 * CHUNK // item)
+
+
 def gather_steps(tall: int) -> Launch:
     """One block."""
     return Launch((1,), 512, 16 + WORD * tall)
-
-
-def with_family(build: Build, family: str) -> Build:
-    """The build of direct_steps or gather_steps that takes the steps of a family."""
-    return replace(build, defines=(*build.defines, f"FAMILY={FAMILIES[family]}"))
 
 
 def _parts(count: int, each: int) -> int:

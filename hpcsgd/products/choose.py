@@ -51,20 +51,31 @@ def choose(kind: str, steps: int, job: Job, machine: Machine) -> Choice:
     return min(candidates(kind, steps, job, machine), key=lambda c: c.seconds)
 
 
-def candidates(kind: str, steps: int, job: Job, machine: Machine) -> Iterator[Choice]:
-    """Every product and number of steps that may be used, with its seconds."""
-    for product in _products(kind, job):
+def candidates(
+    kind: str,
+    steps: int,
+    job: Job,
+    machine: Machine,
+    of_one: tuple[str, ...] = ("direct",),
+    budget: int = 0,
+) -> Iterator[Choice]:
+    """Every product and number of steps that may be used, with its seconds.
+
+    `of_one`: what one member has to choose from; `budget`: bytes that may be kept,
+    `CACHE_BUDGET` of them where nothing is said.
+    """
+    budget = budget or CACHE_BUDGET
+    for product in _products(kind, job, of_one):
         for s in [steps] if steps else _steps(product, job):
-            if kind != "auto" or cost.kept_bytes(product, s, job) <= CACHE_BUDGET:
+            if kind != "auto" or cost.kept_bytes(product, s, job) <= budget:
                 yield Choice(product, s, cost.seconds(product, s, job, machine))
 
 
-def _products(kind: str, job: Job) -> list[str]:
+def _products(kind: str, job: Job, of_one: tuple[str, ...]) -> list[str]:
     if kind != "auto":
         return [kind]
-    if job.members == 1:
-        return ["direct"]
-    known = ["direct", "gram", "gather", *KEEPS]
+    several = ("direct", "gram", "gather", *KEEPS)
+    known = list(of_one if job.members == 1 else several)
     return known if job.comes_again else [k for k in known if k not in KEEPS]
 
 

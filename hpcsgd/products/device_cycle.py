@@ -28,9 +28,10 @@ class Cycle:
         before: Callable[[], None],
         messages: Sequence[Travelling],
         after: Callable[[], None],
+        once: bool = False,
     ) -> None:
         self.before, self.after, self.messages = before, after, messages
-        self.sums = sums
+        self.sums, self.once = sums, once  # once: it does not come again
         if sums.captures(*(message.form for message in messages)):
             self._whole: Recorded | None = Recorded(device, self.by_hand, self._record)
         else:
@@ -39,14 +40,16 @@ class Cycle:
 
     def run(self) -> None:
         """Once more."""
-        if self._whole is not None:
+        if self.once:
+            self.by_hand()
+        elif self._whole is not None:
             arrays = [message.array for message in self.messages]
             self._whole.run(lambda graph: self.sums.replay(graph, arrays))
-            return
-        first, last = self._parts
-        first.run()
-        self.send()
-        last.run()
+        else:
+            first, last = self._parts
+            first.run()
+            self.send()
+            last.run()
 
     def by_hand(self) -> None:
         """Launch by launch."""

@@ -38,10 +38,9 @@ INLINE float value_of(element stored)
 #endif
 }
 
-/* 16 bytes of a row, aligned, as floats. */
-INLINE void load_chunk(const element *from, float (&to)[IN_CHUNK])
+/* 16 bytes as floats. */
+INLINE void spread(const uint4 &words, float (&to)[IN_CHUNK])
 {
-    uint4 words = __ldg((const uint4 *)from);
     u32 word[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
     for (int i = 0; i < IN_CHUNK; i++) {
@@ -55,6 +54,12 @@ INLINE void load_chunk(const element *from, float (&to)[IN_CHUNK])
         to[i] = value_of((element)(word[i / 4] >> 8 * (i & 3) & 0xffu));
 #endif
     }
+}
+
+/* 16 bytes of a row, aligned, as floats. */
+INLINE void load_chunk(const element *from, float (&to)[IN_CHUNK])
+{
+    spread(__ldg((const uint4 *)from), to);
 }
 
 /* A row times w, by one warp, in one order: the same in every lane. */

@@ -3,7 +3,8 @@
    w ← carry_j w + gain_j Y_jᵀ r_j, r_j = ∂ℓ(Y_j w). A warp has a row of the margins, a
    thread the columns of one 32-bit word of a row: no sum has two owners. `stride` in
    elements, a multiple of 16 bytes. grid = 1, block = 512, shared = 16 + 4 tall bytes;
-   `tall` is the largest batch. offsets, sample weights and intercept may be NULL. */
+   `tall` is the largest batch. The intercept has `push` for `gain`; offsets, sample
+   weights and intercept may be NULL. */
 #include "elements.cuh"
 #include "steps.cuh"
 
@@ -67,8 +68,8 @@ gather_steps(const element *__restrict__ block, s64 stride,
              const float *__restrict__ targets, const float *__restrict__ sample_weights,
              const float *__restrict__ offsets, float setting, int rounds,
              const float *__restrict__ carry, const float *__restrict__ gain,
-             const float *__restrict__ free, double *intercept, float *weights,
-             float *residuals)
+             const float *__restrict__ push, const float *__restrict__ free,
+             double *intercept, float *weights, float *residuals)
 {
     SHARED_MEMORY(memory);
     double *own_intercept = (double *)memory;
@@ -83,7 +84,7 @@ gather_steps(const element *__restrict__ block, s64 stride,
                (float)*own_intercept, own);
         __syncthreads();
         if (threadIdx.x == 0 && intercept)
-            advance(own_intercept, free[j], gain[j], own, count);
+            advance(own_intercept, free[j], push[j], own, count);
         for (int i = threadIdx.x; i < count; i += THREADS)
             residuals[start + i] = own[i];
         take(block + start * stride, stride, count, cols, own, carry[j], gain[j],

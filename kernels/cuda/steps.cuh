@@ -20,14 +20,14 @@ INLINE float residual_of_row(const Sample &sample, int row, float margin, float 
     return sample.weights ? r * sample.weights[row] : r;
 }
 
-/* β ← free β + gain Σ r, in double as an intercept is; by one thread. */
-INLINE void advance(double *intercept, float free, float gain, const float *residuals,
+/* β ← free β + push Σ r, in double as an intercept is; by one thread. */
+INLINE void advance(double *intercept, float free, float push, const float *residuals,
                     int count)
 {
     double total = 0.0;
     for (int i = 0; i < count; i++)
         total += (double)residuals[i];
-    *intercept = (double)free * *intercept + (double)gain * total;
+    *intercept = (double)free * *intercept + (double)push * total;
 }
 
 #endif

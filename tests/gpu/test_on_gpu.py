@@ -16,6 +16,7 @@ from hpcsgd.comm.staged import StagedCommunicator
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
 from hpcsgd.products.base import State
+from hpcsgd.products.device_kinds import ON_DEVICE
 from hpcsgd.products.held import HeldState
 from tests.harness import make_problem, oracle_for, relative_error, train_on
 from tests.kernels.test_runs import FAMILIES, on_gpu
@@ -34,11 +35,12 @@ def test_every_kernel_is_as_in_float64(device):
     assert every_kernel.wrong() == 0
 
 
-@pytest.mark.parametrize("kind", ["gram", "direct"])
+@pytest.mark.parametrize("kind", ON_DEVICE)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_iterates_are_those_of_sgd(device, family, kind):
     problem = make_problem(family, n=1001, d=137)
     sections = {"problem": {"intercept": True, "l2": 0.01}, "products": {"kind": kind}}
+    sections["sampling"] = {"mode": "shuffle-once"}
     sections["schedule"] = {"batch": 16, "steps": 8, "epochs": 4}
     config = on_gpu(problem, **sections)
     found = train_on(1, config, problem, weights=True, offset=True)
@@ -155,3 +157,40 @@ def test_sparse_rows_train_the_model_of_dense_ones(device, update, family, kind)
     assert relative_error(found, exact) <= 1e-4
     again = train_on(1, config, stored, weights=True)
     np.testing.assert_array_equal(found.weights, again.weights)
+
+
+@pytest.mark.parametrize("kind", ["gather", "gather-once", "cached", "direct"])
+@pytest.mark.parametrize("d", [137, 5000])
+def test_members_that_share_a_gpu(device, monkeypatch, kind, d):
+    """Two ranks that are threads, each with a stream of its own."""
+    take = lambda share_gpus: CudaDevice()  # noqa: E731
+    monkeypatch.setattr("hpcsgd.assembly.gpu.take_gpu", take)
+    problem = make_problem("logistic", n=1001, d=d)
+    sections = {
+        "problem": {"intercept": True, "l2": 0.01},
+        "products": {"kind": kind},
+        "sampling": {"mode": "shuffle-once"},
+        "schedule": {"batch": 16, "steps": 8, "epochs": 4},
+        "run": {"transport": "mpi-host", "share_gpus": True},
+    }
+    config = on_gpu(problem, **sections)
+    found = train_on(2, config, problem, weights=True)
+    exact = oracle_for(config, problem, weights=True)
+    assert relative_error(found, exact) <= 1e-4
+
+
+@pytest.mark.parametrize("d, batch", [(18, 8), (100_000, 32), (1_000_003, 16)])
+def test_plain_steps_of_all_widths(device, d, batch):
+    """Kept by its blocks, in the GPU's cache, and beyond both."""
+    problem = make_problem("logistic", n=64, d=d)
+    sections = {
+        "precision": {"recipe": "c"},
+        "schedule": {"batch": batch, "steps": 4, "epochs": 2},
+        "products": {"kind": "direct"},
+    }
+    there = train_on(1, on_gpu(problem, **sections), problem)
+    again = train_on(1, on_gpu(problem, **sections), problem)
+    here = train_on(1, on_gpu(problem, **sections, run={"device": "cpu"}), problem)
+    size = np.abs(here.weights).max()
+    assert np.abs(here.weights - there.weights).max() <= 2e-3 * size
+    np.testing.assert_array_equal(there.weights, again.weights)

@@ -55,7 +55,7 @@ class Crossing:
 class FakeDevice:
     """See `hpcsgd.backends.device.Device`."""
 
-    arch, multiprocessors = "90", 4
+    arch, multiprocessors, cache, is_shared = "90", 4, 2**20, False
 
     def __init__(self, node=None, seed=1, place="node 0000:01"):
         self.layer = FakeLayer(node or Node(), place)

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 
 from hpcsgd.backends import launch_steps
-from hpcsgd.backends.kernel_table import ELEMENTS, build_of
-from tests.kernels import nvrtc
+from hpcsgd.backends.kernel_table import ELEMENTS
 from tests.kernels.emulator import Kernel, empty, on_device, source_of
 from tests.kernels.mutants import Mutant
-from tests.kernels.test_compiles import faults_in, options_for
 from tests.kernels.walks import FAMILIES, PAIRS, agree, walk_of
 
 PROCESSORS = 3
@@ -34,6 +32,15 @@ MUTANTS = [
     Mutant("direct_steps", "a block left out", "b = lane; row", "b = lane + 1; row"),
     Mutant("direct_steps", "the first step's gain", "carry[j], gain[j], parts",
            "carry[j], gain[0], parts"),
+    Mutant("direct_steps", "another thread's chunks",
+           "kept.chunks + place * 256 + threadIdx.x\n",
+           "kept.chunks + place * 256 + (threadIdx.x ^ 8)\n"),
+    Mutant("direct_steps", "more is kept than there is room for",
+           "at = place < kept.room", "at = place <= kept.room"),
+    Mutant("direct_steps", "one place for all rows", "base / AT_ONCE * kept.wide",
+           "0 * kept.wide"),
+    Mutant("direct_steps", "the intercept moves as weights do", "free[j], push[j]",
+           "free[j], gain[j]"),
     Mutant("direct_steps", "no intercept", "*intercept = *own_intercept;", ";"),
 ]  # fmt: skip
 
@@ -50,12 +57,14 @@ def test_nothing_more_has_to_be_given(name, family):
     launches_agree(walk, name, seeds=(1,))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_compiles(family):
-    build = launch_steps.with_family(build_of("direct_steps", "bf16", "90"), family)
-    given = (*options_for(build, "90"), "--ptxas-options=-v")
-    found = nvrtc.compile_text(source_of("direct_steps"), build.entry, given, 13)
-    assert found.ok and not faults_in(found.log), found.log
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("room", [0, 1, 3])
+def test_what_is_kept_is_what_is_in_memory(room, ahead):
+    """The same bits however much of a batch stays with a block, or is asked for."""
+    walk = walk_of(80, 1000, (70, 10), "bf16")
+    kept = launched(walk, "bf16", room=room, ahead=ahead)
+    for one, other in zip(*kept, *launched(walk, "bf16"), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_margins_may_be_rounded():
@@ -81,6 +90,8 @@ def check(text):
     """What mutants have to fail."""
     for sizes in SIZES:
         launches_agree(walk_of(*sizes, "bf16"), "bf16", text, seeds=range(8))
+    walk = walk_of(80, 1000, (70, 10), "bf16")
+    agree(launched(walk, "bf16", text, room=2), walk)
 
 
 def launches_agree(walk, name, text=None, seeds=(0, 1, 2)):
@@ -88,7 +99,7 @@ def launches_agree(walk, name, text=None, seeds=(0, 1, 2)):
     agree(launched(walk, name, text, seeds), walk)
 
 
-def launched(walk, name, text=None, seeds=(0,), rounds=0):
+def launched(walk, name, text=None, seeds=(0,), rounds=0, room=None, ahead=1):
     """(intercept, weights, residuals) of launches, one after the other, as a graph has
     them: with what the first left in partial sums and counters."""
     number = FAMILIES.index(walk.family)
@@ -96,6 +107,11 @@ def launched(walk, name, text=None, seeds=(0,), rounds=0):
     kernel = Kernel("direct_steps", *defines, text=text)
     item, d = walk.matrix.dtype.itemsize, len(walk.before)
     shape = launch_steps.direct_steps(d, item, walk.tall, PROCESSORS)
+    if room is None:
+        room = launch_steps.direct_room(shape, item, walk.tall)
+    else:
+        base = shape.shared - 4096 * launch_steps.direct_room(shape, item, walk.tall)
+        shape = shape._replace(shared=base + 4096 * room)
     partials = empty(launch_steps.direct_partials(shape, walk.tall))
     counters, found = on_device([0, 0], np.uint32), []
     given = list(walk.given)
@@ -106,7 +122,7 @@ def launched(walk, name, text=None, seeds=(0,), rounds=0):
         kernel(
             shape.grid,
             shape.block,
-            (*head, *state, partials, walk.tall, counters),
+            (*head, *state, partials, walk.tall, room, ahead, counters),
             shared=shape.shared,
             cluster=shape.grid[0],
             seed=seed,

@@ -30,6 +30,8 @@ MUTANTS = [
            "take(block + 0 * stride"),
     Mutant("gather_steps", "the first rows", "row < count; row += THREADS / 32",
            "row < min(count, 16); row += THREADS / 32"),
+    Mutant("gather_steps", "the intercept moves as weights do", "free[j], push[j]",
+           "free[j], gain[j]"),
     Mutant("gather_steps", "no carry", "fmaf(carry, weights", "fmaf(1.0f, weights"),
 ]  # fmt: skip
 

@@ -49,6 +49,8 @@ def test_iterates_are_those_of_sgd(devices, family, kind):
     exact = oracle_for(config, problem, weights=True, offset=True)
     assert relative_error(found, exact) <= 2e-5
     launched = {"sample", *KERNELS[family == "softmax"]}
+    if kind == "direct" and family != "softmax":
+        launched = {"sample", "direct_steps"}
     launched |= {"gram"} if kind == "gram" else set()
     assert set(devices[0].launched) - {"margin"} == launched - {"margin"}
 
@@ -78,15 +80,14 @@ def test_momentum(devices, update, family, kind, members):
 def test_a_matrix_that_is_stored_times_a_power_of_two(devices, form):
     """The values that are stored are those of the host, and so are the weights."""
     problem = make_problem("logistic", n=37, d=37)
-    problem = replace(problem, X=problem.X * 2.0**-7)
     sections = {
         "precision": {"recipe": "fp32", "matrix": form, "scale": "global"},
         "products": {"kind": "gram"},
         "problem": {"intercept": True},
-        "rate": {"value": problem.rate * 2.0**14},
     }
     there = train_on(2, on_gpu(problem, **sections), problem)
     here = train_on(2, on_gpu(problem, **sections, run={"device": "cpu"}), problem)
+    assert there.status is here.status is Status.COMPLETED
     size = np.abs(here.weights).max()
     assert np.abs(here.weights - there.weights).max() <= 1e-5 * size
     assert there.loss == pytest.approx(here.loss, rel=1e-5)
@@ -105,8 +106,8 @@ def test_exchanges_that_come_again_are_one_launch(devices, kind):
     exact = oracle_for(on_gpu(problem, **sections), problem)
     assert relative_error(found, exact) <= 2e-5
     (device,) = devices
-    assert device.captured == 2  # of 32 rows and of 5; steps of 8 and of 5
-    each = {"gram": 4, "direct": 4}[kind]
+    assert device.captured == 2  # of 32 rows and of 5
+    each = {"gram": 4, "direct": 2}[kind]
     assert len(device.launched) == 2 * each * device.captured
 
 
@@ -297,7 +298,6 @@ def test_the_state_comes_and_goes(devices, tmp_path):
     "sections, what",
     [
         ({"precision": {"recipe": "fp8"}}, "scaled alike; use .*=global, or"),
-        ({"products": {"kind": "gather"}}, "gather"),
         ({"precision": {"recipe": "fp64"}}, "precision"),
         ({"update": {"clip": "norm"}, "products": {"kind": "direct"}}, "clipped"),
     ],

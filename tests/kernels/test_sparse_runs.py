@@ -7,6 +7,7 @@ import pytest
 
 from hpcsgd.backends import device_csr
 from hpcsgd.csr import Csr
+from hpcsgd.errors import ConfigError
 from hpcsgd.products import on_device
 from hpcsgd.result import Status
 from tests.harness import oracle_for, relative_error, train_on
@@ -105,3 +106,13 @@ def agree_with_the_host(problem, members, near, **sections):
     size = np.abs(here.weights).max()
     assert np.abs(here.weights - there.weights).max() <= near * size
     assert there.loss == pytest.approx(here.loss, rel=max(near, 1e-5))
+
+
+@pytest.mark.parametrize("kind", ["gather", "gather-once"])
+def test_sparse_rows_are_not_gathered(devices, kind):
+    stored, _ = make_sparse("logistic", n=37)
+    once = {"sampling": {"mode": "shuffle-once"}, "products": {"kind": kind}}
+    with pytest.raises(ConfigError, match="use .products. kind = 'gram', 'cached'"):
+        train_on(2, on_gpu(stored, **once), stored)
+    free = {**once, "products": {"kind": "auto"}}
+    assert train_on(2, on_gpu(stored, **free), stored).report["products"] == "gram"

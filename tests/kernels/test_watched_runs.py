@@ -72,6 +72,15 @@ def test_a_scaled_matrix_is_no_alarm(devices, ratios):
     assert ratios["scores"] and max(ratios["scores"]) < 0.7
 
 
+@pytest.mark.parametrize("members", [1, 2])
+def test_a_gram_that_is_kept_is_looked_at(devices, ratios, members):
+    problem = make_problem("logistic", n=101, d=37)
+    sections = {"sampling": {"mode": "shuffle-once"}, "products": {"kind": "cached"}}
+    assert not train_on(members, watched(problem, **sections), problem).events
+    assert len(ratios["residuals"]) == 6 * members
+    assert len(ratios["scores"]) == 5 * members and max(ratios["scores"]) < 0.7
+
+
 @pytest.mark.parametrize("what", ["gram", "residuals"])
 def test_a_device_that_computes_wrongly_is_seen(devices, monkeypatch, what):
     """An entry of the Gram, or a residual, that is off by some percent."""

@@ -40,7 +40,7 @@ class Walk:
     stride: int
     rows: np.ndarray
     starts: np.ndarray
-    coefficients: tuple  # carry, gain, free
+    coefficients: tuple  # carry, gain, push, free
     extras: tuple  # targets, sample weights, offsets
     before: np.ndarray
     intercept: float | None
@@ -71,12 +71,13 @@ class Walk:
         found = np.empty(len(self.rows))
         for j, first in enumerate(self.starts[:-1]):
             at = slice(first, self.starts[j + 1])
-            carry, gain, free = (float(values[j]) for values in self.coefficients)
+            here = (float(values[j]) for values in self.coefficients)
+            carry, gain, push, free = here
             t = self.exact[at] @ w + o[at] + beta
             found[at] = residuals_of(self.family, t, y[at]) * v[at]
             w = carry * w + gain * self.exact[at].T @ found[at]
             if self.intercept is not None:
-                beta = free * beta + gain * found[at].sum()
+                beta = free * beta + push * found[at].sum()
         return beta, w, found
 
     def _all(self, values: Any, value: float) -> Any:
@@ -92,6 +93,7 @@ def walk_of(n, d, counts, name="bf16", family="logistic", bare=False):
     steps, size = len(counts), 0.5 / (np.mean(counts) + d)
     carry = on_device(rng.uniform(0.9, 1.0, steps), np.float32)
     gain = on_device(-size * rng.uniform(1, 2, steps), np.float32)
+    push = on_device(3 * gain, np.float32)
     free = on_device(rng.uniform(0.8, 1.0, steps), np.float32)
     real = family in ("gaussian", "huber")
     labels = rng.normal(size=m) if real else rng.integers(0, 2, m).astype("f8")
@@ -100,7 +102,7 @@ def walk_of(n, d, counts, name="bf16", family="logistic", bare=False):
     o = None if bare else on_device(rng.normal(size=m), np.float32)
     before = (rng.normal(size=d) / np.sqrt(d)).astype(np.float32)
     extras = (on_device(y, np.float32), v, o)
-    place = (family, matrix, stride, rows, starts, (carry, gain, free), extras)
+    place = (family, matrix, stride, rows, starts, (carry, gain, push, free), extras)
     return Walk(*place, before, None if bare else 0.3, exact[rows])
 
 

@@ -1,0 +1,32 @@
+"""The product of a run on the GPU of this rank."""
+
+from hpcsgd.assembly.feed import Feed
+from hpcsgd.assembly.gpu import check_room
+from hpcsgd.backends.device import Device
+from hpcsgd.backends.gram_kernel import allowed
+from hpcsgd.comm.grid import Grid
+from hpcsgd.config import RunConfig
+from hpcsgd.products import RECURS
+from hpcsgd.products.base import Task
+from hpcsgd.products.device_kinds import make_on_device
+from hpcsgd.products.on_device import OnDevice
+
+
+def make_on_gpu(
+    config: RunConfig,
+    name: str,
+    look_ahead: bool,
+    task: Task,
+    feed: Feed,
+    grid: Grid,
+    device: Device,
+) -> OnDevice:
+    """The product called `name`, if there is room for it; called by all ranks."""
+    plans = feed.plans
+    if name not in RECURS:  # steps one by one
+        plans = [(size,) for sizes in plans for size in sizes]
+    check_room(device, task, plans, grid.world, 1 + look_ahead)
+    product = make_on_device(name, task, device, look_ahead)
+    asked = config.products.gram_kernel
+    product.gram_asked = allowed(asked, config.run.reproducible)
+    return product

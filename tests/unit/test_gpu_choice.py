@@ -1,0 +1,72 @@
+"""What `auto` becomes on a GPU, by figures that are assumed."""
+
+from dataclasses import replace
+
+import pytest
+
+from hpcsgd.assembly.gpu_choice import BUDGET, OF_ONE, assumed
+from hpcsgd.comm.serial import SerialCommunicator
+from hpcsgd.cost import Job, kept_bytes, machine_from, seconds
+from hpcsgd.products.choose import candidates
+
+JOB = Job(
+    members=4,
+    rows=400_000,
+    columns=2000,
+    held=500,
+    batch=32,
+    epochs=10,
+    comes_again=True,
+    matrix=2,
+    gram_wire=4,
+    margin_sum=4,
+)
+
+
+def chosen(steps=0, **how):
+    """The product that `auto` is for such a job."""
+    job = replace(JOB, **how)
+    machine = assumed(job, SerialCommunicator())
+    found = candidates("auto", steps, job, machine, OF_ONE, BUDGET)
+    return min(found, key=lambda one: one.seconds)
+
+
+def test_narrow_rows_are_gathered_and_wide_ones_are_not():
+    assert chosen(columns=18, held=5).product == "gather-once"
+    assert chosen(columns=18, held=5, comes_again=False).product == "gather"
+    wide = {"columns": 2_000_000, "held": 500_000}
+    assert chosen(**wide).product == "cached"
+    assert chosen(**wide, comes_again=False).product == "gram"
+
+
+def test_a_message_in_every_step_never_pays():
+    for columns in (18, 2000, 2_000_000):
+        job = {"columns": columns, "held": columns // 4, "comes_again": False}
+        assert chosen(**job).product != "direct"
+
+
+def test_one_member_need_not_gather():
+    one = {"members": 1, "held": 2000}
+    assert chosen(**one).product in OF_ONE
+    assert chosen(**one, steps=1, comes_again=False).product == "direct"
+
+
+def test_what_is_kept_has_room():
+    big = {"rows": 10**8, "columns": 18, "held": 5, "batch": 64}
+    best = chosen(**big, steps=32)
+    assert kept_bytes(best.product, 32, replace(JOB, **big)) <= BUDGET
+
+
+@pytest.mark.parametrize("product", ["direct", "gather", "gram"])
+def test_time_around_a_step_counts_once_a_step(product):
+    job = replace(JOB, members=1)
+    machine = assumed(job, SerialCommunicator())
+    slower = replace(machine, alone=machine.alone + 1.0, turn=machine.turn + 2.0)
+    more = seconds(product, 16, job, slower) - seconds(product, 16, job, machine)
+    assert more == pytest.approx(2.0 if product == "gram" else 1.0)
+
+
+def test_older_files_of_figures_are_read():
+    figures = assumed(JOB, SerialCommunicator()).as_dict()
+    older = {k: v for k, v in figures.items() if k not in ("alone", "turn")}
+    assert machine_from(older).alone == 0.0 and machine_from(older).gram == 5e13

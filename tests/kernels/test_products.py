@@ -99,6 +99,20 @@ def test_recipes(devices, kind, recipe, members):
             assert said[0][name] == said[1][name]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_margins_are_rounded_as_on_the_host(devices, kind):
+    """Nearer to the host's run that rounds them than to the one that does not."""
+    problem = make_problem("logistic", n=37, d=37)
+    config = of_kind(kind, problem, precision={"recipe": "c"})
+    wide = of_kind(kind, problem, precision={"recipe": "c", "margin": "fp32"})
+    runs = (config, on_host(config), on_host(wide))
+    there, here, other = (train_on(2, one, problem).weights for one in runs)
+    one = train_on(1, config, problem).weights
+    for found in (there, one):
+        off = np.abs(found - here).max()
+        assert off < 0.2 * np.abs(found - other).max()
+
+
 @pytest.mark.parametrize("members", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("form", ["fp16", "fp8-e4m3"])

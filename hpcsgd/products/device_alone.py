@@ -54,7 +54,7 @@ class Alone:
     ) -> tuple[Walk, Replayed] | None:
         task, device, matrix = self.task, self.device, self.matrix
         how = blocks, task.family, task.precision, self.in_order
-        if task.states * task.columns > 1:
+        if task.states * task.columns > 1 or task.shard.is_sparse:
             return None
         if not can_walk(device, matrix, *how):
             return None

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.sparse import csr_array
 
 from hpcsgd.assembly import gpu_choice
 from hpcsgd.errors import ConfigError
@@ -255,3 +256,11 @@ def test_look_ahead_is_refused(devices):
     config = of_kind("gram", problem, products={"kind": "gram", "look_ahead": "on"})
     with pytest.raises(ConfigError, match="look_ahead.*--device cpu"):
         train_on(1, config, problem)
+
+
+@pytest.mark.parametrize("kind", ["gather", "gather-once"])
+def test_sparse_rows_are_not_gathered(devices, kind):
+    problem = make_problem("logistic", n=37, d=13)
+    problem = replace(problem, X=csr_array(problem.X.astype(np.float32)))
+    with pytest.raises(ConfigError, match="sparse rows.*kind = 'gram'"):
+        train_on(2, of_kind(kind, problem), problem)

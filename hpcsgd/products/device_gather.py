@@ -9,7 +9,6 @@ import numpy as np
 
 from hpcsgd.backends.device import Device
 from hpcsgd.backends.device_buffers import Order, Sampled
-from hpcsgd.backends.device_csr import DeviceCsr
 from hpcsgd.backends.device_matrix import DeviceMatrix
 from hpcsgd.backends.device_pieces import Pieces, whole_matrix
 from hpcsgd.backends.kernel_table import build_of
@@ -113,11 +112,7 @@ class Bringer:
     """Sampled rows with the columns of all members, on all of them."""
 
     def __init__(self, product: OnDevice) -> None:
-        if isinstance(product.matrix, DeviceCsr):
-            raise ConfigError(
-                "a GPU does not gather sparse rows; use [products] kind = 'gram',"
-                " 'cached' or 'direct', or --device cpu"
-            )
+        assert isinstance(product.matrix, DeviceMatrix)  # sparse rows are refused
         self.task, self.device, self.own = product.task, product.device, product.matrix
         self.widths = tuple(part.stop - part.start for part in self.task.shard.parts)
         self._pieces: dict[int, Pieces] = {}

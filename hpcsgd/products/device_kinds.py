@@ -30,6 +30,11 @@ def make_on_device(
             f"[products] kind = {name!r} is not offered on a GPU; use"
             f" {' or '.join(ON_DEVICE)}, or --device cpu"
         )
+    if name in GATHERS and task.shard.is_sparse:
+        raise ConfigError(
+            f"[products] kind = {name!r} does not move sparse rows between GPUs; use"
+            " kind = 'gram', or --device cpu"
+        )
     if name in GATHERS and task.members.size == 1:
         name = "direct"  # all columns are here: nothing is brought
     return ON_DEVICE[name](task, device)

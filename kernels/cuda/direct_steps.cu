@@ -130,6 +130,7 @@ INLINE void take(const Slice &slice, const float *residuals, float carry, float 
             sums[i] = 0.0f;
         int count = base + chunk < slice.last ? slice.count : 0;
         int place = (base - slice.first) / WIDE;
+#pragma unroll 1 /* of more, some have no register on some GPUs */
         for (int row = own; row < count; row += AT_ONCE, place += kept.wide) {
             float values[IN_CHUNK], factor = gain * residuals[row];
             /* No branch: a load from wherever it is. */

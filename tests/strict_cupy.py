@@ -352,7 +352,7 @@ class Device:
 
     compute_capability = "90"
     pci_bus_id = "0000:3B:00.0"
-    attributes = {"MultiProcessorCount": 3}  # noqa: RUF012
+    attributes = {"MultiProcessorCount": 3, "L2CacheSize": 2**20}  # noqa: RUF012
 
     def __init__(self, number=0):
         self.id = number

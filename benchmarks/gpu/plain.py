@@ -1,6 +1,7 @@
 """Plain SGD in FP32 on one GPU: as one writes it first, and as well as we can."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,13 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.clock import Way, as_graph
 from benchmarks.gpu.exchanges import Epoch, stored
 from benchmarks.gpu.sizes import Case
-from hpcsgd.backends import launch_steps
 from hpcsgd.backends.device_buffers import sent
-from hpcsgd.backends.kernel_table import build_of
-from hpcsgd.families.base import exp_bound
+from hpcsgd.backends.device_walk import Walk
+from hpcsgd.families import get_family
+from hpcsgd.precision import RECIPES
+from hpcsgd.schedule import uniform_blocks
+from hpcsgd.updates import make_update
+from hpcsgd.updates.unroll import plain_steps
 
 STEPS = 16  # of one graph
 
@@ -57,35 +61,28 @@ def graphs(bench: Bench, case: Case, X: np.ndarray, y: np.ndarray) -> Way:
     return Way(as_graph(bench.device, steps), STEPS, most, epoch.begin)
 
 
+@dataclass(frozen=True)
+class InOrder:
+    """The rows of an epoch, and their targets beforehand, which costs it nothing."""
+
+    numbers: Any
+    targets: Any
+    weights: Any = None
+    offsets: Any = None
+
+
 def persistent(bench: Bench, case: Case, X: np.ndarray, y: np.ndarray) -> Way:
-    """An epoch in one launch, whose blocks meet once a step.
-
-    The targets stand in the order of the epoch beforehand, which costs it nothing.
-    """
+    """An epoch in one launch, whose blocks meet once a step."""
     device, batch = bench.device, bench.sizes.batch
-    steps, width, arch = len(X) // batch, X.shape[1], bench.device.arch
-    matrix = stored(device, X, "fp32")
-    order = np.random.default_rng(1).permutation(len(X)).astype(np.int64)
-    shape = launch_steps.direct_steps(width, 4, batch, device.multiprocessors)
-    starts = batch * np.arange(steps + 1, dtype=np.int32)
-    rates = np.full(steps, -case.rate / batch, np.float32)
-    ones = sent(device, np.ones(steps, np.float32))
-    held = (matrix.values, matrix.stride, sent(device, order), sent(device, starts))
-    targets = sent(device, y[order].astype(np.float32))
-    setting = np.float32(exp_bound(np.float32))
-    how = (targets, None, None, setting, np.int32(0), ones, sent(device, rates), ones)
-    state = (device.zeros((width,), np.float32), device.empty((len(X),), np.float32))
-    room = device.empty((launch_steps.direct_partials(shape, batch),), np.float32)
-    counters = device.zeros((2,), np.uint32)
-    sizes = np.int32(steps), np.int32(width)
-    given = (*held, *sizes, *how, None, *state, room, np.int32(batch), counters)
-    family = launch_steps.with_family(
-        build_of("direct_steps", "fp32", arch), case.family
+    blocks = uniform_blocks(batch, len(X) // batch)
+    steps, precision = len(blocks.sizes), RECIPES["fp32"]
+    order = np.random.default_rng(1).permutation(len(X))[: blocks.rows]
+    rows = InOrder(
+        sent(device, order.astype(np.int64)), sent(device, y[order].astype(np.float32))
     )
-    kernel = device.kernel(family)
-
-    def epoch() -> None:
-        more = {"shared": shape.shared, "cluster": shape.grid[0]}
-        kernel(shape.grid, shape.block, given, **more)
-
-    return Way(epoch, steps, most=1)
+    matrix = stored(device, X, "fp32")
+    walk = Walk(device, matrix, rows, blocks, get_family(case.family), precision)
+    rates = [case.rate] * steps
+    walk.load(plain_steps(make_update("sgd", 0.0), rates, blocks.sizes, 0.0))
+    weights = device.zeros((X.shape[1], 1), np.float32)
+    return Way(lambda: walk.launch(weights, None), steps, most=1)

@@ -41,7 +41,7 @@ class CudaDevice:
         self.settle: Callable[[], None] = self.wait
         self.arch = str(self.device.compute_capability)
         self.multiprocessors = int(self.device.attributes["MultiProcessorCount"])
-        self.cache = int(self.device.attributes["L2CacheSize"])
+        self.cache = int(self.device.attributes.get("L2CacheSize", 0))
         self._kernels: dict[Build, Callable[..., None]] = {}
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:

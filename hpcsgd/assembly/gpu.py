@@ -59,14 +59,16 @@ def check_room(
     plans: Iterable[Sequence[int]],
     world: Communicator,
     sets: int = 1,
+    kept: int = 0,
 ) -> None:
     """Refuse a run that its GPU has no room for, before the matrix is sent.
 
     Called by all ranks; those that share a GPU share what is free there. Exchanges have
-    so many `sets` of buffers.
+    so many `sets` of buffers; `kept` bytes are beside them.
     """
     wide = task.columns * task.states
-    need = room_of(task.shard.matrix, plans, device.multiprocessors, wide, sets)
+    sizes = task.shard.matrix, plans, device.multiprocessors
+    need = room_of(*sizes, wide, sets, kept)
     free, total = device.memory()
     place = device.layer.place
     said = world.exchange_objects((place, need.total, free))
@@ -92,6 +94,7 @@ def _smaller(need: Room, task: Task, shared: bool) -> str:
         "rows": f"{more}use more replicas on more GPUs (--grid)",
         "exchange": f"{more}use a smaller --steps or --batch",
         "weights": f"{more}use more members on more GPUs (--grid)",
+        "kept": f"{more}use [products] kind = 'gram', which keeps nothing",
     }[need.largest]
 
 

@@ -3,10 +3,11 @@
 from hpcsgd.assembly.feed import Feed
 from hpcsgd.assembly.gpu import check_room
 from hpcsgd.backends.device import Device
+from hpcsgd.backends.device_room import grams_bytes, rows_bytes
 from hpcsgd.backends.gram_kernel import allowed
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
-from hpcsgd.products import RECURS
+from hpcsgd.products import GATHERS, RECURS
 from hpcsgd.products.base import Task
 from hpcsgd.products.device_kinds import make_on_device
 from hpcsgd.products.on_device import OnDevice
@@ -25,8 +26,23 @@ def make_on_gpu(
     plans = feed.plans
     if name not in RECURS:  # steps one by one
         plans = [(size,) for sizes in plans for size in sizes]
-    check_room(device, task, plans, grid.world, 1 + look_ahead)
+    kept = _kept(name, task, feed)
+    check_room(device, task, plans, grid.world, 1 + look_ahead, kept)
     product = make_on_device(name, task, device, look_ahead)
     asked = config.products.gram_kernel
     product.gram_asked = allowed(asked, config.run.reproducible)
     return product
+
+
+def _kept(name: str, task: Task, feed: Feed) -> int:
+    """Bytes of Grams or rows that are there beside those of this member."""
+    shard = task.shard
+    if name == "cached":
+        return grams_bytes(feed.plans, shard.width, task.columns * task.states)
+    if name not in GATHERS or task.members.size == 1:
+        return 0
+    item, total = shard.matrix.dtype.itemsize, shard.total_columns
+    most = max(sum(sizes) for sizes in feed.plans)
+    travel = most * (shard.width + total) * item
+    here = shard.height if name == "gather-once" else most
+    return travel + rows_bytes(here, total, item) + 4 * total * task.states

@@ -1,5 +1,6 @@
 """What a run will hold on a GPU, from sizes alone, before anything is allocated."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -18,6 +19,7 @@ NAMES = {
     "rows": "what belongs to its rows",
     "exchange": "the buffers of exchanges",
     "weights": "the weights",
+    "kept": "Grams or rows beside it",
 }
 
 
@@ -29,6 +31,7 @@ class Room:
     rows: int  # targets, weights, offsets, their order
     exchange: int  # tiles of the Gram, their parts, margins
     weights: int
+    kept: int = 0  # Grams of all exchanges, rows of other members
 
     @property
     def total(self) -> int:
@@ -43,6 +46,7 @@ class Room:
     def said(self, form: str) -> str:
         """The parts, the largest first; `form` is that of the matrix."""
         parts = sorted(vars(self).items(), key=lambda part: -part[1])
+        parts = [part for part in parts if part[1]]
         return ", ".join(
             f"{NAMES[name]} {shown(size)}{f' in {form}' if name == 'matrix' else ''}"
             for name, size in parts
@@ -55,11 +59,12 @@ def room_of(
     multiprocessors: int,
     wide: int = 1,
     sets: int = 1,
+    kept: int = 0,
 ) -> Room:
     """Of a matrix of the host, and of so many sets of exchanges of these batch sizes.
 
-    `wide` columns of weights. Beside the matrix lie targets, weights and offsets of 4
-    bytes each, and an order of 8.
+    `wide` columns of weights, `kept` bytes beside them. Beside the matrix lie targets,
+    weights and offsets of 4 bytes each, and an order of 8.
     """
     height, width = matrix.shape
     item = matrix.dtype.itemsize if not isinstance(matrix, Csr) else 4
@@ -72,6 +77,7 @@ def room_of(
         rows=height * (4 * COLUMNS + 8),
         exchange=sets * sum(exchanges),
         weights=4 * width * wide,
+        kept=kept,
     )
 
 
@@ -81,7 +87,24 @@ def matrix_bytes(matrix: Any) -> int:
         parts = (matrix.data, matrix.indices, matrix.indptr)
         return sum(int(part.nbytes) for part in parts)
     height, width = matrix.shape
-    return int(height * -(-width * matrix.dtype.itemsize // CHUNK) * CHUNK)
+    return rows_bytes(height, width, matrix.dtype.itemsize)
+
+
+def grams_bytes(plans: Iterable[Sequence[int]], width: int, margins: int) -> int:
+    """Tiles and margins of every one of these exchanges."""
+    total = 0
+    for sizes, count in Counter(map(tuple, plans)).items():
+        rows = sum(sizes)
+        side = launch_gram.tile_for(rows, width)
+        starts = np.array([0, *accumulate(sizes)])
+        words = len(launch_gram.tiles_of(starts, side)[0]) * side * side
+        total += 4 * count * (words + rows * margins)
+    return total
+
+
+def rows_bytes(height: int, width: int, item: int) -> int:
+    """Dense rows of whole chunks."""
+    return height * -(-width * item // CHUNK) * CHUNK
 
 
 def exchange_bytes(

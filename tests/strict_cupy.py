@@ -50,12 +50,14 @@ class Stream:
     """cupy.cuda.Stream; ptr 0 is the null stream."""
 
     count = 0
+    made = {}  # noqa: RUF012
 
     def __init__(self, null=False, non_blocking=False, ptds=False):
         assert non_blocking or null
         Stream.count += 1
         self.ptr = 0 if null else 0x5000 + Stream.count
         self.recorded = None
+        self.made[self.ptr] = self
 
     def __enter__(self):
         STACK.append(self)
@@ -306,25 +308,44 @@ def at(address, shape, kind, leading=None):
     return np.asarray(type("View", (), {"__array_interface__": facts})())
 
 
-def gemmEx(  # noqa: N802
+def _set_stream(handle, stream):
+    assert handle.value == HANDLE
+    CUBLAS.update(stream=Stream.made[stream.value], room=None)
+    return 0
+
+
+def _set_workspace(handle, room, size):
+    assert handle.value == HANDLE and room.value % 128 == 0
+    CUBLAS["room"] = at(room.value, (1, size.value), "u1")
+    return 0
+
+
+def _gemm_ex(  # as cublas_api.h has it; CuPy's own refuses while a stream is recorded
     handle, transa, transb, m, n, k, alpha, A, Atype, lda, B, Btype, ldb, beta, C,  # noqa: N803
     Ctype, ldc, computeType, algo, /,  # noqa: N803
 ):  # fmt: skip
     """C ← alpha op(A) op(B) + beta C, in columns; here with A transposed alone."""
-    assert handle == HANDLE and (transa, transb) == (1, 0)
-    assert (Atype, Btype, Ctype, computeType, algo) == (14, 14, 0, 68, 99)
-    one, zero = (ctypes.c_float.from_address(p).value for p in (alpha, beta))
-    assert (one, zero) == (1.0, 0.0)
-    left, right = at(A, (m, k), "u2", lda), at(B, (n, k), "u2", ldb)
-    out = at(C, (n, m), "f4", ldc)
+    m, n, k, lda, ldb, ldc = (one.value for one in (m, n, k, lda, ldb, ldc))
+    kinds = (transa, transb, Atype, Btype, Ctype, computeType, algo)
+    assert handle.value == HANDLE and [*map(_value, kinds)] == [1, 0, 14, 14, 0, 68, 99]
+    one, zero = (one._obj.value for one in (alpha, beta))
+    assert (one, zero) == (1.0, 0.0) and CUBLAS["room"] is not None
+    left, right = at(A.value, (m, k), "u2", lda), at(B.value, (n, k), "u2", ldb)
+    out = at(C.value, (n, m), "f4", ldc)
 
     def action():
         wide = [(x.astype(np.uint32) << 16).view(np.float32) for x in (left, right)]
         out[...] = wide[1] @ wide[0].T
 
-    STACK[-1].put(action)
+    CUBLAS["stream"].put(action)
+    return 0
 
 
+def _value(one):
+    return one.value
+
+
+CUBLAS = {}  # the stream of the handle, and its room
 HANDLE = 77
 
 
@@ -385,9 +406,9 @@ def install(monkeypatch):
         memGetInfo=lambda: (2**33, 2**34),
         **{"memcpyHostToDevice": 1, "memcpyDeviceToHost": 2, "memcpyDeviceToDevice": 3},
     )
-    cublas = Strict("cupy.cuda.cublas", gemmEx=gemmEx)
-    cublas.__dict__.update(CUBLAS_OP_N=0, CUBLAS_OP_T=1, CUBLAS_COMPUTE_32F=68)
-    cublas.CUBLAS_GEMM_DEFAULT_TENSOR_OP = 99
+    library = Strict("libcublas.so.13", cublasGemmEx=_gemm_ex)
+    library.cublasSetStream_v2 = _set_stream
+    library.cublasSetWorkspace_v2 = _set_workspace
     nccl = Strict(
         *("cupy.cuda.nccl",),
         **{"available": True, "NcclCommunicator": NcclCommunicator},
@@ -395,7 +416,7 @@ def install(monkeypatch):
     )
     cuda = Strict(
         "cupy.cuda",
-        **{"runtime": runtime, "cublas": cublas, "nccl": nccl, "Device": Device},
+        **{"runtime": runtime, "nccl": nccl, "Device": Device},
         **{"Stream": Stream, "Event": Event, "get_elapsed_time": _elapsed},
         nvrtc=Strict("cupy.cuda.nvrtc", getVersion=lambda: (13, 2)),
         driver=Strict("cupy.cuda.driver", CUDADriverError=CUDADriverError),
@@ -410,9 +431,11 @@ def install(monkeypatch):
     names |= {"get_default_memory_pool": lambda: pool}
     names |= {"asnumpy": asnumpy, "copyto": copyto, "take": take, "exp": exp}
     cupy = Strict("cupy", cuda=cuda, RawModule=RawModule, __version__="14.2.0", **names)
-    for module in (cupy, cuda, runtime, cublas, nccl):
+    for module in (cupy, cuda, runtime, nccl):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr("hpcsgd.backends.device_layer.driver_major", lambda: 13)
+    monkeypatch.setattr("hpcsgd.backends.cublas.load", lambda _: library)
+    monkeypatch.setattr("hpcsgd.backends.cublas.ROOM", 2**12)
     for counted in (Graph, NcclCommunicator):
         name = "launches" if counted is Graph else "sums"
         monkeypatch.setattr(counted, name, 0)

@@ -21,13 +21,17 @@ class CublasGram:
     See `hpcsgd.backends.device_products.Products`.
     """
 
-    def __init__(self, own: DenseProducts, parts: int = 1) -> None:
+    def __init__(
+        self, own: DenseProducts, parts: int = 1, like: "CublasGram | None" = None
+    ) -> None:
+        """`like`: another one of the same products, whose room serves this one, too."""
         self.own, self.device, self.count = own, own.device, own.count
         self.strips = launch_gram.strips_of(own.count, parts, own.tiles.side)
-        stride, pitch = (
-            int(own.matrix.stride),
-            launch_gram.pitch_of(own.count, own.tiles.side),
-        )
+        if like is not None:
+            self._rows, self._square = like._rows, like._square
+            return
+        stride = int(own.matrix.stride)
+        pitch = launch_gram.pitch_of(own.count, own.tiles.side)
         self._rows = self.device.empty((own.count, stride), np.uint16)
         self._square = self.device.empty((own.count, pitch), np.float32)
 

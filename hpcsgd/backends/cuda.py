@@ -11,16 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd import assets
+from hpcsgd.backends.cublas import Cublas
 from hpcsgd.backends.device import Graph
 from hpcsgd.backends.device_faults import guard, guarded
 from hpcsgd.backends.device_layer import DeviceLayer, check_arch
 from hpcsgd.backends.kernel_table import FOLDER, Build, options
 from hpcsgd.backends.launch_steps import PLAIN_SHARED
 from hpcsgd.backends.uploads import Uploads
-from hpcsgd.errors import ConfigError, MissingPackage
+from hpcsgd.errors import ConfigError
 
 Array = NDArray[Any]
-FP32, BF16 = 0, 14  # of cudaDataType; CuPy 13 has no name for the second
 
 
 @guarded
@@ -42,6 +42,7 @@ class CudaDevice:
         self.arch = str(self.device.compute_capability)
         self.multiprocessors = int(self.device.attributes["MultiProcessorCount"])
         self.cache = int(self.device.attributes.get("L2CacheSize", 0))
+        self._cublas: Cublas | None = None
         self._kernels: dict[Build, Callable[..., None]] = {}
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -148,24 +149,9 @@ class CudaDevice:
 
     def gemm_bf16(self, out: Any, left: Any, right: Any) -> None:
         """out ← left rightᵀ by cuBLAS: bits of bf16, sums in fp32."""
-        try:
-            from cupy.cuda import cublas
-        except ImportError as missing:
-            raise MissingPackage(
-                f"CuPy finds no cuBLAS ({missing}); install CUDA, or use [products]"
-                " gram_kernel = 'own'"
-            ) from missing
-        (m, inner), n = left.shape, right.shape[0]
-        one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
-        with self._now:  # what is columns to cuBLAS is rows here
-            cublas.gemmEx(
-                *(self.cupy.cuda.device.get_cublas_handle(),),
-                *(cublas.CUBLAS_OP_T, cublas.CUBLAS_OP_N, n, m, inner),
-                *(one.ctypes.data, right.data.ptr, BF16, right.strides[0] // 2),
-                *(left.data.ptr, BF16, left.strides[0] // 2),
-                *(zero.ctypes.data, out.data.ptr, FP32, out.strides[0] // 4),
-                *(cublas.CUBLAS_COMPUTE_32F, cublas.CUBLAS_GEMM_DEFAULT_TENSOR_OP),
-            )
+        if self._cublas is None:
+            self._cublas = Cublas(self.layer)
+        self._cublas.multiply_bf16(out, left, right, self._now)
 
     def seconds(self, action: Callable[[], None], times: int) -> float:
         """Of one of `times` runs of it, by the clock of the GPU."""

@@ -56,7 +56,8 @@ def choose_gram(
     if kind == "own" or not fits or (kind == "auto" and count <= WORTH_ASKING):
         return GramChoice("own", own, {})
     ways: dict[str, Products] = {"own": own}
-    ways |= {f"cublas in {parts}": CublasGram(own, parts) for parts in PARTS}
+    first = CublasGram(own)  # others work in its room: a square of some hundred MiB
+    ways |= {f"cublas in {n}": CublasGram(own, n, first) for n in PARTS}
     seconds = add(_measured(own, ways))
     name = _best(seconds, may_stay=kind == "auto")
     _say(name, seconds, count)

@@ -177,7 +177,10 @@ class OnDevice(Communicator):
         return Workspace(self, words, dtype) if type(inner) is Workspace else inner
 
     def _keep(self, array: Array) -> Array:
-        return array.copy() if self.layer.owns(array) else self.host._keep(array)
+        if not self.layer.owns(array):
+            return self.host._keep(array)
+        with self.stream:  # CuPy copies on the current one, which no other waits for
+            return array.copy()
 
     def _sum(self, buffer: Array) -> None:
         self._way(buffer)._sum(buffer)

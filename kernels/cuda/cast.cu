@@ -84,13 +84,16 @@ widen(const element *__restrict__ held, s64 count, const float *__restrict__ fac
         float chunk[IN_CHUNK];
         load_chunk(held + first, chunk);
 #pragma unroll
+        for (int i = 0; i < IN_CHUNK; i++) /* a product would flush small ones */
+            chunk[i] = factor ? chunk[i] * by : chunk[i];
+#pragma unroll
         for (int q = 0; q < IN_CHUNK; q += 4)
-            *(float4 *)(values + first + q) = make_float4(
-                chunk[q] * by, chunk[q + 1] * by, chunk[q + 2] * by, chunk[q + 3] * by);
+            *(float4 *)(values + first + q) =
+                make_float4(chunk[q], chunk[q + 1], chunk[q + 2], chunk[q + 3]);
         return;
     }
     for (s64 k = first; k < count && k < first + IN_CHUNK; k++)
-        values[k] = value_of(held[k]) * by;
+        values[k] = factor ? value_of(held[k]) * by : value_of(held[k]);
 }
 LAUNCHABLE(widen)
 #endif

@@ -19,6 +19,7 @@ class Compiled:
     ok: bool
     log: str
     cubin: bytes = b""
+    ptx: str = ""
 
 
 def major_for(arch):
@@ -48,9 +49,9 @@ def compile_text(text, name, options, major):
     given = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
     code = nvrtc.nvrtcCompileProgram(program, len(options), given)
     log = _read(nvrtc, program, "ProgramLog").decode(errors="replace").rstrip("\0")
-    cubin = b"" if code else _read(nvrtc, program, "CUBIN")
+    cubin, ptx = (b"" if code else _read(nvrtc, program, w) for w in ("CUBIN", "PTX"))
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    return Compiled(code == 0, log, cubin)
+    return Compiled(code == 0, log, cubin, ptx.decode().rstrip("\0"))
 
 
 def _read(nvrtc, program, what):

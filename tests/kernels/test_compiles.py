@@ -11,6 +11,7 @@ from hpcsgd.backends.kernel_table import (
     FAMILIES,
     VARIANTS,
     all_builds,
+    build_of,
     options,
 )
 from tests.kernels import nvrtc
@@ -54,6 +55,15 @@ def fault_of(build, arch):
 
 # What CuPy adds, besides the architecture, to everything that it compiles.
 OF_CUPY = ("-ftz=true", "--device-as-default-execution-space")
+
+
+def test_small_values_of_fp8_are_no_zeros():
+    """They begin as floats below 2^-126, of which -ftz=true leaves none in a product."""
+    build = build_of("margin", "fp8-e4m3", "90")
+    text, given = source_of("margin"), options_for(build, "90")
+    found = nvrtc.compile_text(text, "margin", given, 13).ptx
+    assert found.count("mul.rn.f32") >= 16 and "fma.rn.ftz.f32" in found
+    assert "mul.ftz" not in found and "mul.rn.ftz" not in found
 
 
 def options_for(build, arch):

@@ -47,7 +47,9 @@ def test_tiles_and_margins_are_ours(parts):
     margins = device.empty((m,), np.float32)
     own.gram(numbers, grams[0])
     device.launched.clear()
-    cublas = CublasGram(own, parts)
+    first = CublasGram(own)
+    cublas = CublasGram(own, parts, first)
+    assert cublas._square is first._square and cublas._rows is first._rows
     cublas.both(numbers, weights, grams[1], margins)
     cublas.both(numbers, None, grams[2], None)
     ours, theirs, again = (device.fetch(gram) for gram in grams)

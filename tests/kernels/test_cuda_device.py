@@ -1,7 +1,6 @@
 """A GPU through CuPy: what CuPy is asked for, on a CuPy made of NumPy."""
 
 import shutil
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 
 from hpcsgd.backends import cuda
 from hpcsgd.backends.kernel_table import build_of
-from hpcsgd.errors import ConfigError, MissingPackage
+from hpcsgd.errors import ConfigError, DeviceLost, MissingPackage
 from hpcsgd.storage import encode
 from tests import strict_cupy
 from tests.kernels.emulator import KERNELS
@@ -40,6 +39,38 @@ def test_cublas_multiplies_parts_of_matrices(cupy):
     np.testing.assert_allclose(found[2:, 3:8], wanted, rtol=1e-5, atol=1e-5)
     found[2:, 3:8] = 0
     assert not found.any()
+
+
+def test_products_of_cublas_may_be_part_of_a_graph(cupy):
+    """CuPy's own calls of it raise NotImplementedError while a stream is recorded."""
+    device, rng = cuda.CudaDevice(), np.random.default_rng(0)
+    held = rng.normal(size=(5, 16)).astype(np.float32)
+    there = device.empty(held.shape, np.uint16)
+    out = device.zeros((5, 5), np.float32)
+    action = lambda: device.gemm_bf16(out, there, there)  # noqa: E731
+    device.fill(there, np.zeros(held.shape, np.uint16))
+    action()
+    graph = device.capture(action)
+    bits = encode(held, "bf16").view(np.uint16)
+    device.fill(there, bits)
+    assert not device.fetch(out).any()
+    graph()
+    wanted = wide(bits) @ wide(bits).T
+    np.testing.assert_allclose(device.fetch(out), wanted, rtol=1e-5, atol=1e-5)
+    with device.aside():
+        action()
+    assert strict_cupy.CUBLAS["stream"] is device._side
+
+
+def test_what_cublas_says_is_an_error(cupy, monkeypatch):
+    device = cuda.CudaDevice()
+    bits, out = device.zeros((2, 8), np.uint16), device.zeros((2, 2), np.float32)
+    device.gemm_bf16(out, bits, bits)
+    for status, kind in ((15, ConfigError), (13, DeviceLost)):
+        library = device._cublas._library
+        monkeypatch.setattr(library, "cublasGemmEx", lambda *_, s=status: s)
+        with pytest.raises(kind, match=f"status {status}"):
+            device.gemm_bf16(out, bits, bits)
 
 
 def test_a_graph_repeats_what_it_recorded(cupy):
@@ -82,8 +113,11 @@ def test_what_cupy_lacks_is_named(cupy, monkeypatch):
     monkeypatch.setattr(cupy, "RawModule", fail)
     with pytest.raises(ConfigError, match=r"auto-detect.*\[ctk\]"):
         device.kernel(build_of("update", "bf16", "90"))
-    monkeypatch.delattr(cupy.cuda, "cublas")
-    monkeypatch.delitem(sys.modules, "cupy.cuda.cublas")
+
+    def missing():
+        raise ImportError("libcublasLt.so.13: no such file")
+
+    monkeypatch.setattr(cupy.cuda.device, "get_cublas_handle", missing)
     small = SimpleNamespace(shape=(1, 8))
     with pytest.raises(MissingPackage, match="gram_kernel = 'own'"):
         device.gemm_bf16(small, small, small)

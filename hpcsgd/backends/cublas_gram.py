@@ -27,13 +27,18 @@ class CublasGram:
         """`like`: another one of the same products, whose room serves this one, too."""
         self.own, self.device, self.count = own, own.device, own.count
         self.strips = launch_gram.strips_of(own.count, parts, own.tiles.side)
-        if like is not None:
-            self._rows, self._square = like._rows, like._square
-            return
-        stride = int(own.matrix.stride)
+        self._rows, self._square = self._room() if like is None else like.room
+
+    @property
+    def room(self) -> tuple[Any, Any]:
+        """Of the rows that are gathered, and of their square."""
+        return self._rows, self._square
+
+    def _room(self) -> tuple[Any, Any]:
+        own, stride = self.own, int(self.own.matrix.stride)
         pitch = launch_gram.pitch_of(own.count, own.tiles.side)
-        self._rows = self.device.empty((own.count, stride), np.uint16)
-        self._square = self.device.empty((own.count, pitch), np.float32)
+        rows = self.device.empty((own.count, stride), np.uint16)
+        return rows, self.device.empty((own.count, pitch), np.float32)
 
     def both(self, numbers: Any, weights: Any, gram: Any, margins: Any) -> None:
         """gram ← tiles of Y Yᵀ, margins ← Y W; without weights the first alone."""

@@ -108,7 +108,10 @@ class CudaDevice:
         def launch(
             grid: Any, block: int, arguments: Any, shared: int = 0, cluster: int = 1
         ) -> None:
-            if shared > max(PLAIN_SHARED, function.max_dynamic_shared_size_bytes):
+            if (
+                shared > PLAIN_SHARED
+                and function.max_dynamic_shared_size_bytes < shared
+            ):
                 function.max_dynamic_shared_size_bytes = shared
             given = tuple(np.uint64(0) if a is None else a for a in arguments)
             with self._now:

@@ -55,13 +55,25 @@ def choose_gram(
     fits = matrix.element == ELEMENT and own.tiles.count > 0
     if kind == "own" or not fits or (kind == "auto" and count <= WORTH_ASKING):
         return GramChoice("own", own, {})
-    ways: dict[str, Products] = {"own": own}
-    first = CublasGram(own)  # others work in its room: a square of some hundred MiB
-    ways |= {f"cublas in {n}": CublasGram(own, n, first) for n in PARTS}
+    ways = {"own": own, **_by_cublas(own, kind)}
     seconds = add(_measured(own, ways))
     name = _best(seconds, may_stay=kind == "auto")
     _say(name, seconds, count)
     return GramChoice(name, ways[name], seconds)
+
+
+def _by_cublas(own: DenseProducts, kind: str) -> dict[str, Products]:
+    """Every way; on a GPU without room they are ours, and never the fastest."""
+    names = [f"cublas in {parts}" for parts in PARTS]
+    try:
+        first = CublasGram(own)  # others work in its room: a square of some hundred MiB
+    except ConfigError as error:
+        if kind == "cublas":
+            raise
+        log.info("cuBLAS is not asked: %s", error)
+        return dict.fromkeys(names, own)
+    made = (CublasGram(own, parts, first) for parts in PARTS)
+    return dict(zip(names, made, strict=True))
 
 
 def allowed(kind: str, reproducible: bool) -> str:
@@ -83,14 +95,15 @@ def _best(seconds: Seconds, may_stay: bool) -> str:
 
 
 def _measured(own: DenseProducts, ways: Mapping[str, Products]) -> Seconds:
-    """The best of some turns of each; infinite for what this machine does not have."""
+    """The best of some turns of each; infinite for what there is no way or room for."""
     device = own.device
     spread = np.linspace(0, own.matrix.height - 1, own.count).astype(np.int64)
     numbers = sent(device, spread)
     out = device.empty((own.tiles.words,), np.float32)
     found = dict.fromkeys(ways, float("inf"))
+    asked = {name: way for name, way in ways.items() if way is not own or name == "own"}
     for turn in range(TURNS):
-        for name, way in ways.items():
+        for name, way in asked.items():
             taken = _seconds(device, way, numbers, out)
             if turn:  # the first one compiles and wakes up
                 found[name] = min(found[name], taken)

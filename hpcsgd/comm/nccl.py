@@ -27,6 +27,9 @@ AHEAD = 16  # larger = the host runs further ahead of its GPU, and hears later o
 # One algorithm for every message; NVLS adds in an order of its own each time.
 PINNED = {"NCCL_NVLS_ENABLE": ("0",), "NCCL_ALGO": ("Ring", "Tree")}
 PINNED["NCCL_PROTO"] = ("Simple",)
+# Buffers of graphs that NCCL has registered have hung without a word between nodes
+# (github.com/NVIDIA/nccl/issues/2389); whoever sets it to 1 keeps that.
+SAFER = {"NCCL_GRAPH_REGISTER": "0"}
 
 
 class Call(NamedTuple):
@@ -59,6 +62,8 @@ class NcclCommunicator(OnDevice):
     def _open(self) -> Nccl:
         if self.reproducible:
             pin(os.environ)
+        for name, value in SAFER.items():
+            os.environ.setdefault(name, value)
         with self._inside("start of NCCL", "control"):
             return Nccl(self.host, self.layer, self._stream)
 

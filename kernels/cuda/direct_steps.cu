@@ -157,7 +157,7 @@ INLINE void take(const Slice &slice, const float *residuals, float carry, float 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 2)
 direct_steps(const element *__restrict__ matrix, s64 stride,
              const s64 *__restrict__ rows, const int *__restrict__ starts, int steps,
              int cols, const float *__restrict__ targets,

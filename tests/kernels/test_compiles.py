@@ -58,7 +58,7 @@ OF_CUPY = ("-ftz=true", "--device-as-default-execution-space")
 
 
 def test_small_values_of_fp8_are_no_zeros():
-    """They begin as floats below 2^-126, of which -ftz=true leaves none in a product."""
+    """They begin as floats below 2^-126, which -ftz=true takes out of products."""
     build = build_of("margin", "fp8-e4m3", "90")
     text, given = source_of("margin"), options_for(build, "90")
     found = nvrtc.compile_text(text, "margin", given, 13).ptx

@@ -117,6 +117,22 @@ def test_they_are_measured_on_rows_of_the_matrix():
     assert found.seconds == wanted
 
 
+def test_a_gpu_without_room_keeps_ours(monkeypatch, caplog):
+    """All members hear of it by the seconds that it would take there."""
+    own = case((0, 600, 1100))
+    monkeypatch.setattr(own.device.layer, "size", 8 * own.tiles.words)
+    said = []
+    with caplog.at_level("INFO"):
+        found = choose_gram(
+            "auto", own, lambda seconds: said.append(seconds) or seconds
+        )
+    assert found.name == "own" and found.products is own
+    assert [name for name, taken in said[0].items() if taken < np.inf] == ["own"]
+    assert "cuBLAS is not asked: the GPU" in caplog.text
+    with pytest.raises(ConfigError, match="has no room for"):
+        choose_gram("cublas", own)
+
+
 def test_a_machine_without_cublas_keeps_ours(monkeypatch):
     def missing(*_):
         raise MissingPackage("CuPy finds no cuBLAS")

@@ -13,7 +13,7 @@ from hpcsgd.backends.device_layer import DeviceLayer
 from hpcsgd.comm import nccl
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.layer import Layer
-from hpcsgd.comm.nccl import PINNED, NcclCommunicator, pin
+from hpcsgd.comm.nccl import PINNED, SAFER, NcclCommunicator, pin
 from hpcsgd.comm.on_device import fetched
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.comm.transports import open_transport
@@ -25,7 +25,7 @@ from tests.fake_cuda import FakeLayer, Node
 @pytest.fixture(autouse=True)
 def own_environment(monkeypatch):
     """NCCL's variables are as they were, whatever a test made of them."""
-    for name in PINNED:
+    for name in (*PINNED, *SAFER):
         monkeypatch.setenv(name, "to be restored")
         monkeypatch.delenv(name)
 
@@ -243,7 +243,7 @@ def test_the_host_does_not_run_away_and_stands_where_it_waits(monkeypatch):
         places = world.exchange_objects(world.ledger.place)
         first = world.begun + 1
         if world.rank == 1:
-            spot = waits_in(places[0])
+            spot = waits_in(places[0], "sum for products")
             assert (spot.what, spot.number, spot.size) == (
                 "sum for products",
                 first,
@@ -262,6 +262,15 @@ def test_the_host_does_not_run_away_and_stands_where_it_waits(monkeypatch):
     on_nccl(2, on_rank)
 
 
+@pytest.mark.parametrize("asked", [None, "1"])
+def test_buffers_of_graphs_are_not_registered_unless_asked(monkeypatch, asked):
+    """NCCL has hung there without a word; whoever knows better says so."""
+    if asked is not None:
+        monkeypatch.setenv("NCCL_GRAPH_REGISTER", asked)
+    on_nccl(2, lambda world, layer: world.sum(layer.array(np.ones(2)), "products"))
+    assert os.environ["NCCL_GRAPH_REGISTER"] == (asked or "0")
+
+
 def test_groups_of_one_stream_are_waited_for_in_one_order():
     """Who waits for the last of members stands where replicas do not come."""
 
@@ -270,8 +279,7 @@ def test_groups_of_one_stream_are_waited_for_in_one_order():
         buffer = layer.array(np.ones(2))
         places = world.exchange_objects(world.ledger.place)
         if grid.replica == 1:
-            spot = waits_in(places[grid.member])
-            assert spot.what == "sum for agreement"
+            spot = waits_in(places[grid.member], "sum for agreement")
             assert spot.size == 2 and spot.number == grid.replicas.begun + 1
         grid.replicas.sum(buffer, "agreement")
         grid.members.sum(buffer, "products")
@@ -295,14 +303,15 @@ def test_an_error_in_one_group_leaves_those_of_the_others_under_way():
     on_nccl(4, on_rank)
 
 
-def waits_in(place):
-    """Where a rank stands that does not move any more."""
+def waits_in(place, what):
+    """Where a rank stands that does not move any more, in a collective called so."""
     end = perf_counter() + 20
     while perf_counter() < end:
         spot, since = place.spot()
-        if spot is not None and perf_counter() - since > 0.1:
+        stands = spot is not None and perf_counter() - since > 0.1
+        if stands and spot.what == what:
             return spot
-    raise AssertionError("it waits nowhere")
+    raise AssertionError(f"it waits in no {what}, but in {spot}")
 
 
 def watched(place, rank):

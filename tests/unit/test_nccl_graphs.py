@@ -169,8 +169,8 @@ def test_a_launch_that_hangs_is_named(monkeypatch):
         places = world.exchange_objects(world.ledger.place)
         first = world.begun + 1
         if world.rank == 1:
-            spot = waits_in(places[0])
             what = "graph of 2 collectives for products"
+            spot = waits_in(places[0], what)
             assert (spot.what, spot.number, spot.size) == (what, first, 2)
             said, code = watched(places[0], 0)
             assert code == [1]

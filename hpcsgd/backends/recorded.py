@@ -1,12 +1,20 @@
 """What a device is asked for again and again becomes one launch."""
 
 from collections.abc import Callable
+from typing import Protocol
 
-from hpcsgd.backends.device import Device, Graph
+from hpcsgd.backends.device import Graph
 
 
 def _launch(graph: Graph) -> None:
     graph()
+
+
+class Captures(Protocol):
+    """A device, or what has to know of the graphs that it makes."""
+
+    def capture(self, action: Callable[[], None]) -> Graph:
+        """What repeats the launches of `action`, which has run once, as one launch."""
 
 
 class Recorded:
@@ -19,11 +27,11 @@ class Recorded:
 
     def __init__(
         self,
-        device: Device,
+        recorder: Captures,
         action: Callable[[], None],
         recording: Callable[[], None] | None = None,
     ) -> None:
-        self._device = device
+        self._recorder = recorder
         self._action, self._recording = action, recording or action
         self._is_warm = False
         self._graph: Graph | None = None
@@ -31,7 +39,7 @@ class Recorded:
     def run(self, launch: Callable[[Graph], None] = _launch) -> None:
         """Once more; `launch` is given what was recorded."""
         if self._is_warm and self._graph is None:
-            self._graph = self._device.capture(self._recording)
+            self._graph = self._recorder.capture(self._recording)
         if self._graph is None:
             self._action()
             self._is_warm = True

@@ -33,7 +33,7 @@ class Cycle:
         self.before, self.after, self.messages = before, after, messages
         self.sums, self.once = sums, once  # once: it does not come again
         if sums.captures(*(message.form for message in messages)):
-            self._whole: Recorded | None = Recorded(device, self.by_hand, self._record)
+            self._whole: Recorded | None = Recorded(sums, self.by_hand, self._record)
         else:
             self._whole = None
             self._parts = Recorded(device, before), Recorded(device, after)

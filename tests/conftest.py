@@ -22,7 +22,7 @@ BUDGET_MINUTES = {  # on two cores
         "equivalence": 3,
         "precision": 2,
         "ranks": 4,
-        "kernels": 3,
+        "kernels": 5,
         "slurm": 2,
     },
     **{"faults": 4, "estimators": 2, "examples": 1},

@@ -6,7 +6,6 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-
 from tests import launcher
 
 # One BLAS thread a rank: thread ranks and real ranks share two cores here.
@@ -70,3 +69,21 @@ def pytest_terminal_summary(terminalreporter, config):
         terminalreporter.write_line(f"{folder:14s} {used:7.1f} s{limit}{over}")
     for line in config.stash.get(config.lengths_key, []):
         terminalreporter.write_line(line)
+
+
+@pytest.fixture
+def ratios(monkeypatch):
+    """gap / tolerance of everything that was compared, by what it was of."""
+    import numpy as np
+
+    from hpcsgd.products import gap
+
+    found = {"scores": [], "residuals": []}
+    note = gap.GapMonitor._note
+
+    def noting(self, what, number, difference, allowed):
+        found[what].append(float(np.max(difference / allowed)))
+        note(self, what, number, difference, allowed)
+
+    monkeypatch.setattr(gap.GapMonitor, "_note", noting)
+    return found

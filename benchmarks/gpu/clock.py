@@ -1,7 +1,6 @@
 """Times of ways to do one thing: everybody in every turn, on the clock of the GPU."""
 
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -75,12 +74,11 @@ class Clock:
 
 
 def as_graph(device: Any, action: Callable[[], None]) -> Callable[[], None]:
-    """One launch that repeats it; what cannot be recorded stays as it is."""
+    """One launch that repeats it.
+
+    What cannot be recorded fails the figure: launched one by one it would be a slower
+    rival than it is.
+    """
     action()
     device.synchronize()
-    try:
-        return device.capture(action)
-    except Exception as error:  # of a library that will not be recorded
-        print(f"bench: launched one by one, not as a graph: {error}", file=sys.stderr)
-        device.synchronize()
-        return action
+    return device.capture(action)

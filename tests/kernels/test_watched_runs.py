@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from hpcsgd.backends.device_exchange import DeviceExchange
-from hpcsgd.products import gap
 from tests.harness import make_problem, train_on
 from tests.kernels.test_runs import on_gpu
 
@@ -21,20 +20,6 @@ def watched(problem, recipe="fp32", /, **sections):
         "run": {"gap_every": 2, "fall_back": False, **sections.pop("run", {})},
     }
     return on_gpu(problem, **{**tables, **sections})
-
-
-@pytest.fixture
-def ratios(monkeypatch):
-    """gap / tolerance of everything that was compared, by what it was of."""
-    found = {"scores": [], "residuals": []}
-    note = gap.GapMonitor._note
-
-    def noting(self, what, number, difference, allowed):
-        found[what].append(float(np.max(difference / allowed)))
-        note(self, what, number, difference, allowed)
-
-    monkeypatch.setattr(gap.GapMonitor, "_note", noting)
-    return found
 
 
 @pytest.mark.parametrize("members", [1, 2])

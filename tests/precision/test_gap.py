@@ -9,7 +9,7 @@ from hpcsgd.api import train
 from hpcsgd.backends.host import HostBackend
 from hpcsgd.backends.native import NativeBackend
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.products import cached, gap, gram, lookahead
+from hpcsgd.products import cached, gram, lookahead
 from hpcsgd.rounding import round_through
 from tests.equivalence.test_resume import interrupted, run
 from tests.harness import config_for, make_problem, train_on
@@ -36,20 +36,6 @@ def settings(problem, product="gram", recipe="fp32", /, **sections):
 
 def alarms(result):
     return [event for event in result.events if event["event"] == "gap"]
-
-
-@pytest.fixture
-def ratios(monkeypatch):
-    """gap / tolerance of everything that was compared, by what it was of."""
-    found = {"scores": [], "residuals": []}
-    note = gap.GapMonitor._note
-
-    def noting(self, what, number, difference, allowed):
-        found[what].append(float(np.max(difference / allowed)))
-        note(self, what, number, difference, allowed)
-
-    monkeypatch.setattr(gap.GapMonitor, "_note", noting)
-    return found
 
 
 @pytest.mark.parametrize("recipe", ["fp64", "fp32", "c"])

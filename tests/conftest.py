@@ -6,6 +6,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+
 from tests import launcher
 
 # One BLAS thread a rank: thread ranks and real ranks share two cores here.

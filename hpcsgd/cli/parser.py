@@ -22,6 +22,7 @@ COMMANDS = (
     "verify",
     "new",
     "data",
+    "jobs",
     "info",
     "completion",
 )

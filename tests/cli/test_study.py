@@ -47,7 +47,7 @@ def test_strong_scaling_on_real_ranks(hpcsgd, tmp_path, few):
     """All methods: lines, run folders, one document; words are those of the formula."""
     methods = ("--methods", "sgd,casgd,local", "--ranks", "1,2", "--repeats", 1)
     asked = ("study", "strong", "--data", few, *BASE, *methods, "--out", "s", "--json")
-    said = only_json(hpcsgd(*asked))
+    said = only_json(hpcsgd(*asked, timeout=240))
     found = lines(tmp_path / "s")
     assert [line["key"].split("/")[:2] for line in found] == [
         [method, f"p{ranks}"]
@@ -81,7 +81,7 @@ def test_a_point_that_fails_ends_no_study(hpcsgd, tmp_path, few):
     """19 members cannot share 18 columns; the emulated 4 can."""
     emulated = ("--emulate-members", "4,19", "--network", "lan", "--repeats", 1)
     asked = ("study", "weak", "--data", few, *BASE, "--ranks", 1, *emulated)
-    done = hpcsgd(*asked, "--methods", "casgd", "--out", "w")
+    done = hpcsgd(*asked, "--methods", "casgd", "--out", "w", timeout=240)
     assert done.returncode == 1
     one, four, bad = lines(tmp_path / "w")
     assert (bad["status"], bad["seconds"], bad["ledger"]) == ("failed", None, None)
@@ -116,7 +116,7 @@ def test_a_killed_study_goes_on(hpcsgd, tmp_path, few):
     path.write_bytes(first + b'{"schema": 1, "key": "sgd/p2')
     run = tmp_path / "k" / "runs" / "sgd-p2-s1-b32-1x2-fp32-seed0-r1" / ".in-use"
     wait_for(lambda: not run.exists())
-    done = hpcsgd(*asked, "--resume")
+    done = hpcsgd(*asked, "--resume", timeout=240)
     assert done.returncode == 0, done.stderr
     assert path.read_bytes().startswith(first)
     assert [line["key"] for line in lines(tmp_path / "k")] == [
@@ -126,7 +126,7 @@ def test_a_killed_study_goes_on(hpcsgd, tmp_path, few):
     assert "1 of 1" in done.stderr
 
 
-def wait_for(condition, seconds=30):
+def wait_for(condition, seconds=120):
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, "it never came"
@@ -136,7 +136,7 @@ def wait_for(condition, seconds=30):
 def test_late_runs_are_ended_and_said(hpcsgd, tmp_path, few):
     long = ("--epochs", 10**7, "--point-timeout", 3, "--repeats", 1, "--ranks", 2)
     asked = ("study", "strong", "--data", few, *BASE, *long, "--methods", "casgd")
-    done = hpcsgd(*asked, "--out", "t")
+    done = hpcsgd(*asked, "--out", "t", timeout=240)
     assert done.returncode == 1
     (line,) = lines(tmp_path / "t")
     assert line["status"] == "timeout" and "--point-timeout" in line["error"]

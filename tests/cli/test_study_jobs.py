@@ -59,7 +59,7 @@ def lines(folder):
 def test_a_job_for_each_number_of_ranks(hpcsgd, tmp_path, slurm, asked):
     """Scripts that srun through their points; one fails and stops no other."""
     emulated = ("--ranks", "1,2", "--emulate-members", "19")
-    begun = hpcsgd(*asked, *emulated, "--ask", "walltime=00:05:00", timeout=120)
+    begun = hpcsgd(*asked, *emulated, "--ask", "walltime=00:05:00", timeout=240)
     assert begun.returncode == 0, begun.stderr
     assert json.loads(begun.stdout)["jobs"] == ["101", "102"]
     script = (tmp_path / "s" / "jobs" / "p2" / "job.sbatch").read_text()

@@ -121,6 +121,15 @@ def test_every_method_under_every_setting(method, base):
     assert sent(report)["calls"] > 0
 
 
+def test_emulated_members_are_not_watched():
+    """What they hold is made up: no monitor looks, and none of its words travel."""
+    base = {"run": {"gap_every": 2}}
+    alone, real = (run("casgd", 2, base, emulated=made_up) for made_up in (True, False))
+    assert sent(alone) == expected_traffic(alone)
+    assert sent(real) == expected_traffic(real)
+    assert sent(alone)["words"] < sent(real)["words"]
+
+
 @pytest.mark.parametrize("recipe", ["fp32", "c", "d"])
 @pytest.mark.parametrize("method", METHODS)
 def test_every_recipe(method, recipe):

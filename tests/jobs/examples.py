@@ -41,15 +41,15 @@ STEPS = {
 }
 
 
-def example(template, **changes):
+def example(kind, **changes):
     """A job of that template."""
     resources = Resources(tasks=4, walltime="02:00:00")
     base = {
-        "template": template,
+        "template": kind,
         "name": "first",
         "resources": resources,
-        "command": COMMANDS.get(template, ()),
-        "steps": STEPS.get(template, ()),
+        "command": COMMANDS.get(kind, ()),
+        "steps": STEPS.get(kind, ()),
         "out": "jobs/first",
         "folder": "/scratch/me",
     }

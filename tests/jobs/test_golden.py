@@ -27,7 +27,7 @@ TEMPLATES = (*COMMANDS, *STEPS)
 
 
 def cases():
-    """File -> (job, site): every template once, train at every site, and what differs."""
+    """File -> (job, site): every template, train at every site, and what differs."""
     found = {
         f"{name}.generic-cpu": (example(name), "generic-cpu") for name in TEMPLATES
     }

@@ -184,6 +184,12 @@ def test_a_step_in_which_the_job_is_ended_is_run_again(play, fakes, tmp_path):
     assert len(fakes.calls("srun")) == 2
 
 
+def test_steps_that_were_not_reached_are_no_success(play, fakes, tmp_path):
+    act = '[[ "$*" == *--ntasks=2* ]] && kill -TERM $PPID'
+    assert play("scaling", act=act).returncode == 143
+    assert events(tmp_path)[-1] == "terminated"
+
+
 def test_modules_come_before_the_variables_and_stop_what_they_fail(
     play, fakes, tmp_path
 ):

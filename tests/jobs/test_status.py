@@ -95,13 +95,13 @@ def test_an_element_that_slurm_cleans_up_after_is_over(folder, fakes):
     folder.note("began")
     assert folder.state().state == "running"
     folder.note("ended", 0)
-    assert folder.state().state == "finished"
+    assert folder.state().state == "completed"
 
 
 @pytest.mark.parametrize(
     "event, code, state",
     [
-        ("ended", 0, "finished"),
+        ("ended", 0, "completed"),
         ("ended", 1, "failed"),
         ("ended", 75, "preempted"),
         ("given-up", 1, "failed"),
@@ -116,7 +116,7 @@ def test_without_accounting_its_own_notes_count(event, code, state, folder):
         folder.note(event, code, at=3761)
     found = folder.state()
     assert found.state == state
-    assert found.why or state in ("finished", "failed")
+    assert found.why or state in ("completed", "failed")
     if event == "ended":
         assert (found.code, found.elapsed) == (code, "01:01:01")
 
@@ -128,17 +128,17 @@ def test_without_slurm_nothing_is_claimed(code, folder, monkeypatch, tmp_path):
     folder.note("began")
     assert folder.state().state == "unknown"
     folder.note("ended", code)
-    assert folder.state().state == ("failed" if code else "finished")
+    assert folder.state().state == ("failed" if code else "completed")
 
 
 @pytest.mark.parametrize(
     "said, notes, state, code",
     [
-        ("COMPLETED|0:0|00:01:00|n1", [], "finished", 0),
+        ("COMPLETED|0:0|00:01:00|n1", [], "completed", 0),
         ("FAILED|3:0|00:01:00|n1", [], "failed", 3),
         ("CANCELLED by 1000|0:0|00:00:00|None", [], "cancelled", 0),
         ("TIMEOUT|0:15|02:00:00|n1", [("terminated", 143)], "timeout", 143),
-        ("TIMEOUT|0:0|02:00:00|n1", [("ended", 0)], "finished", 0),
+        ("TIMEOUT|0:0|02:00:00|n1", [("ended", 0)], "completed", 0),
         ("OUT_OF_MEMORY|0:125|00:01:00|n1", [("ended", 137)], "failed", 137),
         ("NODE_FAIL|0:9|00:01:00|n1", [], "failed", 137),
         ("FAILED|75:0|00:01:00|n1", [("ended", 75)], "preempted", 75),
@@ -230,7 +230,7 @@ def test_elements_of_an_array_are_told_apart(tmp_path, fakes, capsys):
     folder.result("runs/0")
     folder.log("hpcsgd: rank 1: error: no room\n", "7_1")
     found = states(folder.path)
-    assert [s.state for s in found] == ["finished", "failed", "running"]
+    assert [s.state for s in found] == ["completed", "failed", "running"]
     assert [s.rank for s in found] == [None, 1, None]
     assert main(["jobs", "status", str(folder.path), "--json"]) == 1
     said = json.loads(capsys.readouterr().out)
@@ -247,7 +247,7 @@ def test_results_are_gathered_in_one_table(tmp_path, fakes, capsys):
     rows = json.loads(capsys.readouterr().out)
     assert [row["schedule.steps"] for row in rows] == [1, 2]
     assert [row["loss"] for row in rows] == [0.25, None]
-    assert [row["state"] for row in rows] == ["finished", "failed"]
+    assert [row["state"] for row in rows] == ["completed", "failed"]
     assert main(["jobs", "collect", str(folder.path), "--csv"]) == 0
     (first, second) = csv.DictReader(io.StringIO(capsys.readouterr().out))
     assert first["seconds_total"] == "1.5" and second["seconds_total"] == ""
@@ -276,4 +276,4 @@ def test_a_line_that_broke_off_is_no_line(folder):
         file.write('{"event": "requ')
     with open(folder.path / "jobs.jsonl", "a") as file:
         file.write('{"event": "submitted", "jo')
-    assert folder.state().state == "finished"
+    assert folder.state().state == "completed"

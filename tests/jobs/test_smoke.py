@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from hpcsgd.cli import main
-from hpcsgd.comm.mpi import MpiCommunicator
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.jobs import smoke_files
 from hpcsgd.jobs.smoke import smoke, verdict
@@ -139,11 +138,3 @@ def test_the_command_prints_one_verdict(words, code, tmp_path, capsys):
     said = json.loads(capsys.readouterr().out)
     assert said["good"] == (not code) and len(said["checks"]) == 6
     assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.ranks(4)
-def test_on_real_ranks(comm, tmp_path):
-    folder = comm.bcast(tmp_path)
-    checks = smoke(MpiCommunicator(comm.Dup()), folder, expected=comm.size)
-    assert bad(checks) == {}
-    assert checks == comm.bcast(checks)

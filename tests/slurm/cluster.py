@@ -45,7 +45,7 @@ JobCompType=jobcomp/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
-SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
+SchedulerParameters=sched_interval=1,sched_min_interval=100000,bf_interval=1,batch_sched_delay=0
 MessageTimeout=30
 SlurmdTimeout=300
 MinJobAge=600

@@ -14,6 +14,7 @@ import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from tests import launcher
 from tests.slurm import keeper
 
 HERE = Path(__file__).parent
@@ -116,6 +117,21 @@ class Cluster:
         )
         return done.stdout
 
+    def kill_node(self, node):
+        """As if it had lost its power: its slurmd, and all that runs there."""
+        own = set(keeper.family(self.folder))
+        daemons = own & set(keeper.with_variable(keeper.DAEMON, node))
+        keeper.kill(daemons.union(*map(launcher.descendants, daemons)))
+
+    def ranks(self, job):
+        """Number of a rank -> its processes, of a job that runs."""
+        own = set(keeper.with_variable("SLURM_JOB_ID", job))
+        ranks = {}
+        for rank in range(64):
+            found = own & set(keeper.with_variable("SLURM_PROCID", rank))
+            if found:
+                ranks[rank] = found
+        return ranks
 
     def logs(self, lines=40):
         """The last words of every daemon."""

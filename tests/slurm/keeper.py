@@ -10,6 +10,7 @@ is found by the SLURM_CONF that it was born with. Standard library only.
 
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+DAEMON = "HPCSGD_TEST_DAEMON"  # of whom a process is, in its environment
 PATIENCE = 10.0  # seconds for killed processes to be gone
 WHERE = "/usr/sbin:/usr/local/sbin:/sbin"  # a plain user's PATH may lack them
 
@@ -34,6 +36,7 @@ def main(folder, nodes):
         sys.stdin.read()
     finally:
         end(folder)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def commands(folder, nodes):
@@ -51,6 +54,7 @@ def commands(folder, nodes):
 def start(folder, name, command):
     """One daemon, its words in FOLDER/NAME.log and its number in FOLDER/NAME.child."""
     environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+    environment[DAEMON] = name
     environment["PATH"] = os.environ.get("PATH", "") + os.pathsep + WHERE
     with open(folder / f"{name}.log", "ab") as log:
         process = subprocess.Popen(
@@ -83,22 +87,31 @@ def end(folder):
     """Kill everything of this cluster until nothing is left of it."""
     limit = time.monotonic() + PATIENCE
     while family(folder) and time.monotonic() < limit:
-        for pid in family(folder):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill(family(folder))
         time.sleep(0.05)
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
 
 
+def kill(pids):
+    """At once, those that are still there."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def family(folder):
     """Numbers of all processes that were started with this cluster's SLURM_CONF."""
-    mark = f"SLURM_CONF={folder / 'slurm.conf'}".encode()
-    found = []
+    return with_variable("SLURM_CONF", folder / "slurm.conf")
+
+
+def with_variable(name, value):
+    """Numbers of the processes that were born with NAME=value in their environment."""
+    wanted, found = f"{name}={value}".encode(), []
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if mark in (path / "environ").read_bytes().split(b"\0"):
+            if wanted in (path / "environ").read_bytes().split(b"\0"):
                 found.append(int(path.name))
     return found
 

@@ -67,8 +67,8 @@ class Array:
         good = not percent or re.fullmatch(r"[1-9]\d{0,6}", limit, re.ASCII)
         if not good or None in found:
             raise ConfigError(
-                f"array = {text!r} must be numbers and ranges, with the most that run at"
-                " once behind a %, for example 0-15%4"
+                f"array = {text!r} must be numbers and ranges, with the most that run"
+                " at once behind a %, for example 0-15%4"
             )
         numbers = sorted({n for part in found for n in part or ()})
         return cls(text, tuple(numbers))

@@ -1,9 +1,7 @@
-"""Install Debian's Slurm for `make test-slurm`, as root with HPCSGD_APT=1 and only then.
+"""Install Debian's Slurm for `make test-slurm`: as root with HPCSGD_APT=1, else not.
 
 Standard library only, and old syntax, as in environment.py.
 """
-
-from __future__ import print_function
 
 import os
 import shutil

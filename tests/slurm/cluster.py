@@ -6,6 +6,7 @@ and belongs to the user who runs the tests; /etc and /run are not touched.
 
 import getpass
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from tests import launcher
 from tests.slurm import keeper
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+AROUND = ("SLURM", "SBATCH", "SRUN", "PMI")  # of a job that these tests run in
 NODES = ("n1", "n2", "n3", "n4")
 FRAIL = ("f1", "f2", "f3")  # nodes that a test may lose
 CPUS = 4
@@ -50,6 +53,8 @@ SchedulerParameters=sched_interval=1,sched_min_interval=100000,bf_interval=1,bat
 MessageTimeout=30
 SlurmdTimeout=300
 MinJobAge=600
+# MPICH names shared memory by a job's number, and there may be other clusters.
+FirstJobId={first}
 KillWait=3
 InactiveLimit=0
 ReturnToService=2
@@ -76,7 +81,7 @@ class Cluster:
         self._keeper = subprocess.Popen(
             [sys.executable, str(HERE / "keeper.py"), self.folder, *NODES, *FRAIL],
             stdin=subprocess.PIPE,
-            start_new_session=True,  # it cleans up after a Ctrl-C, so it must not get it
+            start_new_session=True,  # a Ctrl-C is not for it: it cleans up after one
         )
         try:
             self._wait_until_idle()
@@ -92,13 +97,9 @@ class Cluster:
     @property
     def environment(self):
         """Where the tools find this cluster, and the jobs this Python."""
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("SLURM")}
-        path = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
-        return {
-            **kept,
-            "SLURM_CONF": str(self.configuration),
-            "PATH": os.pathsep.join(path),
-        }
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(AROUND)}
+        own = {"SLURM_CONF": str(self.configuration), "PYTHONPATH": str(ROOT)}
+        return {**kept, **own}
 
     def call(self, *command, code=0, cwd=None, limit=CALL):
         """What a command printed, its words on failure; it has to end with `code`."""
@@ -153,7 +154,7 @@ class Cluster:
         names = [*NODES, *FRAIL]
         for name in names:
             (self.folder / name).mkdir()
-        nodes = [NODE.format(n, host, address, p, CPUS) for n, p in zip(names, ports)]
+        nodes = [NODE.format(n, host, address, p, CPUS) for n, p in zip(names, ports, strict=True)]
         self.configuration.write_text(
             CONFIGURATION.format(
                 host=host,
@@ -163,6 +164,7 @@ class Cluster:
                 folder=self.folder,
                 requeue_wait=REQUEUE_WAIT,
                 controller=controller,
+                first=random.SystemRandom().randrange(1000, 2**25),
                 nodes="\n".join(nodes),
                 main=",".join(NODES),
                 frail=",".join(FRAIL),

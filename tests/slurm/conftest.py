@@ -76,3 +76,24 @@ def cluster(request):
 @pytest.fixture(scope="session")
 def desk(cluster, tmp_path_factory):
     return Desk(cluster, tmp_path_factory.mktemp("slurm"))
+
+
+ACROSS = ("--nodes", "2", "--tasks", "4", "--walltime", "00:05:00")
+PAIR = ("--nodes", "1", "--tasks", "2", "--walltime", "00:05:00")
+ALONE = ("--walltime", "00:05:00")
+
+
+@pytest.fixture(scope="session")
+def limited_job(desk):
+    """Has a minute, and is told to save 25 s before: Slurm looks every 30 s."""
+    flags = ("--nodes", "2", "--tasks", "4", "--walltime", "00:01:00", "--signal", "25")
+    return desk.submit("train", "limited", desk.run, *SLOW, flags=flags)
+
+
+@pytest.fixture(scope="session", params=["first", "last"])
+def lost_job(request, desk):
+    """Will lose the node of its script, or the other one."""
+    flags = (*ACROSS, "--partition", "frail")
+    name = f"lost-{request.param}"
+    sent = desk.submit("train", name, desk.run, *SOMEWHAT_SLOW, flags=flags)
+    return sent, request.param

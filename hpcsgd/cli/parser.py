@@ -21,6 +21,7 @@ COMMANDS = (
     "verify",
     "new",
     "data",
+    "jobs",
     "info",
     "completion",
 )

@@ -23,8 +23,8 @@ SIGNS = tuple(
         r"^hpcsgd: rank (?P<rank>\d+): error: (?P<text>.*)$",
         r"^hpcsgd: rank (?P<rank>\d+) of \d+ failed:\n(?P<text>(?:.*\n)*?\S*(?:Error|"
         r"Exception|Interrupt|Lost|Exit)\b.*)$",
-        r"^hpcsgd: (?P<text>rank \d+ of \d+ has waited .*?\brank (?P<rank>\d+) (?:is not"
-        r" there|does not answer).*)$",
+        r"^hpcsgd: (?P<text>rank \d+ of \d+ has waited .*?\brank (?P<rank>\d+)"
+        r" (?:is not there|does not answer).*)$",
         r"^hpcsgd: (?P<text>.*the memory of rank (?P<rank>\d+) holds a value.*)$",
         r"^(?P<text>srun: error: \S+: task (?P<rank>\d+): .*)$",
         r"^(?P<text>.*application called MPI_Abort\(.*\) - process (?P<rank>\d+).*)$",

@@ -1,4 +1,4 @@
-"""What became of jobs: from their folders, the queue, and accounting if there is any."""
+"""What became of jobs: by their folders, the queue, and accounting if there is any."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

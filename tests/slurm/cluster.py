@@ -22,8 +22,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 AROUND = ("SLURM", "SBATCH", "SRUN", "PMI")  # of a job that these tests run in
 NODES = ("n1", "n2", "n3", "n4")
-FRAIL = ("f1", "f2", "f3")  # nodes that a test may lose
-CPUS = 4
+FRAIL = ("f1", "f2", "f3", "f4", "f5", "f6")  # those that tests lose
+CPUS = dict.fromkeys(NODES, 4) | dict.fromkeys(FRAIL, 2)
 START = 30.0  # seconds for all nodes to be idle
 CALL = 20.0  # seconds for any one command of Slurm
 CONFIGURATION = """\
@@ -79,7 +79,7 @@ class Cluster:
     def __enter__(self):
         self._write()
         self._keeper = subprocess.Popen(
-            [sys.executable, str(HERE / "keeper.py"), self.folder, *NODES, *FRAIL],
+            [sys.executable, str(HERE / "keeper.py"), self.folder, *CPUS],
             stdin=subprocess.PIPE,
             start_new_session=True,  # a Ctrl-C is not for it: it cleans up after one
         )
@@ -150,11 +150,13 @@ class Cluster:
         (self.folder / "state").mkdir()
         host = socket.gethostname().partition(".")[0]
         address, listen = loopback(host)
-        controller, *ports = free_ports(1 + len(NODES) + len(FRAIL))
-        names = [*NODES, *FRAIL]
-        for name in names:
+        controller, *ports = free_ports(1 + len(CPUS))
+        for name in CPUS:
             (self.folder / name).mkdir()
-        nodes = [NODE.format(n, host, address, p, CPUS) for n, p in zip(names, ports, strict=True)]
+        nodes = [
+            NODE.format(name, host, address, port, cpus)
+            for (name, cpus), port in zip(CPUS.items(), ports, strict=True)
+        ]
         self.configuration.write_text(
             CONFIGURATION.format(
                 host=host,
@@ -177,7 +179,7 @@ class Cluster:
         limit = time.monotonic() + START
         while time.monotonic() < limit and self._keeper.poll() is None:
             shown = self.call("sinfo", "-h", "-N", "-t", "idle", "-o", "%N", code=None)
-            if set(shown.split()) == {*NODES, *FRAIL}:
+            if set(shown.split()) == {*CPUS}:
                 return
             time.sleep(0.1)
         raise RuntimeError(f"Slurm did not start:\n{self.logs()}")

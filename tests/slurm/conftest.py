@@ -1,10 +1,12 @@
 """One cluster for all tests of this folder, and every job of theirs sent at its start.
 
-Jobs run at the same time, because most of them wait for something that Slurm does; a test
-waits for its own. The order of JOBS is that in which they are sent: the longest first.
+Jobs run at the same time, because most of them wait for something that Slurm does; a
+test waits for its own, which is the fixture of the job's name.
 """
 
 import importlib.util
+import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from tests import launcher
 from tests.slurm.cluster import Cluster
 from tests.slurm.desk import Desk
+from tests.slurm.jobs import BEFORE, JOBS
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -78,22 +81,36 @@ def desk(cluster, tmp_path_factory):
     return Desk(cluster, tmp_path_factory.mktemp("slurm"))
 
 
-ACROSS = ("--nodes", "2", "--tasks", "4", "--walltime", "00:05:00")
-PAIR = ("--nodes", "1", "--tasks", "2", "--walltime", "00:05:00")
-ALONE = ("--walltime", "00:05:00")
+@pytest.fixture(scope="session")
+def jobs(request, desk):
+    """Every job that a selected test waits for, sent at once."""
+    wanted = {name for item in request.session.items for name in asked(item)}
+    sent = {}
+    for name, send in JOBS.items():
+        if name in wanted:
+            sent[name] = send(desk, sent)
+    return sent
+
+
+def asked(item):
+    """Names of the jobs of a test, and of those that go before."""
+    names = set(getattr(item, "fixturenames", ())) & set(JOBS)
+    return names.union(*(BEFORE.get(name, ()) for name in names))
+
+
+def fixture_of(name):
+    """A job, as a fixture of that name."""
+    return pytest.fixture(name=name)(lambda jobs: jobs[name])
+
+
+for _name in JOBS:
+    globals()[f"the_{_name}"] = fixture_of(_name)
 
 
 @pytest.fixture(scope="session")
-def limited_job(desk):
-    """Has a minute, and is told to save 25 s before: Slurm looks every 30 s."""
-    flags = ("--nodes", "2", "--tasks", "4", "--walltime", "00:01:00", "--signal", "25")
-    return desk.submit("train", "limited", desk.run, *SLOW, flags=flags)
-
-
-@pytest.fixture(scope="session", params=["first", "last"])
-def lost_job(request, desk):
-    """Will lose the node of its script, or the other one."""
-    flags = (*ACROSS, "--partition", "frail")
-    name = f"lost-{request.param}"
-    sent = desk.submit("train", name, desk.run, *SOMEWHAT_SLOW, flags=flags)
-    return sent, request.param
+def undisturbed(desk):
+    """The result of the same run by a plain srun, which nothing happens to."""
+    out = desk.folder / "undisturbed"
+    train = [sys.executable, "-m", "hpcsgd", "train", desk.run, "--out", out]
+    desk.cluster.call("srun", "-N2", "-n4", "--mpi=pmi2", *train, limit=60)
+    return json.loads((out / "result.json").read_text())

@@ -27,8 +27,6 @@ value = 0.05
 every = 10
 """
 EXCHANGES = 380
-# 380 exchanges of 0.1 s, asleep: longer than Slurm's 30 s between looks at time limits.
-SLOW = ("--network", "alpha=0.05,bandwidth=1e9")
 
 
 class Desk:
@@ -40,6 +38,8 @@ class Desk:
         write_synthetic(self.data, "susy", 1200, 18, 3)
         self.run = folder / "run.toml"
         self.run.write_text(RUN.format(data=self.data))
+        self.text = folder / "text.csv"
+        self.text.write_text("".join(f"{i % 2},{i % 7},{i % 5}\n" for i in range(400)))
 
     def hpcsgd(self, *words, code=0, limit=60):
         """What a command of ours prints, here and not in a job."""

@@ -118,6 +118,10 @@ class Cluster:
         )
         return done.stdout
 
+    def hosts(self, nodes):
+        """Names of n[1-2],n4 one by one."""
+        return self.call("scontrol", "show", "hostnames", nodes).split()
+
     def kill_node(self, node):
         """As if it had lost its power: its slurmd, and all that runs there."""
         own = set(keeper.family(self.folder))

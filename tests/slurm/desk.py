@@ -7,7 +7,7 @@ import time
 
 from hpcsgd.data.synthetic import write_synthetic
 
-LONGEST = 110.0  # seconds that any job may take, all its starts together
+LONGEST = 200.0  # seconds that any job may take, all its starts together
 OVER = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "DEADLINE"}
 SITE = "generic-cpu"
 RUN = """
@@ -18,7 +18,7 @@ path = "{data}"
 [schedule]
 batch = 32
 steps = 1
-epochs = 10
+epochs = 5
 [products]
 kind = "direct"
 [rate]
@@ -26,7 +26,7 @@ value = 0.05
 [checkpoint]
 every = 10
 """
-EXCHANGES = 380
+EXCHANGES = 190
 
 
 class Desk:

@@ -2,15 +2,15 @@
 
 ACROSS = ("--nodes", "2", "--tasks", "4")
 PAIR = ("--tasks", "2")
-# An exchange is a wait asleep, so that many jobs share two cores. 380 of 0.1 s are longer
+# An exchange is a wait asleep, so that many jobs share two cores. 190 of 0.2 s are longer
 # than the 30 s from one of Slurm's looks at time limits to the next.
-SLOW = ("--network", "alpha=0.05,bandwidth=1e9")
-BRISK = ("--network", "alpha=0.02,bandwidth=1e9")
+SLOW = ("--network", "alpha=0.1,bandwidth=1e9")
+BRISK = ("--network", "alpha=0.03,bandwidth=1e9")
 
 
 def limited(desk, sent):
-    """Has one minute, which is too short, and is told to save ahead of its end."""
-    flags = (*ACROSS, "--walltime", "00:01:00", "--signal", "25")
+    """Has one minute, and is told to save ahead of its end: 6 to 36 s, as Slurm looks."""
+    flags = (*ACROSS, "--walltime", "00:01:00", "--signal", "6")
     return desk.submit("train", "limited", desk.run, *SLOW, flags=flags)
 
 

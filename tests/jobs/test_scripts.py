@@ -55,6 +55,14 @@ def test_75_asks_once_to_be_started_again(template, play, fakes, tmp_path):
     assert notes(tmp_path)[-1]["event"] == "requeued"
 
 
+@pytest.mark.parametrize("template", RESTARTING)
+def test_a_notice_to_ranks_that_still_start_is_one_too(template, play, fakes, tmp_path):
+    """Killed by SIGUSR2, before they could listen to it."""
+    assert play(template, 128 + 12).returncode == REQUEUE
+    assert fakes.calls("scontrol") == [["requeue", "42"]]
+    assert notes(tmp_path)[-1]["code"] == REQUEUE
+
+
 @pytest.mark.parametrize("template", ["convert", "command", "smoke"])
 def test_what_does_not_save_is_not_started_again(template, play, fakes):
     assert play(template, REQUEUE).returncode == REQUEUE

@@ -26,10 +26,11 @@ SIGNS = tuple(
         r"^hpcsgd: (?P<text>rank \d+ of \d+ has waited .*?\brank (?P<rank>\d+)"
         r" (?:is not there|does not answer).*)$",
         r"^hpcsgd: (?P<text>.*the memory of rank (?P<rank>\d+) holds a value.*)$",
-        r"^(?P<text>srun: error: \S+: task (?P<rank>\d+): .*)$",
+        r"^(?P<text>srun: error: \S+: task (?P<rank>\d+): (?!Exited with).*)$",
         r"^(?P<text>.*application called MPI_Abort\(.*\) - process (?P<rank>\d+).*)$",
         r"^(?P<text>Abort\(\d+\) on node (?P<rank>\d+) .*)$",
         r"^hpcsgd: error: (?P<text>.*)$",
+        r"^(?P<text>srun: error: \S+: task (?P<rank>\d+): .*)$",
         r"^hpcsgd: (?P<text>diverged: .*)$",
         r"^(?P<text>srun: error: .*)$",
         r"^(?P<text>slurmstepd: error: .*)$",

@@ -61,6 +61,7 @@ class Sent:
     def __init__(self, desk, job, out):
         self.desk, self.job, self.out = desk, job, out
         self.late = time.monotonic() + LONGEST
+        self.lost = ""  # a node, where a test lets one go off
 
     def show(self):
         """What Slurm knows of it; of an array, one record an element."""

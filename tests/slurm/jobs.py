@@ -4,14 +4,14 @@ from tests.slurm import keeper
 
 ACROSS = ("--nodes", "2", "--tasks", "4")
 PAIR = ("--tasks", "2")
-# An exchange is a wait asleep, so that many jobs share two cores. 190 of 0.2 s are longer
-# than the 30 s from one of Slurm's looks at time limits to the next.
+# An exchange is a wait asleep, so that many jobs share two cores. 190 of 0.2 s are
+# longer than the 30 s from one of Slurm's looks at time limits to the next.
 SLOW = ("--network", "alpha=0.1,bandwidth=1e9")
 BRISK = ("--network", "alpha=0.03,bandwidth=1e9")
 
 
 def limited(desk, sent):
-    """Has one minute, and is told to save ahead of its end: 6 to 36 s, as Slurm looks."""
+    """Has one minute, and is told to save 6 s ahead of its end, or 30 s earlier."""
     flags = (*ACROSS, "--walltime", "00:01:00", "--signal", "6")
     return desk.submit("train", "limited", desk.run, *SLOW, flags=flags)
 

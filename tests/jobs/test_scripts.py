@@ -7,6 +7,7 @@ import pytest
 
 from hpcsgd.jobs.job import Step
 from hpcsgd.jobs.render import render
+from hpcsgd.jobs.resources import Resources
 from hpcsgd.jobs.sites import load_site
 from hpcsgd.result import REQUEUE
 from tests.jobs.examples import COMMANDS, PYTHON, STEPS, example
@@ -124,6 +125,14 @@ def test_a_requeue_that_is_refused_is_said(play, fakes, tmp_path):
     done = play(code=REQUEUE)
     assert done.returncode == REQUEUE and "submit it again" in done.stderr
     assert events(tmp_path) == ["began", "requeued", "ended"]
+
+
+def test_a_requeue_that_ends_scontrol_is_one(play, fakes, tmp_path):
+    """Slurm may be so fast that its answer is never read."""
+    fakes.answer("scontrol", act="kill -TERM $PPID; kill -TERM $$")
+    done = play(code=REQUEUE)
+    assert done.returncode == REQUEUE and "cannot" not in done.stderr
+    assert events(tmp_path) == ["began", "requeued"]
 
 
 @pytest.mark.parametrize("when", ["srun", "sleep"])
@@ -248,6 +257,14 @@ def test_a_workstation_runs_it_without_slurm(code, fakes, tmp_path):
     assert fakes.calls("scontrol") == fakes.calls("srun") == []
     assert ("run this script again" in done.stderr) == (code == REQUEUE)
     assert events(tmp_path, "local") == ["began", "ended"]
+
+
+def test_one_rank_is_started_without_a_launcher(fakes, tmp_path):
+    """`hpcsgd inspect` and others know no --ranks."""
+    python = fakes.add("python")
+    job = example("command", folder=str(tmp_path), resources=Resources())
+    fakes.play(render(job, load_site("workstation"), str(python)))
+    assert fakes.calls("python") == [["-m", "hpcsgd", *COMMANDS["command"]]]
 
 
 def test_a_workstation_runs_a_sweep_one_after_another_and_again(fakes, tmp_path):

@@ -1,5 +1,6 @@
 """The jobs of the tests, what happens to them, and in which order they are sent."""
 
+from hpcsgd.cli.parser import COMMANDS
 from tests.slurm import keeper
 
 ACROSS = ("--nodes", "2", "--tasks", "4")
@@ -54,7 +55,10 @@ def trained(desk, sent):
 def reported(desk, sent):
     """The third, about what the second leaves."""
     flags = ("--after", sent.sent("trained").job)
-    words = ("inspect", sent.sent("trained").out / "run", "--json")
+    run = sent.sent("trained").out / "run"
+    if "report" not in COMMANDS:
+        return desk.submit("command", "reported", "inspect", run, flags=flags)
+    words = ("report", run, "--out", desk.folder / "report.html")
     return desk.submit("command", "reported", *words, flags=flags)
 
 

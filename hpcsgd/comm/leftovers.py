@@ -1,9 +1,9 @@
 """Memory segments of an earlier start of this Slurm job, removed before MPI starts.
 
-MPICH shares memory on a node through a file whose name it makes of what PMI calls the
-job. For Slurm that is NUMBER.STEP, and so again after a requeue: where ranks were killed
-the file is still there, and a rank that finds it waits for ever for whoever made it, or
-reads addresses of the dead. `mpiexec` draws a new name each time and needs none of this.
+MPICH shares memory on a node through a file that it names by what PMI calls the job.
+For Slurm that is NUMBER.STEP, and so again after a requeue: where ranks were killed the
+file is still there; a rank that finds it waits for ever for whoever made it, or reads
+addresses of the dead. `mpiexec` draws a new name each time and needs none of this.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Where jobs are sent from: data, configurations, and `hpcsgd jobs` as a user types it."""
+"""Where jobs are sent from: data, a configuration, and `hpcsgd` as a user types it."""
 
 import json
 import re
@@ -61,6 +61,7 @@ class Sent:
     def __init__(self, desk, job, out):
         self.desk, self.job, self.out = desk, job, out
         self.late = time.monotonic() + LONGEST
+        self.lost = ""  # a node, where a test lets one go off
 
     def show(self):
         """What Slurm knows of it; of an array, one record an element."""
@@ -79,7 +80,7 @@ class Sent:
             time.sleep(0.3)
 
     def ends(self, state):
-        """Wait for the end, which has to be `state`; the record of the first element."""
+        """Wait for the end, which has to be `state`; the first element's record."""
         records = self.wait()
         assert {r["JobState"] for r in records} == {state}, f"{records}\n{self.log()}"
         return records[0]

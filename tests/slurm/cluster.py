@@ -109,11 +109,11 @@ class Cluster:
         own = {"SLURM_CONF": str(self.configuration), "PYTHONPATH": str(ROOT)}
         return {**kept, **own}
 
-    def call(self, *command, code=0, cwd=None, limit=CALL):
+    def call(self, *command, code=0, cwd=None, limit=CALL, **variables):
         """What a command printed, its words on failure; it has to end with `code`."""
         done = subprocess.run(
             list(map(str, command)),
-            env=self.environment,
+            env={**self.environment, **variables},
             cwd=cwd or self.folder,
             stdin=subprocess.DEVNULL,
             capture_output=True,

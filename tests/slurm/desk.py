@@ -41,10 +41,11 @@ class Desk:
         self.text = folder / "text.csv"
         self.text.write_text("".join(f"{i % 2},{i % 7},{i % 5}\n" for i in range(400)))
 
-    def hpcsgd(self, *words, code=0, limit=60):
+    def hpcsgd(self, *words, code=0, **variables):
         """What a command of ours prints, here and not in a job."""
         command = [sys.executable, "-m", "hpcsgd", *words]
-        return self.cluster.call(*command, code=code, cwd=self.folder, limit=limit)
+        here = {"cwd": self.folder, "limit": 60}
+        return self.cluster.call(*command, code=code, **here, **variables)
 
     def submit(self, template, name, *words, flags=(), site=SITE):
         """`hpcsgd jobs submit`, and the job that it made."""

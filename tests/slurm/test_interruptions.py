@@ -22,6 +22,7 @@ def test_one_element_of_an_array_is_told_to_save(sweep):
     """It alone is requeued, under its own name, and all of them reach the goal."""
     sweep.ends("COMPLETED")
     assert [record["Restarts"] for record in sweep.show()] == ["0", "1", "0"]
+    assert sweep.log().count("going on after exchange") == 1
     found = [sweep.result(f"runs/{number}") for number in range(3)]
     assert [run["exchanges"] for run in found] == [EXCHANGES] * 3
     assert [run["config"]["rate"]["value"] for run in found] == [0.02, 0.05, 0.1]

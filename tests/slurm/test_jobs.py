@@ -1,5 +1,6 @@
 """Chains, a smoke job, and what Slurm was really sent."""
 
+import json
 import re
 
 
@@ -49,8 +50,14 @@ def test_what_was_sent_is_what_render_prints(train, cluster):
     assert train.desk.hpcsgd(*words) == (train.out / "job.sbatch").read_text()
 
 
-def test_there_is_no_accounting_to_ask(train, cluster):
-    """Slurm's memory of jobs is short and sacct has none: the folder says it."""
+def test_the_folder_knows_where_slurm_does_not(train, cluster, tmp_path):
+    """There is no accounting here, and after a while the controller forgets a job."""
     train.ends("COMPLETED")
     cluster.call("sacct", "-j", train.job, code=1)
-    cluster.call("scontrol", "show", "job", "1", code=1)
+    forgotten = {"SLURM_CONF": str(tmp_path / "none")}
+    cluster.call("squeue", code=1, **forgotten)
+    words = ("jobs", "status", train.out, "--json")
+    (known,) = train.status()
+    (state,) = json.loads(train.desk.hpcsgd(*words, **forgotten))
+    for said in (known, state):
+        assert (said["state"], said["code"], said["restarts"]) == ("completed", 0, 0)

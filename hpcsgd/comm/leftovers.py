@@ -54,7 +54,8 @@ def _began() -> float:
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-        return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
+        now = time.clock_gettime(time.CLOCK_REALTIME)
+        return now - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
     except (OSError, AttributeError, ValueError, IndexError):
         return 0.0  # nobody can tell: nothing is removed
 

@@ -1,9 +1,9 @@
 """Memory segments of an earlier start of this Slurm job, removed before MPI starts.
 
-MPICH shares memory on a node through a file whose name it makes of what PMI calls the
-job. For Slurm that is NUMBER.STEP, and so again after a requeue: where ranks were killed
-the file is still there, and a rank that finds it waits for ever for whoever made it, or
-reads addresses of the dead. `mpiexec` draws a new name each time and needs none of this.
+MPICH shares memory on a node through a file that it names by what PMI calls the job.
+For Slurm that is NUMBER.STEP, and so again after a requeue: where ranks were killed the
+file is still there; a rank that finds it waits for ever for whoever made it, or reads
+addresses of the dead. `mpiexec` draws a new name each time and needs none of this.
 """
 
 import os
@@ -54,7 +54,8 @@ def _began() -> float:
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-        return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
+        now = time.clock_gettime(time.CLOCK_REALTIME)
+        return now - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
     except (OSError, AttributeError, ValueError, IndexError):
         return 0.0  # nobody can tell: nothing is removed
 

@@ -193,6 +193,28 @@ def test_what_we_cancelled_is_cancelled(folder):
             "srun: error: n2: task 2: Segmentation fault",
         ),
         (
+            "hpcsgd: rank 0 of 4 failed:\nTraceback:\nmpi4py.MPI.Exception: Other MPI\n"
+            "srun: error: n2: task 2: Killed\nAbort(1) on node 0 (rank 0 in comm 0)\n"
+            "srun: Job step aborted: Waiting up to 32 seconds\n"
+            "srun: error: n2: task 3: Killed\n",
+            2,
+            "srun: error: n2: task 2: Killed",
+        ),
+        (
+            "hpcsgd: rank 1 of 4 failed:\nTraceback:\nValueError: bad\n"
+            "srun: Job step aborted: Waiting up to 32 seconds\n"
+            "slurmstepd-n1: error: *** STEP 7.0 ON n1 CANCELLED ***\n"
+            "srun: error: n2: task 3: Killed\n",
+            1,
+            "ValueError: bad",
+        ),
+        (
+            "hpcsgd: error: cannot read a.csv\n"
+            "srun: error: n3: task 0: Exited with exit code 2\n",
+            None,
+            "cannot read a.csv",
+        ),
+        (
             "hpcsgd: error: cannot read epsilon.h5\nsrun: error: n1: tasks 0-3: Exited"
             " with exit code 2\n",
             None,

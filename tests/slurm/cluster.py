@@ -66,6 +66,14 @@ PartitionName=frail Nodes={frail} Default=NO MaxTime=INFINITE State=UP
 """
 NODE = "NodeName={} NodeHostname={} NodeAddr={} Port={} CPUs={} RealMemory=4000"
 REQUEUE_WAIT = 5
+USUAL = ("Unauthorized cred", "Replayed cred", "differs from hardware", "CPU frequency")
+USUAL += (
+    "slurmd version",
+    "slurmd started",
+    "CPUSpecList",
+    "state file",
+    "Trying backup",
+)
 
 
 class Cluster:
@@ -101,11 +109,11 @@ class Cluster:
         own = {"SLURM_CONF": str(self.configuration), "PYTHONPATH": str(ROOT)}
         return {**kept, **own}
 
-    def call(self, *command, code=0, cwd=None, limit=CALL):
+    def call(self, *command, code=0, cwd=None, limit=CALL, **variables):
         """What a command printed, its words on failure; it has to end with `code`."""
         done = subprocess.run(
             list(map(str, command)),
-            env=self.environment,
+            env={**self.environment, **variables},
             cwd=cwd or self.folder,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -139,11 +147,12 @@ class Cluster:
         return ranks
 
     def logs(self, lines=40):
-        """The last words of every daemon."""
+        """The last words of every daemon, less what each says whenever it starts."""
         parts = []
         for path in sorted(self.folder.glob("*.log")):
-            text = path.read_text(errors="replace").splitlines()[-lines:]
-            parts += [f"--- {path.name}", *text]
+            text = path.read_text(errors="replace").splitlines()
+            said = [line for line in text if not any(word in line for word in USUAL)]
+            parts += [f"--- {path.name}", *said[-lines:]]
         return "\n".join(parts)
 
     def _write(self):

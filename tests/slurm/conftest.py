@@ -7,14 +7,15 @@ test waits for its own, which is the fixture of the job's name.
 import importlib.util
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests import launcher
 from tests.slurm.cluster import Cluster
-from tests.slurm.desk import Desk
-from tests.slurm.jobs import BEFORE, JOBS
+from tests.slurm.desk import LONGEST, Desk
+from tests.slurm.jobs import ACTS, BEFORE, JOBS
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -83,13 +84,37 @@ def desk(cluster, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def jobs(request, desk):
-    """Every job that a selected test waits for, sent at once."""
+    """Every job that a selected test waits for, sent at once; what is to happen to
+    some of them happens meanwhile."""
     wanted = {name for item in request.session.items for name in asked(item)}
-    sent = {}
-    for name, send in JOBS.items():
-        if name in wanted:
-            sent[name] = send(desk, sent)
-    return sent
+    with ThreadPoolExecutor(len(JOBS)) as pool:
+        yield Jobs(desk, pool, [name for name in JOBS if name in wanted])
+
+
+class Jobs:
+    """Name -> job, as soon as it is sent and what happens to it has happened."""
+
+    def __init__(self, desk, pool, names):
+        self._sent = {}
+        self._acted = {}
+        for name in names:
+            self._sent[name] = pool.submit(JOBS[name], desk, self)
+            if name == "limited":
+                self.sent(name)  # it takes longest
+        for name in set(names) & set(ACTS):
+            self._acted[name] = pool.submit(self._act, name, desk.cluster)
+
+    def _act(self, name, cluster):
+        return ACTS[name](self.sent(name), cluster)
+
+    def sent(self, name):
+        """The job, which may not have begun."""
+        return self._sent[name].result(LONGEST)
+
+    def __getitem__(self, name):
+        if name in self._acted:
+            self._acted[name].result(LONGEST)
+        return self.sent(name)
 
 
 def asked(item):

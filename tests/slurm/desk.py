@@ -1,4 +1,4 @@
-"""Where jobs are sent from: data, configurations, and `hpcsgd jobs` as a user types it."""
+"""Where jobs are sent from: data, a configuration, and `hpcsgd` as a user types it."""
 
 import json
 import re
@@ -41,10 +41,11 @@ class Desk:
         self.text = folder / "text.csv"
         self.text.write_text("".join(f"{i % 2},{i % 7},{i % 5}\n" for i in range(400)))
 
-    def hpcsgd(self, *words, code=0, limit=60):
+    def hpcsgd(self, *words, code=0, **variables):
         """What a command of ours prints, here and not in a job."""
         command = [sys.executable, "-m", "hpcsgd", *words]
-        return self.cluster.call(*command, code=code, cwd=self.folder, limit=limit)
+        here = {"cwd": self.folder, "limit": 60}
+        return self.cluster.call(*command, code=code, **here, **variables)
 
     def submit(self, template, name, *words, flags=(), site=SITE):
         """`hpcsgd jobs submit`, and the job that it made."""
@@ -61,6 +62,7 @@ class Sent:
     def __init__(self, desk, job, out):
         self.desk, self.job, self.out = desk, job, out
         self.late = time.monotonic() + LONGEST
+        self.lost = ""  # a node, where a test lets one go off
 
     def show(self):
         """What Slurm knows of it; of an array, one record an element."""
@@ -79,7 +81,7 @@ class Sent:
             time.sleep(0.3)
 
     def ends(self, state):
-        """Wait for the end, which has to be `state`; the record of the first element."""
+        """Wait for the end, which has to be `state`; the first element's record."""
         records = self.wait()
         assert {r["JobState"] for r in records} == {state}, f"{records}\n{self.log()}"
         return records[0]

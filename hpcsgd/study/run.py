@@ -9,9 +9,10 @@ from typing import Any
 from hpcsgd.errors import ConfigError
 from hpcsgd.study import machine
 from hpcsgd.study.account import Account, account
+from hpcsgd.study.checks import check
 from hpcsgd.study.folder import DONE, StudyFolder
 from hpcsgd.study.launch import Ended, launch
-from hpcsgd.study.plan import Plan, check
+from hpcsgd.study.plan import Plan
 from hpcsgd.study.points import Point
 from hpcsgd.study.record import line
 from hpcsgd.study.rows import first_rows

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
 SEGMENTS = Path("/dev/shm")
 NAMES = ("mpich_shm_*", "mpich_vci_*")
@@ -29,7 +30,7 @@ def remove_leftovers(
     """
     if "SLURM_PROCID" not in environment:
         return []
-    began = _began() if began is None else began
+    began = _began(folder) if began is None else began
     found = [
         path for name in NAMES for path in folder.glob(name) if _is_old(path, began)
     ]
@@ -49,13 +50,14 @@ def _is_old(path: Path, began: float) -> bool:
     return False
 
 
-def _began() -> float:
-    """When Slurm forked this process, by the clock that files are dated with."""
+def _began(folder: Path) -> float:
+    """When Slurm forked this process, by the clock that files there are dated with."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-        now = time.clock_gettime(time.CLOCK_REALTIME)
-        return now - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot
+        with TemporaryFile(dir=folder) as file:
+            return os.fstat(file.fileno()).st_ctime - age
     except (OSError, AttributeError, ValueError, IndexError):
         return 0.0  # nobody can tell: nothing is removed
 

@@ -13,6 +13,7 @@ import hpcsgd
 from hpcsgd.assembly.live import Live
 from hpcsgd.backends.rounded import RoundedBackend
 from hpcsgd.backends.ways import ways
+from hpcsgd.energy import total
 from hpcsgd.products.base import State
 from hpcsgd.profiling import profile
 from hpcsgd.result import Result, Status
@@ -88,7 +89,7 @@ def _facts(
         "seconds_wall": time.perf_counter() - began,
         "seconds_by_phase": phases,
         "rows_per_second": view.rows / view.seconds if view.seconds > 0 else 0.0,
-        "peak_rss_bytes": _peak_rss(live),
+        **_of_all_ranks(live),
         "transport": grid.world.transport,
         "source": live.loaded.source,
         "data_fingerprint": live.loaded.fingerprint,
@@ -121,12 +122,18 @@ def _casts(live: Live) -> dict[str, int | float]:
     return found
 
 
-def _peak_rss(live: Live) -> int:
-    """The largest resident set of any rank."""
+def _of_all_ranks(live: Live) -> dict[str, Any]:
+    """The largest resident set of any rank, and the energy of all, in one message."""
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # Linux counts KiB, macOS bytes.
     own *= 1 if sys.platform == "darwin" else 1024
-    return int(max(live.grid.world.exchange_objects(own)))
+    everyone = live.grid.world.exchange_objects((own, live.engine.meter.said()))
+    energy, why = total(said for _, said in everyone)
+    return {
+        "peak_rss_bytes": int(max(rss for rss, _ in everyone)),
+        "energy": energy,
+        "energy_reason": why,
+    }
 
 
 def _versions() -> dict[str, str]:

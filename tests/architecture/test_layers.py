@@ -36,6 +36,8 @@ LAYERS = (
         "machine_file",
         "parts",
         "engine",
+        "energy",
+        "nvml",
         "evaluation",
         "callbacks",
         "result",

@@ -15,6 +15,7 @@ COMMANDS = (
     "train",
     "compare",
     "report",
+    "study",
     "precision",
     "evaluate",
     "predict",

@@ -1,7 +1,7 @@
 """Reports on studies, runs and comparisons: one page, and every figure as files.
 
-`point` and `reading` say what was measured, `groups` what belongs together, `verdict` what
-is best; `curves`, `scaling`, `bars` and `maps` make charts of it, `tables` tables, and
+`point` and `reading` say what was measured, `groups` what belongs together, `verdict`
+what is best; `curves`, `scaling`, `bars` and `maps` make charts of it, `tables` tables, and
 `page` the HTML.
 """
 

@@ -32,8 +32,8 @@ def split_chart(problem: Problem) -> list[Chart]:
         Bars(
             name="time-split",
             title="Where the time of an epoch went",
-            caption="Seconds of one epoch on rank 0, of the run of median time: compute"
-            " (products, recurrence, update), network (sums and agreements, waiting for"
+            caption="Seconds of one epoch on rank 0, of the run of median time:"
+            " compute (products, recurrence, update), network (sums and agreements, waiting for"
             " others included), I/O (rows gathered from memory or from the file), Python"
             " (drawing rows, and all between). Thin bars: shortest to longest repeat.",
             axis=Axis("time of an epoch", "s"),

@@ -5,8 +5,8 @@ CSS = """
 * { box-sizing: border-box; }
 html { background: #fff; }
 body { margin: 0 auto; padding: 2.2rem 1.6rem 3rem; max-width: 76rem; color: var(--ink);
-  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Helvetica, Arial, "Liberation Sans",
-  sans-serif; background: #fff; }
+  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Helvetica, Arial,
+  "Liberation Sans", sans-serif; background: #fff; }
 h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .3rem; letter-spacing: -.01em; }
 h2 { font-size: 1.35rem; margin: 2.6rem 0 .6rem; padding-top: .9rem;
   border-top: 2px solid var(--ink); }

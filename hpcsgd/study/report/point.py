@@ -30,7 +30,7 @@ class Point:
     emulated: int
     replicas: int
     members: int
-    batch: int
+    batch: int  # of all replicas together
     steps: int
     product: str
     recipe: str
@@ -56,6 +56,7 @@ class Point:
     energy_source: str = ""
     host: str = ""
     cores: int = 0
+    oversubscribed: bool = False
     load: float | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -72,7 +73,7 @@ class Point:
     @property
     def is_crowded(self) -> bool:
         """More ranks than cores: they waited for each other, not for a network."""
-        return bool(self.cores) and self.ranks > self.cores
+        return self.oversubscribed or bool(self.cores) and self.ranks > self.cores
 
     def traffic(self, figure: str) -> int | None:
         """Calls or words of rank 0, for products and agreements."""
@@ -97,7 +98,7 @@ def _sum(phases: Mapping[str, float], names: tuple[str, ...]) -> float:
 
 
 def read_point(line: Mapping[str, Any], where: str, label: str = "") -> Point:
-    """The point of one line of points.jsonl; what has another type counts as unknown."""
+    """The point of one line of points.jsonl; what has another type is not known."""
     grid, energy = _table(line, "grid"), _table(line, "energy")
     ranks = max(_count(line, "ranks"), 1)
     method = _word(line, "method")
@@ -136,6 +137,7 @@ def read_point(line: Mapping[str, Any], where: str, label: str = "") -> Point:
         energy_source=_word(energy, "source"),
         host=_word(line, "host"),
         cores=_count(line, "cores"),
+        oversubscribed=line.get("oversubscribed") is True,
         load=_load(line),
         versions={str(k): str(v) for k, v in _table(line, "versions").items()},
     )

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.errors import DataError
+from hpcsgd.errors import DataError, HpcsgdError
+from hpcsgd.study.expected import expected_traffic
 from hpcsgd.study.report.point import Point, read_point
 from hpcsgd.study.settings import folder_name
 
@@ -19,7 +20,7 @@ def read_folders(folders: Sequence[Path]) -> list[Point]:
     points = [point for folder in folders for point in read_folder(folder)]
     if not points:
         raise DataError(
-            f"{_all(folders)} holds no finished or failed run yet; start one there first"
+            f"{_all(folders)} holds no run yet that ended well or badly; start one there"
         )
     return points
 
@@ -111,11 +112,12 @@ def _as_line(document: Mapping[str, Any]) -> dict[str, Any]:
         "data": Path(str(_table(config, "data").get("path") or "")).name,
         "rows": document.get("rows", source.get("rows")),
         "columns": document.get("columns"),
-        "batch": schedule.get("batch"),
+        "batch": _batch(document, schedule, grid),
         "steps": _table(document, "schedule").get("steps", document.get("steps")),
         "product": f"{document.get('products', '')}{ahead}",
         "recipe": _table(config, "precision").get("recipe"),
         "network": run.get("network"),
+        "expected": _expected(document),
         "seed": _table(config, "sampling").get("seed"),
         "epochs": schedule.get("epochs"),
         "seconds": seconds,
@@ -127,6 +129,25 @@ SAME = (  # named alike in results and in points
     *("iterations", "loss", "seconds_wall", "seconds_by_phase", "ledger", "history"),
     *("energy", "versions", "host", "cores"),
 )
+
+
+def _batch(
+    document: Mapping[str, Any], schedule: Mapping[str, Any], grid: Mapping[str, Any]
+) -> Any:
+    """Of all replicas; configurations hold that of one."""
+    for place in (document, _table(document, "schedule")):
+        if "global_batch" in place:
+            return place["global_batch"]
+    own, replicas = schedule.get("batch"), grid.get("replicas")
+    return own * replicas if isinstance(own, int) and isinstance(replicas, int) else own
+
+
+def _expected(document: Mapping[str, Any]) -> dict[str, int] | None:
+    """By formula; None for a document that is older than the formula, or no run's."""
+    try:
+        return expected_traffic(document)
+    except (KeyError, TypeError, ValueError, HpcsgdError):
+        return None
 
 
 def _table(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:

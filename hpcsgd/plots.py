@@ -7,7 +7,7 @@ from typing import Any
 
 from hpcsgd.charts.looks import FILLS, heat_colour, look
 from hpcsgd.charts.model import Axis, Bars, Chart, Heat, Lines, Series
-from hpcsgd.charts.scales import Unit, figures, number, unit_for
+from hpcsgd.charts.scales import Unit, figures, number, unit_for, unit_of
 from hpcsgd.errors import ConfigError, MissingPackage
 
 MARKERS = {
@@ -83,10 +83,10 @@ def chart(drawn: Chart, path: str | Path) -> Path:
 
 def _lines(axis: Any, drawn: Lines) -> None:
     every = [*drawn.series, *([drawn.ideal] if drawn.ideal else [])]
-    x = unit_for(drawn.x.unit, [v for one in every for v in one.x])
-    y = unit_for(drawn.y.unit, [v for one in every for v in (*one.y, *one.high)])
-    for number_, one in enumerate(drawn.series):
-        _line(axis, one, number_, x, y)
+    x = unit_of(drawn.x, [v for one in every for v in one.x])
+    y = unit_of(drawn.y, [v for one in every for v in (*one.y, *one.high)])
+    for one in drawn.series:
+        _line(axis, one, x, y)
     if drawn.ideal:
         points = _scaled(drawn.ideal.x, x), _scaled(drawn.ideal.y, y)
         axis.plot(*points, color="0.4", linewidth=0.8, label="ideal")
@@ -98,8 +98,8 @@ def _lines(axis: Any, drawn: Lines) -> None:
     _legend(axis)
 
 
-def _line(axis: Any, one: Series, number_: int, x: Unit, y: Unit) -> None:
-    style = look(number_)
+def _line(axis: Any, one: Series, x: Unit, y: Unit) -> None:
+    style = look(one.look)
     dash = tuple(float(part) / 2 for part in style.dash.split())
     hollow = any(one.marks)
     bars = None

@@ -24,7 +24,7 @@ def draw_bars(chart: Bars) -> str:
     left = 14 + max((width_of(name) for name in names), default=0)
     top = TOP if len(chart.parts) > 1 else 12.0
     bottom = top + ROW * len(chart.bars) + 4
-    frame = Frame(left, top, WIDTH - BEHIND, bottom)
+    frame = Frame(left, top, WIDTH - BEHIND, bottom + 2)
     lengths = [v for bar in chart.bars for v in (bar.whole, bar.high or 0.0)]
     scale = make_scale(chart.axis, [0.0, *lengths], frame.left, frame.right)
     return document(
@@ -55,12 +55,12 @@ def _row(chart: Bars, number: int, name: str, frame: Frame, scale: Scale) -> str
     for part, length in enumerate(bar.parts):
         drawn.append(_part(chart, bar, part, begin, top, scale))
         begin += length
-    end = max(scale(begin), scale(bar.high if bar.high is not None else begin))
+    end = scale(begin)
     return element(
         "g",
         text(frame.left - 7, middle, name, "end"),
         *drawn,
-        _whisker(bar, top + THICK / 2, scale),
+        _whisker(bar, top + THICK + 4, scale),
         text(end + 7, middle, _length(chart, bar), class_="length"),
         class_="bar",
         data_name=bar.name,
@@ -109,10 +109,9 @@ def _box(
 
 
 def _whisker(bar: Bar, level: float, scale: Scale) -> str:
-    """From the shortest to the longest of the repeats."""
+    """From the shortest to the longest of the repeats, below the bar."""
     if bar.low is None or bar.high is None or bar.low == bar.high:
         return ""
     a, b = scale(bar.low), scale(bar.high)
-    ends = "".join(line(x, level - 5, x, level + 5, stroke=INK) for x in (a, b))
-    white = line(a, level, b, level, stroke="#ffffff", stroke_width=3)
-    return white + line(a, level, b, level, stroke=INK, stroke_width=1.2) + ends
+    ends = "".join(line(x, level - 3, x, level + 3, stroke=INK) for x in (a, b))
+    return line(a, level, b, level, stroke=INK) + ends

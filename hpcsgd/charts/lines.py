@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import isfinite
 
 from hpcsgd.charts.frame import Frame, axes, note
-from hpcsgd.charts.looks import FAINT, look, marker
+from hpcsgd.charts.looks import FAINT, Look, look, marker
 from hpcsgd.charts.model import MARKS, Axis, Lines, Series
 from hpcsgd.charts.scales import Scale, make_scale, with_unit
 from hpcsgd.charts.svg import (
@@ -19,7 +19,7 @@ from hpcsgd.charts.svg import (
 )
 
 WIDTH, HEIGHT, TOP, FOOT = 560.0, 340.0, 40.0, 48.0
-SAMPLE, MOST_LABEL, STEP = 30.0, 150.0, 17.0
+SAMPLE, MOST_LABEL, STEP = 34.0, 150.0, 17.0
 MANY = 14  # points of a line, above which only some carry their marker
 
 
@@ -29,7 +29,7 @@ def draw_lines(chart: Lines) -> str:
     ideal = [chart.ideal.name] if chart.ideal else []
     room = SAMPLE + 14 + max((width_of(n) for n in [*names, *ideal]), default=0)
     notes = _notes(chart)
-    height = HEIGHT + 16 * len(notes)
+    height = HEIGHT + 18 * len(notes)
     frame = Frame(64, TOP, WIDTH - room, HEIGHT - FOOT)
     across, up = _scales(chart, frame)
     return document(
@@ -38,14 +38,16 @@ def draw_lines(chart: Lines) -> str:
         _ideal(chart.ideal, across, up),
         *(_series(chart, n, across, up) for n in range(len(chart.series))),
         _labels(chart, names, frame, across, up),
-        *(note(frame.left, HEIGHT + 16 * n, said) for n, said in enumerate(notes)),
+        *(note(frame.left, HEIGHT + 8 + 16 * n, said) for n, said in enumerate(notes)),
     )
 
 
 def _scales(chart: Lines, frame: Frame) -> tuple[Scale, Scale]:
     drawn = [*chart.series, *([chart.ideal] if chart.ideal else [])]
     xs = [v for one in drawn for v in one.x]
-    ys = [v for one in drawn for v in (*one.y, *one.low, *one.high)]
+    ys = [v for one in drawn for v in one.y]
+    if chart.y.shows_bars:
+        ys += [v for one in drawn for v in (*one.low, *one.high)]
     return (
         make_scale(chart.x, xs, frame.left, frame.right),
         make_scale(chart.y, ys, frame.bottom, frame.top),
@@ -71,12 +73,14 @@ def _fits(value: float, scale: Scale) -> bool:
 
 
 def _series(chart: Lines, number: int, across: Scale, up: Scale) -> str:
-    one, style = chart.series[number], look(number)
+    one = chart.series[number]
+    style = look(one.look)
     drawn = [
         polyline(
             places(one, across, up),
             stroke=style.colour,
-            stroke_width=2,
+            # Lines that lie on each other are seen below and above.
+            stroke_width=max(3.2 - 0.6 * number, 1.4),
             stroke_dasharray=style.dash or None,
             stroke_linejoin="round",
         ),
@@ -96,12 +100,13 @@ def _marked(one: Series, number: int) -> Sequence[int]:
 
 
 def _point(chart: Lines, number: int, point: int, across: Scale, up: Scale) -> str:
-    one, style = chart.series[number], look(number)
+    one = chart.series[number]
+    style, size = look(one.look), max(1.2 - 0.13 * number, 0.7)
     x, y = one.x[point], one.y[point]
     if not (_fits(x, across) and _fits(y, up)):
         return ""
     mark = one.mark(point)
-    drawn = marker(style.marker, style.colour, across(x), up(y), mark)
+    drawn = marker(style.marker, style.colour, across(x), up(y), mark, size)
     said = f"{one.name}: {_said(chart.y, y)} at {_said(chart.x, x)}"
     return titled(drawn, f"{said} ({MARKS[mark]})" if mark else said)
 
@@ -115,8 +120,10 @@ def _bar(one: Series, point: int, across: Scale, up: Scale, colour: str) -> str:
     x, low, high = one.x[point], one.low[point], one.high[point]
     if not (_fits(x, across) and _fits(low, up) and _fits(high, up)) or low == high:
         return ""
-    place, a, b = across(x), up(low), up(high)
-    ends = (line(place - 4, end, place + 4, end, stroke=colour) for end in (a, b))
+    place, a, b = across(x), up(max(low, up.low)), up(min(high, up.high))
+    # One that runs out of the frame has no end there.
+    inside = [end for end, v in ((a, low), (b, high)) if up.low <= v <= up.high]
+    ends = (line(place - 4, end, place + 4, end, stroke=colour) for end in inside)
     return line(place, a, place, b, stroke=colour, stroke_width=1.2) + "".join(ends)
 
 
@@ -142,7 +149,8 @@ def _labels(
         if number < 0:
             drawn.append(_ideal_label(chart.ideal, frame, level))
         else:
-            drawn.append(_label(names[number], number, ends[number], frame, level))
+            own = look(chart.series[number].look)
+            drawn.append(_label(names[number], own, ends[number], frame, level))
     return "".join(drawn)
 
 
@@ -152,10 +160,10 @@ def _end(one: Series, frame: Frame, across: Scale, up: Scale) -> tuple[float, fl
 
 
 def _label(
-    name: str, number: int, end: tuple[float, float], frame: Frame, level: float
+    name: str, style: Look, end: tuple[float, float], frame: Frame, level: float
 ) -> str:
     """A piece of the line with its marker, and the name."""
-    style, begin = look(number), frame.right + 8
+    begin = frame.right + 8
     ink = {"stroke": style.colour, "stroke_dasharray": style.dash or None}
     leader = ""
     if end[0] > frame.right - 0.12 * frame.width:
@@ -165,8 +173,8 @@ def _label(
     return element(
         "g",
         leader,
-        line(begin, level, begin + SAMPLE - 4, level, stroke_width=2, **ink),
-        marker(style.marker, style.colour, begin + SAMPLE / 2 - 2, level),
+        line(begin, level, begin + SAMPLE - 8, level, stroke_width=2, **ink),
+        marker(style.marker, style.colour, begin + SAMPLE / 2 - 4, level),
         text(begin + SAMPLE, level + 4, name, fill=style.colour, font_weight="bold"),
         class_="label",
     )
@@ -174,7 +182,7 @@ def _label(
 
 def _ideal_label(one: Series | None, frame: Frame, level: float) -> str:
     begin = frame.right + 8
-    return line(begin, level, begin + SAMPLE - 4, level, stroke=FAINT) + text(
+    return line(begin, level, begin + SAMPLE - 8, level, stroke=FAINT) + text(
         begin + SAMPLE, level + 4, one.name if one else "", fill=FAINT
     )
 

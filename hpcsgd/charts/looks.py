@@ -49,13 +49,15 @@ def look(number: int) -> Look:
     return LOOKS[number % len(LOOKS)]
 
 
-def marker(kind: str, colour: str, x: float, y: float, mark: str = "") -> str:
+def marker(
+    kind: str, colour: str, x: float, y: float, mark: str = "", size: float = 1.0
+) -> str:
     """A point: filled as measured, hollow where ranks shared cores or were emulated."""
     shape = element(
         "path",
         class_="mark",
         d=SHAPES[kind],
-        transform=f"translate({x:.3f},{y:.3f})",
+        transform=f"translate({x:.3f},{y:.3f}) scale({size:.2f})",
         fill="#ffffff" if mark else colour,
         stroke=colour,
         stroke_width=1.6,

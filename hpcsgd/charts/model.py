@@ -20,6 +20,7 @@ class Axis:
     log: bool = False
     ticks: Values = ()  # these alone, where they are given
     from_zero: bool = False
+    shows_bars: bool = True  # False: bars of repeats may run out of it
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Series:
     low: Values = ()
     high: Values = ()
     marks: tuple[str, ...] = ()
+    look: int = 0  # one method has the same in all charts
 
     def mark(self, number: int) -> str:
         """How a point was measured."""

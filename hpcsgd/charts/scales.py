@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import ceil, floor, isfinite, log10
+from math import ceil, floor, isfinite, log10, sqrt
 
 from hpcsgd.charts.model import Axis
 
@@ -38,6 +38,14 @@ def unit_for(unit: str, values: Iterable[float]) -> Unit:
     return Unit(*known[-1])
 
 
+def unit_of(axis: Axis, values: Sequence[float]) -> Unit:
+    """Of a logarithmic axis the unit of its middle, else that of its end."""
+    shown = [v for v in values if isfinite(v) and (v > 0 or not axis.log)]
+    if axis.log and shown:
+        shown = [sqrt(min(shown) * max(shown))]
+    return unit_for(axis.unit, shown)
+
+
 @dataclass(frozen=True)
 class Scale:
     """Values low .. high onto places start .. stop; ticks are values."""
@@ -69,7 +77,7 @@ def make_scale(
     """The scale of an axis that shows all the values, with about `most` ticks."""
     shown = [v for v in values if isfinite(v) and (v > 0 or not axis.log)]
     low, high = (min(shown), max(shown)) if shown else (0.0, 1.0)
-    unit = unit_for(axis.unit, shown)
+    unit = unit_of(axis, shown)
     if axis.log:
         low, high, ticks = _logarithmic(axis, low, high, unit, most)
     else:

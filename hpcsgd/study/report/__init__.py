@@ -1,8 +1,8 @@
 """Reports on studies, runs and comparisons: one page, and every figure as files.
 
 `point` and `reading` say what was measured, `groups` what belongs together, `verdict`
-what is best; `curves`, `scaling`, `bars` and `maps` make charts of it, `tables` tables, and
-`page` the HTML.
+what is best; `curves`, `scaling`, `bars` and `maps` make charts of it, `tables` tables,
+`contents` puts them in order, and `page` is the HTML.
 """
 
 from hpcsgd.study.report.contents import Report, make_report

@@ -33,9 +33,10 @@ def split_chart(problem: Problem) -> list[Chart]:
             name="time-split",
             title="Where the time of an epoch went",
             caption="Seconds of one epoch on rank 0, of the run of median time:"
-            " compute (products, recurrence, update), network (sums and agreements, waiting for"
-            " others included), I/O (rows gathered from memory or from the file), Python"
-            " (drawing rows, and all between). Thin bars: shortest to longest repeat.",
+            " compute (products, recurrence, update), network (sums and agreements,"
+            " waiting for others included), I/O (rows gathered from memory or from the"
+            " file), Python (drawing rows, and all between). Thin bars: shortest to"
+            " longest repeat.",
             axis=Axis("time of an epoch", "s"),
             parts=PARTS,
             bars=tuple(_split(s, settings) for s in settings),

@@ -19,14 +19,17 @@ p.verdict { border-left: 5px solid #0072b2; background: #f2f7fb; margin: 1rem 0;
 .maps { display: flex; flex-wrap: wrap; gap: 1.6rem 2rem; align-items: flex-start; }
 .maps figure { max-width: 34rem; }
 figure { margin: 0; }
+figure.wide { grid-column: 1 / -1; }
 figure h3 { margin: 0 0 .3rem; }
 figure svg { display: block; max-width: 100%; height: auto; }
-figcaption { color: var(--soft); font-size: .84rem; line-height: 1.4; margin-top: .35rem;
+figcaption { color: var(--soft); font-size: .84rem; line-height: 1.4;
+  margin-top: .35rem;
   max-width: 40rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .84rem; line-height: 1.3;
   font-variant-numeric: tabular-nums lining-nums; }
-caption { caption-side: bottom; text-align: left; color: var(--soft); padding-top: .45rem;
+caption { caption-side: bottom; text-align: left; color: var(--soft);
+  padding-top: .45rem;
   line-height: 1.4; max-width: 62rem; }
 th, td { padding: .3rem .7rem .3rem 0; text-align: right; white-space: nowrap;
   vertical-align: top; }

@@ -9,6 +9,9 @@ from hpcsgd.study.report.point import Point
 from hpcsgd.study.report.verdict import fastest_of_each
 
 MOST = 6  # curves of one chart
+FASTEST = (
+    " Of each method its fastest setting, on the largest number of ranks that all have."
+)
 APART = 20.0  # how many times one line may be longer before the axis is logarithmic
 Record = Mapping[str, float]
 KINDS: tuple[
@@ -36,17 +39,23 @@ KINDS: tuple[
 
 def loss_curves(problem: Problem) -> list[Lines]:
     """A chart for each kind of cost that is known."""
-    settings = [s for s in chosen(problem.settings) if len(s.middle.history) > 1]
+    settings = [s for s in chosen(problem) if len(s.middle.history) > 1]
     if problem.is_weak or not settings:
         return []
     charts = [_chart(problem, settings, *kind) for kind in KINDS]
     return [chart for chart in charts if chart is not None]
 
 
-def chosen(settings: Sequence[Setting]) -> list[Setting]:
-    """All where they are few, else the fastest of each method."""
-    real = [s for s in settings if not s.first.emulated]
-    return list(real) if len(real) <= MOST else fastest_of_each(real)[:MOST]
+def chosen(problem: Problem) -> list[Setting]:
+    """All where they are few; else the fastest of each method, on as many ranks."""
+    real = [s for s in problem.settings if not s.first.emulated]
+    if len(real) > MOST:
+        widths = [{s.width for s in real if s.label == one} for one in problem.labels]
+        common = set.intersection(*(width for width in widths if width))
+        if common:
+            real = [s for s in real if s.width == max(common)]
+        real = fastest_of_each(real)[:MOST]
+    return sorted(real, key=lambda s: (problem.labels.index(s.label), s.width))
 
 
 def words_at(point: Point, record: Record) -> float | None:
@@ -68,16 +77,18 @@ def _chart(
     what: str,
     cost: Callable[[Point, Record], float | None],
 ) -> Lines | None:
+    looks = _looks(problem, settings)
     named = [(s.named(settings), _points(s.middle, cost)) for s in settings]
-    lines = [(said, points) for said, points in named if len(points) > 1]
-    if not any(x for _, points in lines for x, _ in points):
-        return None  # one rank alone sends nothing
-    log_x = _is_wide([points[-1][0] for _, points in lines])
-    losses = [loss for _, points in lines for _, loss in points]
+    lines = [(n, p, look) for (n, p), look in zip(named, looks, strict=True) if p]
+    # One rank alone sends nothing, and one point is no curve.
+    lines = [one for one in lines if len(one[1]) > 1 and one[1][-1][0] > 0]
+    if not lines:
+        return None
+    log_x = _is_wide([points[-1][0] for _, points, _ in lines])
+    losses = [loss for _, points, _ in lines for _, loss in points]
     log_y = min(losses) > 0 and max(losses) / min(losses) > APART
-    few = (
-        "" if len(problem.settings) <= MOST else " Of each method, its fastest setting."
-    )
+    few = "" if len(settings) == len(problem.settings) else FASTEST
+    few += " A logarithmic axis does not show the loss before the first step." * log_x
     estimate = _is_estimate(name, settings)
     return Lines(
         name=f"loss-{name}",
@@ -87,10 +98,21 @@ def _chart(
         x=Axis(title, unit, log=log_x, from_zero=not log_x),
         y=Axis("loss on all rows", log=log_y),
         series=tuple(
-            Series(said, *zip(*_shown(points, log_x), strict=True))
-            for said, points in lines
+            _series(said, _shown(points, log_x), look) for said, points, look in lines
         ),
     )
+
+
+def _series(name: str, points: Sequence[tuple[float, float]], look: int) -> Series:
+    x, y = zip(*points, strict=True)
+    return Series(name, tuple(x), tuple(y), look=look)
+
+
+def _looks(problem: Problem, settings: Sequence[Setting]) -> list[int]:
+    """That of the method, unless one method has several lines."""
+    if len({s.label for s in settings}) < len(settings):
+        return list(range(len(settings)))
+    return [problem.labels.index(s.label) for s in settings]
 
 
 def _is_estimate(name: str, settings: Sequence[Setting]) -> str:

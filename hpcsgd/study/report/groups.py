@@ -104,6 +104,11 @@ class Problem:
     failed: tuple[Point, ...]
 
     @property
+    def labels(self) -> list[str]:
+        """The methods, in the order in which they came."""
+        return list(dict.fromkeys(setting.label for setting in self.settings))
+
+    @property
     def is_weak(self) -> bool:
         """Whether the rows grow with the ranks."""
         return any(p.study == "weak" for s in self.settings for p in s.points)
@@ -164,7 +169,7 @@ def _problem(points: Sequence[Point]) -> Problem:
 def _identity(p: Point) -> tuple[object, ...]:
     return (
         *(p.label, p.ranks, p.emulated, p.replicas, p.members, p.batch, p.steps),
-        *(p.product, p.recipe, p.network),
+        *(p.product, p.recipe, p.network, p.epochs),
     )
 
 
@@ -176,6 +181,7 @@ PARTS: tuple[Callable[[Point], str], ...] = (
     lambda p: p.product,
     lambda p: p.recipe,
     lambda p: p.network,
+    lambda p: f"{p.epochs:g} epochs",
 )
 
 
@@ -185,7 +191,7 @@ def _shortest(point: Point, others: Sequence[Point]) -> str:
     parts = [said(point) for said in PARTS if len({said(other) for other in same}) > 1]
     if len({other.width for other in others}) > 1 and PARTS[0](point) not in parts:
         parts.insert(0, PARTS[0](point))
-    if "ranks" in " ".join(parts) and f"{point.replicas}×{point.members}" in parts:
+    if f"{point.replicas}×{point.members}" in parts:
         widths: dict[int, set[tuple[int, int]]] = {}
         for other in same:
             shape = (other.replicas, other.members)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape as _escape
 
 from hpcsgd.charts.drawing import svg
-from hpcsgd.charts.model import Chart, Heat
+from hpcsgd.charts.model import Bars, Chart, Heat
 from hpcsgd.charts.svg import clean
 from hpcsgd.study.report.contents import Part, Report
 from hpcsgd.study.report.css import CSS
@@ -58,13 +58,17 @@ def _figures(charts: Sequence[Chart], kind: str) -> str:
     return (
         f'<div class="{kind}">'
         + "".join(
-            f'<figure id="{escape(chart.name)}">'
+            f'<figure id="{escape(chart.name)}"{_width(chart)}>'
             + ("" if isinstance(chart, Heat) else f"<h3>{escape(chart.title)}</h3>")
             + f"{svg(chart)}<figcaption>{escape(chart.caption)}</figcaption></figure>\n"
             for chart in charts
         )
         + "</div>\n"
     )
+
+
+def _width(chart: Chart) -> str:
+    return ' class="wide"' if isinstance(chart, Bars) else ""
 
 
 def _table(table: Table) -> str:
@@ -74,7 +78,8 @@ def _table(table: Table) -> str:
     )
     rows = "".join(_row(table, number) for number in range(len(table.rows)))
     return (
-        f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(table.title)}">'
+        '<div class="scroll" tabindex="0" role="group"'
+        f' aria-label="{escape(table.title)}">'
         f"<table><caption>{escape(table.caption)}</caption>"
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>\n"
     )

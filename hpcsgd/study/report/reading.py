@@ -19,9 +19,7 @@ def read_folders(folders: Sequence[Path]) -> list[Point]:
     """All points of all folders, in the order of the folders."""
     points = [point for folder in folders for point in read_folder(folder)]
     if not points:
-        raise DataError(
-            f"{_all(folders)} holds no run yet that ended well or badly; start one there"
-        )
+        raise DataError(f"{_all(folders)} holds no run yet that ended; start one there")
     return points
 
 

@@ -1,6 +1,7 @@
 """Time, speed-up and efficiency over ranks, beside the ideal."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from hpcsgd.charts.model import Axis, Chart, Lines, Series
 from hpcsgd.study.report.groups import Problem, Setting, Spread
@@ -14,9 +15,22 @@ def scaling_charts(problem: Problem) -> list[Chart]:
     lines = lines_of(problem.settings)
     if not lines:
         return []
+    charts = [_times(lines, problem.is_weak)]
     if problem.is_weak:
-        return [_times(lines, True), _weak_efficiency(lines)]
-    return [_times(lines, False), _speed_ups(lines), _efficiency(lines)]
+        charts += [_weak_efficiency(lines)]
+    else:
+        charts += [_speed_ups(lines), _efficiency(lines)]
+    return [_looking_alike(chart, lines, problem.labels) for chart in charts]
+
+
+def _looking_alike(chart: Lines, lines: Sequence[Line], labels: list[str]) -> Lines:
+    """Every method as it looks in the other charts; emulated, as none."""
+    looks = [
+        labels.index(line[0].label) + len(labels) * bool(line[0].first.emulated)
+        for _, line in lines
+    ]
+    pairs = zip(chart.series, looks, strict=True)
+    return replace(chart, series=tuple(replace(s, look=look) for s, look in pairs))
 
 
 def lines_of(settings: Sequence[Setting]) -> list[Line]:
@@ -109,7 +123,7 @@ def _percent(lines: Sequence[Line], caption: str, ratio: Ratio) -> Lines:
         title="Efficiency",
         caption=caption,
         x=_ranks(lines),
-        y=Axis("efficiency", "%", from_zero=True),
+        y=Axis("efficiency", "%", from_zero=True, shows_bars=False),
         series=tuple(_ratios(line, name, ratio) for name, line in lines),
         ideal=Series("ideal", widths, tuple(100.0 for _ in widths)),
     )

@@ -38,7 +38,7 @@ def settings_table(problem: Problem) -> Table | None:
         " machine: load above half of the cores in the minute before a run.",
         head=(
             *("method", "product", "format", "network", "ranks", "R×C", "b", "s"),
-            *("runs", "epoch", "range", "step", "exchanges' calls", "words", "loss"),
+            *("runs", "epoch", "range", "step", "calls", "words", "loss"),
             "energy",
         ),
         rows=tuple(_setting(s) for s in settings),
@@ -152,7 +152,7 @@ def machine_table(points: Sequence[Point]) -> Table:
         name="machine",
         title="Machine and versions",
         caption="As the runs said themselves; – is what none of them says.",
-        head=("", "value"),
+        head=("fact", "value"),
         rows=tuple(rows),
         texts=2,
     )

@@ -106,6 +106,8 @@ def _without_loss(settings: Sequence[Setting]) -> str:
 
 def _how_sure(best: Reached, second: Reached) -> str:
     """What stands against the sentence before."""
+    if best.setting.mark:
+        return "It ran with more ranks than cores, so its times say little."
     fewest = min(len(best.setting.points), len(second.setting.points))
     if fewest < ENOUGH:
         runs = "one run" if fewest == 1 else f"{fewest} runs"

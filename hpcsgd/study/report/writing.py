@@ -38,8 +38,8 @@ def write_figures(report: Report, folder: str | Path) -> list[Path]:
                 write_text(written[-1], text)
     except OSError as error:
         raise ConfigError(
-            f"cannot write figures into {folder}: {error.strerror}; choose a folder that"
-            " can be written"
+            f"cannot write figures into {folder}: {error.strerror}; choose a folder"
+            " that can be written"
         ) from error
     return written + _pictures(report, folder)
 

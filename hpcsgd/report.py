@@ -1,5 +1,6 @@
 """From the live parts to a Result, once the last exchange is done."""
 
+import os
 import platform
 import resource
 import sys
@@ -90,6 +91,8 @@ def _facts(
         "seconds_by_phase": phases,
         "rows_per_second": view.rows / view.seconds if view.seconds > 0 else 0.0,
         **_of_all_ranks(live),
+        "host": platform.node(),
+        "cores": os.cpu_count() or 1,
         "transport": grid.world.transport,
         "source": live.loaded.source,
         "data_fingerprint": live.loaded.fingerprint,

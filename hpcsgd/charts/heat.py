@@ -10,6 +10,7 @@ from hpcsgd.charts.svg import document, element, text, width_of
 from hpcsgd.charts.svg import titled as hinted
 
 CELL, TALL, TOP = 76.0, 40.0, 46.0
+CLEAR = 1.02  # largest over smallest
 
 
 def draw_heat(chart: Heat) -> str:
@@ -33,7 +34,7 @@ def draw_heat(chart: Heat) -> str:
         *(_row_name(chart, r, left) for r in range(len(chart.rows))),
         *(_column_name(chart, c, left, bottom) for c in range(len(chart.columns))),
         *cells,
-        _best(chart, left),
+        _best(chart, left, unit),
         text((left + right) / 2, bottom + 36, chart.x, "middle"),
         note(8, bottom + 55, said),
     )
@@ -62,33 +63,48 @@ def _cell(chart: Heat, row: int, column: int, left: float, unit: Unit) -> str:
         return element("rect", fill="#ffffff", stroke="#dcdcdc", **size)
     colour, ink = heat_colour(_share(value, chart.values))
     box = element("rect", fill=colour, stroke="#ffffff", class_="cell", **size)
-    said = figures(value / unit.size)
+    said = _said(chart, value, unit)
     box += text(x + CELL / 2, y + TALL / 2 + 4, said, "middle", fill=ink)
     where = f"{chart.y} {chart.rows[row]}, {chart.x} {chart.columns[column]}"
     return hinted(box, f"{where}: {said} {unit.word}".rstrip())
 
 
 def _share(value: float, values: list[float]) -> float:
-    """0 for the smallest, 1 for the largest; by ratios where all are positive."""
+    """0 for the smallest, 1 for the largest; by ratios where all are positive.
+
+    Values that hardly differ look so: the whole range of colours begins at CLEAR.
+    """
     low, high = min(values), max(values)
     if high <= low:
         return 0.0
     if low > 0:
-        return log(value / low) / log(high / low)
+        return log(value / low) / max(log(high / low), log(CLEAR))
     return (value - low) / (high - low)
 
 
-def _best(chart: Heat, left: float) -> str:
-    """A frame around the smallest value, drawn over all cells."""
+def _best(chart: Heat, left: float, unit: Unit) -> str:
+    """A frame around the smallest value, and around those that read the same."""
     if len(chart.values) < 2:
         return ""
-    least = min(chart.values)
-    row, column = next(
-        (r, c)
-        for r, line in enumerate(chart.cells)
-        for c, value in enumerate(line)
-        if value == least
+    least = _said(chart, min(chart.values), unit)
+    return "".join(
+        element(
+            "rect",
+            fill="none",
+            stroke=INK,
+            class_="best",
+            x=left + CELL * column + 1.5,
+            y=TOP + TALL * row + 1.5,
+            width=CELL - 3,
+            height=TALL - 3,
+            stroke_width=3,
+        )
+        for row, line in enumerate(chart.cells)
+        for column, value in enumerate(line)
+        if value is not None and _said(chart, value, unit) == least
     )
-    place = {"x": left + CELL * column + 1.5, "y": TOP + TALL * row + 1.5}
-    size = {"width": CELL - 3, "height": TALL - 3, "stroke_width": 3}
-    return element("rect", fill="none", stroke=INK, class_="best", **place, **size)
+
+
+def _said(chart: Heat, value: float, unit: Unit) -> str:
+    """Losses differ less than times."""
+    return figures(value / unit.size, 3 if chart.unit else 4)

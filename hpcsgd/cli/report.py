@@ -4,9 +4,7 @@ import argparse
 import json
 from typing import Any
 
-from hpcsgd.study.report import make_report, write_figures, write_page
-
-PAGE = "report.html"
+from hpcsgd.study.report import PAGE, make_report, write_figures, write_page
 
 
 def add_parser(commands: Any) -> None:

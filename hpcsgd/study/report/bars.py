@@ -32,11 +32,11 @@ def split_chart(problem: Problem) -> list[Chart]:
         Bars(
             name="time-split",
             title="Where the time of an epoch went",
-            caption="Seconds of one epoch on rank 0, of the run of median time:"
-            " compute (products, recurrence, update), network (sums and agreements,"
-            " waiting for others included), I/O (rows gathered from memory or from the"
-            " file), Python (drawing rows, and all between). Thin bars: shortest to"
-            " longest repeat.",
+            caption="Median seconds of one epoch, shared out as on rank 0 of the middle"
+            " run: compute (products, recurrence, update), network (sums and"
+            " agreements, waiting for others included), I/O (rows gathered from memory"
+            " or from the file), Python (drawing rows, and all between). Thin bars:"
+            " shortest to longest repeat.",
             axis=Axis("time of an epoch", "s"),
             parts=PARTS,
             bars=tuple(_split(s, settings) for s in settings),
@@ -46,7 +46,9 @@ def split_chart(problem: Problem) -> list[Chart]:
 
 def _split(setting: Setting, others: Sequence[Setting]) -> Bar:
     run, spread = setting.middle, setting.per_epoch
-    parts = tuple(seconds / run.epochs for seconds in run.split())
+    split = run.split()
+    # Of an even number of runs none has the median time: its shares are shown.
+    parts = tuple(spread.median * part / sum(split) for part in split)
     note = NOTES.get(setting.mark, "")
     return Bar(setting.named(others), parts, spread.low, spread.high, note)
 

@@ -16,6 +16,7 @@ p.verdict { border-left: 5px solid #0072b2; background: #f2f7fb; margin: 1rem 0;
   padding: .8rem 1.1rem; font-size: 1.1rem; max-width: 62rem; }
 .figures { display: grid; gap: 1.6rem 2rem; align-items: start;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); }
+.figures + .maps { margin-top: 1.8rem; }
 .maps { display: flex; flex-wrap: wrap; gap: 1.6rem 2rem; align-items: flex-start; }
 .maps figure { max-width: 34rem; }
 figure { margin: 0; }

@@ -10,7 +10,8 @@ from hpcsgd.study.report.verdict import fastest_of_each
 
 MOST = 6  # curves of one chart
 FASTEST = (
-    " Of each method its fastest setting, on the largest number of ranks that all have."
+    " Of each method its fastest setting (of one method alone, the fastest ones), on"
+    " the largest number of ranks that all have."
 )
 APART = 20.0  # how many times one line may be longer before the axis is logarithmic
 Record = Mapping[str, float]
@@ -30,7 +31,7 @@ KINDS: tuple[
             "words",
             "sent by rank 0",
             "words",
-            "words that rank 0 has sent for products",
+            "words that rank 0 has sent",
         ),
         lambda point, record: words_at(point, record),
     ),

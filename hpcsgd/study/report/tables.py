@@ -33,9 +33,10 @@ def settings_table(problem: Problem) -> Table | None:
         name="settings",
         title="Settings",
         caption="Medians of the repeats; a range is from the shortest to the longest."
-        " b is the batch of a replica, s the steps of an exchange. † emulated: one rank"
-        " did the work of one of so many. ‡ more ranks than cores. § others used the"
-        " machine: load above half of the cores in the minute before a run.",
+        " b is the batch of all replicas together, s the steps of an exchange."
+        " † emulated: one rank did the work of one of so many. ‡ more ranks than cores."
+        " § the machine was busy: load above half of its cores in the minute before a"
+        " run.",
         head=(
             *("method", "product", "format", "network", "ranks", "R×C", "b", "s"),
             *("runs", "epoch", "range", "step", "calls", "words", "loss"),

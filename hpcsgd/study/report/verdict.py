@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from hpcsgd.charts.scales import figures, with_unit
 from hpcsgd.study.report.groups import Problem, Setting, Spread
 from hpcsgd.study.report.point import Point
+from hpcsgd.study.report.scaling import lines_of
 
 ENOUGH = 3  # repeats from which a spread says something
 
@@ -54,10 +55,13 @@ def ranking(settings: Sequence[Setting]) -> tuple[float, list[Reached]] | None:
 
 
 def fastest_of_each(settings: Sequence[Setting]) -> list[Setting]:
-    """Of every method the setting that is first at the common loss."""
+    """Of every method the setting that is first at the common loss; of one, all."""
     ranked = ranking(settings)
     order = [r.setting for r in ranked[1]] if ranked else []
     rest = sorted(settings, key=lambda s: s.per_epoch.median)
+    if len({s.label for s in settings}) == 1:
+        known = {id(setting) for setting in order}
+        return order + [setting for setting in rest if id(setting) not in known]
     chosen: dict[str, Setting] = {}
     for setting in [*order, *rest]:
         chosen.setdefault(setting.label, setting)
@@ -70,10 +74,7 @@ def verdict(problem: Problem) -> str:
     if not settings:
         return "No run of it was finished, so there is nothing to choose from."
     if problem.is_weak:
-        return (
-            "The rows grow with the ranks, so no loss is common to all settings; what"
-            " counts here is how little the time grows."
-        )
+        return _of_weak(settings)
     if ranked is None or not ranked[1]:
         return _without_loss(settings)
     loss, order = ranked
@@ -90,6 +91,29 @@ def verdict(problem: Problem) -> str:
         f" {_seconds(second)} of {_name(second, settings)} ({figures(times)} times)."
         f" {_how_sure(best, second)}".rstrip()
     )
+
+
+def _of_weak(settings: Sequence[Setting]) -> str:
+    """Whose time grows least, where the rows grow with the ranks."""
+    said = "The rows grow with the ranks, so no loss is common to all settings."
+    ends = [(line[0], line[-1]) for _, line in lines_of(settings)]
+    if not ends:
+        return f"{said} No method was measured on two numbers of ranks yet."
+    first, last = min(ends, key=lambda pair: _growth(*pair))
+    times = [with_unit(s.per_epoch.median, "s") for s in (first, last)]
+    ideal = figures(100 / _growth(first, last), 2)
+    return (
+        f"{said} The time of an epoch grows least with {last.label}: from {times[0]} on"
+        f" {_ranks(first)} to {times[1]} on {_ranks(last)}, {ideal} % of the ideal."
+    )
+
+
+def _growth(first: Setting, last: Setting) -> float:
+    return last.per_epoch.median / first.per_epoch.median
+
+
+def _ranks(setting: Setting) -> str:
+    return f"{setting.width} rank{'' if setting.width == 1 else 's'}"
 
 
 def _without_loss(settings: Sequence[Setting]) -> str:

@@ -12,7 +12,7 @@ from hpcsgd.errors import ConfigError, MissingPackage
 
 MARKERS = {
     **{"circle": "o", "square": "s", "triangle": "^", "diamond": "D", "down": "v"},
-    **{"cross": "x", "hexagon": "h", "plus": "+"},
+    **{"pentagon": "p", "hexagon": "h", "bow": "X"},
 }
 HATCHES = ("", "///", "...", "\\\\\\", "---")
 

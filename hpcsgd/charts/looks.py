@@ -27,9 +27,9 @@ LOOKS = (
     Look("#007a5a", "2 3", "triangle"),
     Look("#a8487f", "10 3 2 3", "diamond"),
     Look("#9a6700", "5 2", "down"),
-    Look("#1a1a1a", "12 3 2 3 2 3", "cross"),
+    Look("#1a1a1a", "12 3 2 3 2 3", "pentagon"),
     Look("#2f7fb8", "1 4", "hexagon"),
-    Look("#6b6b6b", "14 4", "plus"),
+    Look("#6b6b6b", "14 4", "bow"),
 )
 
 SHAPES = {
@@ -38,9 +38,9 @@ SHAPES = {
     "triangle": "M0,-4.8L4.5,3.4H-4.5z",
     "diamond": "M0,-5L4.4,0L0,5L-4.4,0z",
     "down": "M0,4.8L4.5,-3.4H-4.5z",
-    "cross": "M-3.6,-3.6L3.6,3.6M-3.6,3.6L3.6,-3.6",
+    "pentagon": "M0,-4.8L4.5,-1.5L2.8,3.8H-2.8L-4.5,-1.5z",
     "hexagon": "M-4.4,0L-2.2,-3.8H2.2L4.4,0L2.2,3.8H-2.2z",
-    "plus": "M-4.4,0H4.4M0,-4.4V4.4",
+    "bow": "M-4.4,-4L4.4,4V-4L-4.4,4z",
 }
 
 
@@ -56,7 +56,7 @@ def marker(
     shape = element(
         "path",
         class_="mark",
-        d=SHAPES[kind],
+        d=SHAPES["circle" if mark == EMULATED else kind],
         transform=f"translate({x:.3f},{y:.3f}) scale({size:.2f})",
         fill="#ffffff" if mark else colour,
         stroke=colour,
@@ -103,8 +103,14 @@ def heat_colour(share: float) -> tuple[str, str]:
     """(fill, ink) for 0 = smallest .. 1 = largest: light to dark, one hue."""
     low, high = (0xF4, 0xF8, 0xFC), (0x0B, 0x3C, 0x6F)
     mixed = [round(a + (b - a) * share) for a, b in zip(low, high, strict=True)]
-    ink = "#ffffff" if share > 0.55 else INK
+    ink = "#ffffff" if _luminance(mixed) < 0.18 else "#000000"
     return "#" + "".join(f"{c:02x}" for c in mixed), ink
+
+
+def _luminance(colour: list[int]) -> float:
+    """How bright it is: 0 black, 1 white; white ink reads better below 0.18."""
+    linear = [(c / 255) ** 2.2 for c in colour]
+    return sum(a * b for a, b in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 __all__ = ["CROWDED", "EMULATED", "FILLS", "Look", "heat_colour", "look", "marker"]

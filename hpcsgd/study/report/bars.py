@@ -49,8 +49,14 @@ def _split(setting: Setting, others: Sequence[Setting]) -> Bar:
     split = run.split()
     # Of an even number of runs none has the median time: its shares are shown.
     parts = tuple(spread.median * part / sum(split) for part in split)
+    name = setting.named(others)
+    return Bar(name, parts, spread.low, spread.high, _note(setting, name))
+
+
+def _note(setting: Setting, name: str) -> str:
+    """How it was measured, unless its name says so."""
     note = NOTES.get(setting.mark, "")
-    return Bar(setting.named(others), parts, spread.low, spread.high, note)
+    return "" if note and note in name else note
 
 
 def energy_chart(problem: Problem) -> list[Chart]:
@@ -76,6 +82,5 @@ def energy_chart(problem: Problem) -> list[Chart]:
 def _energy(setting: Setting, others: Sequence[Setting]) -> Bar:
     found = setting.over(lambda point: point.joules)
     assert found is not None
-    note = NOTES.get(setting.mark, "")
-    ends = (found.low, found.high, note)
-    return Bar(setting.named(others), (found.median,), *ends)
+    name = setting.named(others)
+    return Bar(name, (found.median,), found.low, found.high, _note(setting, name))

@@ -181,7 +181,8 @@ PARTS: tuple[Callable[[Point], str], ...] = (
     lambda p: p.product,
     lambda p: p.recipe,
     lambda p: p.network,
-    lambda p: f"{p.epochs:g} epochs",
+    lambda p: f"{p.epochs:g} epoch{'' if p.epochs == 1 else 's'}",
+    lambda p: "emulated" if p.emulated else "",
 )
 
 

@@ -10,6 +10,9 @@ Line = tuple[str, list[Setting]]
 Ratio = Callable[[float, int, int], float]  # time over time, ranks, ranks at first
 
 
+EMULATED = " (emulated)"
+
+
 def scaling_charts(problem: Problem) -> list[Chart]:
     """Nothing where no method was measured on two numbers of ranks."""
     lines = lines_of(problem.settings)
@@ -26,7 +29,7 @@ def scaling_charts(problem: Problem) -> list[Chart]:
 def _looking_alike(chart: Lines, lines: Sequence[Line], labels: list[str]) -> Lines:
     """Every method as it looks in the other charts; emulated, as none."""
     looks = [
-        labels.index(line[0].label) + len(labels) * bool(line[0].first.emulated)
+        labels.index(line[-1].label) + len(labels) * bool(line[-1].first.emulated)
         for _, line in lines
     ]
     pairs = zip(chart.series, looks, strict=True)
@@ -36,19 +39,28 @@ def _looking_alike(chart: Lines, lines: Sequence[Line], labels: list[str]) -> Li
 def lines_of(settings: Sequence[Setting]) -> list[Line]:
     """Of each method the setting with the shortest epoch at each number of ranks.
 
-    Emulated and real runs are apart: one cannot be held against the other.
+    Emulated and real runs are apart, but for where emulated ones begin: one rank alone
+    has no others to make up.
     """
     found: dict[str, dict[int, Setting]] = {}
     for setting in settings:
-        name = setting.label + (" (emulated)" if setting.first.emulated else "")
+        name = setting.label + EMULATED * bool(setting.first.emulated)
         best = found.setdefault(name, {}).get(setting.width)
         if best is None or setting.per_epoch.median < best.per_epoch.median:
             found[name][setting.width] = setting
+    for name, by_width in found.items():
+        _begin_as_real(by_width, found.get(name.removesuffix(EMULATED), {}))
     return [
         (name, [by_width[width] for width in sorted(by_width)])
         for name, by_width in found.items()
         if len(by_width) > 1
     ]
+
+
+def _begin_as_real(by_width: dict[int, Setting], real: dict[int, Setting]) -> None:
+    """Give emulated settings the one rank that is the same for both."""
+    if 1 in real:
+        by_width.setdefault(1, real[1])
 
 
 def _widths(lines: Sequence[Line]) -> tuple[float, ...]:

@@ -20,6 +20,7 @@ from hpcsgd.charts.svg import (
 
 WIDTH, HEIGHT, TOP, FOOT = 560.0, 340.0, 40.0, 48.0
 SAMPLE, MOST_LABEL, STEP = 34.0, 150.0, 17.0
+BOLD = 1.14  # names are wider than plain text
 MANY = 14  # points of a line, above which only some carry their marker
 
 
@@ -27,7 +28,8 @@ def draw_lines(chart: Lines) -> str:
     """The whole picture."""
     names = [shortened(one.name, MOST_LABEL) for one in chart.series]
     ideal = [chart.ideal.name] if chart.ideal else []
-    room = SAMPLE + 14 + max((width_of(n) for n in [*names, *ideal]), default=0)
+    widest = max((width_of(name) for name in [*names, *ideal]), default=0)
+    room = SAMPLE + 14 + BOLD * widest
     notes = _notes(chart)
     height = HEIGHT + 18 * len(notes)
     frame = Frame(64, TOP, WIDTH - room, HEIGHT - FOOT)

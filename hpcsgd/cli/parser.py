@@ -23,6 +23,7 @@ COMMANDS = (
     "verify",
     "new",
     "data",
+    "jobs",
     "info",
     "completion",
 )

@@ -23,6 +23,7 @@ class Row:
     grows with the ranks, and with it what a speed-up is multiplied by.
     """
 
+    setting: str  # its key without seed and repeat
     method: str
     ranks: int
     emulated: int
@@ -172,6 +173,7 @@ def _row(points: list[Point], times: _Times, lines: Mapping[str, Line]) -> Row:
     by_sgd = times.sgd(first, fewest)
     base = (fewest, 0.0)
     return Row(
+        setting=first.setting,
         method=first.method,
         ranks=first.ranks,
         emulated=first.emulated,

@@ -19,11 +19,16 @@ def facts() -> dict[str, Any]:
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """How many this process may use."""
+    return len(own_cores())
+
+
+def own_cores() -> list[int]:
+    """Those that this process may use, by their numbers."""
     try:
-        return len(os.sched_getaffinity(0))
+        return sorted(os.sched_getaffinity(0))
     except AttributeError:  # not Linux
-        return os.cpu_count() or 1
+        return list(range(os.cpu_count() or 1))
 
 
 def processor() -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
+from hpcsgd.families import get_family
 from hpcsgd.study.methods import PLACED, Grid, Method, every_grid, get_method
 from hpcsgd.study.points import Point, Steps, Tables
 
@@ -260,7 +261,9 @@ def _check_point(point: Point) -> None:
             " leave --products out, or name gram or cached"
         )
     try:
-        RunConfig.parse(tables)
+        config = RunConfig.parse(tables)
+        get_family(config.problem.family)
+        config.precision.resolve()
     except ConfigError as error:
         raise ConfigError(f"{point.setting}: {error}") from error
 

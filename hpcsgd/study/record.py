@@ -31,7 +31,7 @@ def line(
 ) -> dict[str, Any]:
     """Everything of one run; `status` is that of one that left no report."""
     figures = _figures(report) if report else dict.fromkeys(FIGURES)
-    if point.emulated:  # what other ranks would have said was made up
+    if point.emulated and report:  # what other ranks would have said was made up
         figures |= {"loss": None, "history": []}
     advice = str(report.get("advice") or "") if report else ""
     return {
@@ -54,8 +54,8 @@ def line(
         "recipe": point.recipe,
         "network": _network(point, report),
         **figures,
-        **(machine or {}),
         "oversubscribed": _is_oversubscribed(point, report, machine),
+        **(machine or {}),
         "cpu_seconds": cpu_seconds,
         "run": f"runs/{point.name}",
     }

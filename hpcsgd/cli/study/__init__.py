@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from hpcsgd.cli.study import strong, sweep, weak
+from hpcsgd.cli.study import collect, point, strong, sweep, weak
 
-ACTIONS = (strong, weak, sweep)
+ACTIONS = (strong, weak, sweep, collect, point)
 
 
 def add_parser(commands: Any) -> None:

@@ -1,6 +1,7 @@
 """What strong, weak and sweep share: flags, a plan, its runs, one table."""
 
 import argparse
+import json
 import logging
 import os
 import signal
@@ -13,6 +14,7 @@ from typing import Any, NoReturn
 
 from hpcsgd.cli import logs
 from hpcsgd.cli.study import tables
+from hpcsgd.cli.study.slurm import add_where, where_of
 from hpcsgd.cli.train import add_settings, overlaid
 from hpcsgd.comm import is_launched
 from hpcsgd.config import read_toml
@@ -94,6 +96,7 @@ def add_study(actions: Any, kind: str, text: str) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     logs.add_volume(parser)
+    add_where(parser)
     parser.set_defaults(run=partial(run_study, kind))
 
 
@@ -113,6 +116,25 @@ def run_study(kind: str, arguments: argparse.Namespace, argv: list[str]) -> int:
     if not out:
         raise ConfigError("a study needs a folder to write to: add --out DIR")
     log.info("%s", tables.plan_line(plan))
+    begin = _here if plan.on == "local" else _jobs
+    return begin(plan, out, arguments)
+
+
+def _jobs(plan: Plan, out: str, arguments: argparse.Namespace) -> int:
+    """Submit what is missing, and say how to go on."""
+    from hpcsgd.study.submitted import begin
+
+    begun = begin(plan, out, where_of(arguments), resume=arguments.resume)
+    if arguments.json:
+        print(json.dumps(begun.as_dict(), indent=2))
+    else:
+        jobs = f"jobs {', '.join(begun.jobs)} submitted" if begun.jobs else "no new job"
+        print(f"{jobs}; gather what is over with: hpcsgd study collect {out}")
+    return 0
+
+
+def _here(plan: Plan, out: str, arguments: argparse.Namespace) -> int:
+    """Run it on this machine."""
     try:
         with _asked_to_end():
             found = run(

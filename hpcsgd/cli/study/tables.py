@@ -77,7 +77,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.method,
         f"{row.ranks}{mark}",
         row.grid,
-        str(row.steps),
+        _steps(row),
         str(row.batch),
         row.recipe,
         f"{row.runs}/{row.planned}",
@@ -90,6 +90,12 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{_number(row.words, 'd')}{wrong}",
         _number(row.loss, ".6f"),
     )
+
+
+def _steps(row: Row) -> str:
+    """How many, and whether the run chose them."""
+    chosen = "/sauto/" in row.setting and row.steps != "auto"
+    return f"{row.steps} auto" if chosen else str(row.steps)
 
 
 def _number(value: float | None, form: str, unit: str = "") -> str:
@@ -108,7 +114,10 @@ def _notes(found: Account) -> str:
         lines.append("* more ranks than cores: its times mean little")
     if any(row.expected is False for row in found.rows):
         lines.append("! not the calls and words of the formula")
-    return "".join(f"{line}\n" for line in lines).rstrip()
+    if found.best is not None:
+        best = found.best
+        lines.append(f"fastest: {best.setting}, {best.seconds:.3f} s")
+    return "\n".join(lines)
 
 
 def _table(columns: tuple[str, ...], title: str) -> Table:

@@ -91,15 +91,13 @@ def _facts(
         "seconds_by_phase": phases,
         "rows_per_second": view.rows / view.seconds if view.seconds > 0 else 0.0,
         **_of_all_ranks(live),
-        "host": platform.node(),
-        "cores": os.cpu_count() or 1,
         "transport": grid.world.transport,
         "source": live.loaded.source,
         "data_fingerprint": live.loaded.fingerprint,
         "resumes": live.capture.resumes,
         "checkpoints_written": live.engine.saver.written,
         "checkpoints_failed": live.engine.saver.failed,
-        "versions": _versions(),
+        **_where(),
         **({"profile": profile(live, setup)} if config.run.profile else {}),
     }
 
@@ -136,6 +134,15 @@ def _of_all_ranks(live: Live) -> dict[str, Any]:
         "peak_rss_bytes": int(max(rss for rss, _ in everyone)),
         "energy": energy,
         "energy_reason": why,
+    }
+
+
+def _where() -> dict[str, Any]:
+    """The machine of this rank, and what ran on it."""
+    return {
+        "host": platform.node(),
+        "cores": os.cpu_count() or 1,
+        "versions": _versions(),
     }
 
 

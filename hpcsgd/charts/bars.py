@@ -21,7 +21,7 @@ MOST_NAME, BEHIND = 210.0, 130.0
 def draw_bars(chart: Bars) -> str:
     """The whole picture."""
     names = [shortened(bar.name, MOST_NAME) for bar in chart.bars]
-    left = 14 + max((width_of(name) for name in names), default=0)
+    left = 14 + 1.08 * max((width_of(name) for name in names), default=0)
     top = TOP if len(chart.parts) > 1 else 12.0
     bottom = top + ROW * len(chart.bars) + 4
     frame = Frame(left, top, WIDTH - BEHIND, bottom + 2)

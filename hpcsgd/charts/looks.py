@@ -110,7 +110,8 @@ def heat_colour(share: float) -> tuple[str, str]:
 def _luminance(colour: list[int]) -> float:
     """How bright it is: 0 black, 1 white; white ink reads better below 0.18."""
     linear = [(c / 255) ** 2.2 for c in colour]
-    return sum(a * b for a, b in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    weighed = zip((0.2126, 0.7152, 0.0722), linear, strict=True)
+    return float(sum(a * b for a, b in weighed))
 
 
 __all__ = ["CROWDED", "EMULATED", "FILLS", "Look", "heat_colour", "look", "marker"]

@@ -55,6 +55,8 @@ class Point:
     power_seconds: float | None = None
     energy_source: str = ""
     host: str = ""
+    processor: str = ""
+    transport: str = ""
     cores: int = 0
     oversubscribed: bool = False
     load: float | None = None
@@ -136,6 +138,8 @@ def read_point(line: Mapping[str, Any], where: str, label: str = "") -> Point:
         power_seconds=_number(energy, "seconds"),
         energy_source=_word(energy, "source"),
         host=_word(line, "host"),
+        processor=_word(line, "processor"),
+        transport=_word(line, "transport"),
         cores=_count(line, "cores"),
         oversubscribed=line.get("oversubscribed") is True,
         load=_load(line),

@@ -139,8 +139,10 @@ def machine_table(points: Sequence[Point]) -> Table:
     """Where all of it ran, with what."""
     rows = [
         ("machine", _all(p.host for p in points)),
+        ("processor", _all(p.processor for p in points)),
         ("cores", _all(str(p.cores) for p in points if p.cores)),
         ("network", _all(p.network or "as it is" for p in points)),
+        ("messages carried by", _all(p.transport for p in points)),
         ("load before a run", _ends([p.load for p in points])),
         ("share of the ranks' time on a core", _ends([_busy(p) for p in points])),
         ("energy read by", _all(p.energy_source for p in points)),

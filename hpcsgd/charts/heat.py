@@ -19,7 +19,7 @@ def draw_heat(chart: Heat) -> str:
     left = 22 + max(width_of(name) for name in chart.rows)
     bottom = TOP + TALL * len(chart.rows)
     right = left + CELL * len(chart.columns)
-    width = max(right + 14, 250.0, width_of(chart.title, 12) + 20)
+    width = max(right + 14, 250.0, 1.15 * width_of(chart.title) + 20)
     cells = [
         _cell(chart, r, c, left, unit)
         for r in range(len(chart.rows))
@@ -27,7 +27,7 @@ def draw_heat(chart: Heat) -> str:
     ]
     said = "; ".join(_legend(chart, unit))
     return document(
-        *(max(width, 16 + width_of(said, 11)), bottom + 62),
+        *(max(width, 20 + 1.08 * width_of(said, 11)), bottom + 62),
         *(chart.name, chart.title, chart.caption),
         text(8, 16, chart.title, font_weight="bold"),
         text(8, 36, chart.y, fill=FAINT),

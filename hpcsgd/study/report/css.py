@@ -14,13 +14,13 @@ h3 { font-size: 1.05rem; margin: 1.8rem 0 .5rem; }
 p.lead { color: var(--soft); margin: 0 0 1rem; }
 p.verdict { border-left: 5px solid #0072b2; background: #f2f7fb; margin: 1rem 0;
   padding: .8rem 1.1rem; font-size: 1.1rem; max-width: 62rem; }
+.verdict span { white-space: nowrap; }
 .figures { display: grid; gap: 1.6rem 2rem; align-items: start;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); }
 .figures + .maps { margin-top: 1.8rem; }
 .maps { display: flex; flex-wrap: wrap; gap: 1.6rem 2rem; align-items: flex-start; }
 .maps figure { max-width: 34rem; }
 figure { margin: 0; }
-figure.wide { grid-column: 1 / -1; }
 figure h3 { margin: 0 0 .3rem; }
 figure svg { display: block; max-width: 100%; height: auto; }
 figcaption { color: var(--soft); font-size: .84rem; line-height: 1.4;

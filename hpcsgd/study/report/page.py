@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape as _escape
 
 from hpcsgd.charts.drawing import svg
-from hpcsgd.charts.model import Bars, Chart, Heat
+from hpcsgd.charts.model import Chart, Heat
 from hpcsgd.charts.svg import clean
 from hpcsgd.study.report.contents import Part, Report
 from hpcsgd.study.report.css import CSS
@@ -42,13 +42,19 @@ def _part(part: Part, with_title: bool) -> str:
     maps = [c for c in part.charts if isinstance(c, Heat)]
     return (
         f"<section><h2>{escape(title)}</h2>\n"
-        f'<p class="verdict">{escape(part.verdict)}</p>\n'
+        f'<p class="verdict">{_unbroken(part.verdict)}</p>\n'
         f"{_figures(curves, 'figures')}{_figures(maps, 'maps')}"
         + "".join(
             f"<h3>{escape(table.title)}</h3>{_table(table)}" for table in part.tables
         )
         + "</section>\n"
     )
+
+
+def _unbroken(said: str) -> str:
+    """A sentence whose words with hyphens stay on one line."""
+    words = (escape(word) for word in said.split(" "))
+    return " ".join(f"<span>{w}</span>" if "-" in w else w for w in words)
 
 
 def _figures(charts: Sequence[Chart], kind: str) -> str:
@@ -58,17 +64,13 @@ def _figures(charts: Sequence[Chart], kind: str) -> str:
     return (
         f'<div class="{kind}">'
         + "".join(
-            f'<figure id="{escape(chart.name)}"{_width(chart)}>'
+            f'<figure id="{escape(chart.name)}">'
             + ("" if isinstance(chart, Heat) else f"<h3>{escape(chart.title)}</h3>")
             + f"{svg(chart)}<figcaption>{escape(chart.caption)}</figcaption></figure>\n"
             for chart in charts
         )
         + "</div>\n"
     )
-
-
-def _width(chart: Chart) -> str:
-    return ' class="wide"' if isinstance(chart, Bars) else ""
 
 
 def _table(table: Table) -> str:

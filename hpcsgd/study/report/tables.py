@@ -24,11 +24,20 @@ class Table:
     marked: frozenset[tuple[int, int]] = frozenset()  # (row, column)
 
 
+HEAD = (
+    *("method", "product", "format", "network", "ranks", "R×C", "b", "s", "runs"),
+    *("epoch", "range", "step", "calls", "words", "loss", "energy"),
+)
+TEXTS = 4  # of these columns
+
+
 def settings_table(problem: Problem) -> Table | None:
-    """One row for each setting."""
+    """One row for each setting; columns that nobody knows are left out."""
     if not problem.settings:
         return None
     settings = sorted(problem.settings, key=lambda s: (s.label, s.width))
+    rows = [_setting(s) for s in settings]
+    known = [k for k in range(len(HEAD)) if any(row[k] != NONE for row in rows)]
     return Table(
         name="settings",
         title="Settings",
@@ -37,13 +46,9 @@ def settings_table(problem: Problem) -> Table | None:
         " † emulated: one rank did the work of one of so many. ‡ more ranks than cores."
         " § the machine was busy: load above half of its cores in the minute before a"
         " run.",
-        head=(
-            *("method", "product", "format", "network", "ranks", "R×C", "b", "s"),
-            *("runs", "epoch", "range", "step", "calls", "words", "loss"),
-            "energy",
-        ),
-        rows=tuple(_setting(s) for s in settings),
-        texts=4,
+        head=tuple(HEAD[k] for k in known),
+        rows=tuple(tuple(row[k] for k in known) for row in rows),
+        texts=sum(k < TEXTS for k in known),
     )
 
 

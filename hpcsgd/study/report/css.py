@@ -45,6 +45,8 @@ footer { margin-top: 3rem; color: var(--soft); font-size: .84rem; }
   @page { margin: 14mm; }
   body { max-width: none; padding: 0; font-size: 10.5pt; }
   .figures { grid-template-columns: 1fr 1fr; gap: 5mm 7mm; }
+  .figures figure.bars { grid-column: 1 / -1; }
+  figure.bars svg { max-width: 145mm; }
   figure, tr, p.verdict { break-inside: avoid; }
   h2, h3 { break-after: avoid; }
   .scroll { overflow: visible; }

@@ -64,7 +64,7 @@ def _figures(charts: Sequence[Chart], kind: str) -> str:
     return (
         f'<div class="{kind}">'
         + "".join(
-            f'<figure id="{escape(chart.name)}">'
+            f'<figure id="{escape(chart.name)}" class="{type(chart).__name__.lower()}">'
             + ("" if isinstance(chart, Heat) else f"<h3>{escape(chart.title)}</h3>")
             + f"{svg(chart)}<figcaption>{escape(chart.caption)}</figcaption></figure>\n"
             for chart in charts

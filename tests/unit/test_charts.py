@@ -168,6 +168,13 @@ def test_parts_of_a_bar_are_as_long_as_their_share():
         lengths = [part for part in bar.parts if part]
         unit = widths[0] / lengths[0]
         assert widths == pytest.approx([unit * v for v in lengths], abs=0.02)
+        begins = [float(e.get("x")) for e in of_class(group, "part")]
+        after = [x + wide for x, wide in zip(begins, widths, strict=True)]
+        assert begins[1:] == pytest.approx(after[:-1], abs=0.02), "one behind the other"
+        xs = ticks(tree, "x-tick", "x")
+        size = 1e-3 if "(ms)" in of_class(tree, "x-title")[0].text else 1.0
+        assert back(begins[0], xs, False) * size == pytest.approx(0.0, abs=1e-3)
+        assert back(after[-1], xs, False) * size == pytest.approx(bar.whole, rel=1e-2)
     assert "1.00\u00a0s" in "".join(tree.itertext())
     assert "> cores" in "".join(tree.itertext())
 
@@ -192,6 +199,19 @@ def test_cells_say_their_value_and_the_smallest_is_framed():
     (best,) = of_class(tree, "best")
     assert float(best.get("x")) == pytest.approx(float(cells[-1].get("x")) + 1.5)
     assert float(best.get("y")) == pytest.approx(float(cells[-1].get("y")) + 1.5)
+
+
+def test_every_cell_stands_at_its_row_and_column():
+    tree = drawn(HEAT)
+    texts = list(tree.iter(f"{{{NS['s']}}}text"))
+    across = {e.text: float(e.get("x")) for e in texts if e.text in HEAT.columns}
+    down = {e.text: float(e.get("y")) for e in texts if e.text in HEAT.rows}
+    for row, line in zip(HEAT.rows, HEAT.cells, strict=True):
+        for column, value in zip(HEAT.columns, line, strict=True):
+            if value is not None:
+                (cell,) = [e for e in texts if e.text == f"{1e3 * value:.2f}"]
+                place = float(cell.get("x")), float(cell.get("y"))
+                assert place == pytest.approx((across[column], down[row]), abs=0.1)
 
 
 def luminance(colour):

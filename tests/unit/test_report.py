@@ -13,6 +13,7 @@ from hpcsgd.charts.drawing import svg
 from hpcsgd.charts.model import CROWDED, EMULATED, Heat
 from hpcsgd.charts.svg import SIZE, width_of
 from hpcsgd.errors import ConfigError, DataError, MissingPackage
+from hpcsgd.study.compare import compare
 from hpcsgd.study.report import make_report, write_figures, write_page
 from hpcsgd.study.report.groups import problems_of
 from hpcsgd.study.report.page import page
@@ -20,6 +21,8 @@ from hpcsgd.study.report.point import read_point
 from hpcsgd.study.report.reading import read_folder, read_folders
 from hpcsgd.study.report.scaling import scaling_charts
 from hpcsgd.study.report.verdict import ranking, time_to, verdict
+from hpcsgd.study.settings import make_setting
+from tests.problems import make_problem
 from tests.studies import line_of, real_run, strong_lines, sweep_lines, write_study
 
 EVIL = '"><script>alert(1)</script><img src=x onerror=alert(2)>'
@@ -443,3 +446,56 @@ def test_a_line_of_a_study_is_what_the_test_makes(tmp_path):
     assert point.is_good and point.label == "SGD" and point.width == 2
     total = sum(point.split())
     assert total == pytest.approx(point.seconds, rel=1e-6)
+
+
+@pytest.fixture
+def comparison(tmp_path):
+    """Two settings, two runs of each, as `hpcsgd compare --out` leaves them."""
+    drawn = make_problem("logistic")
+    base = {"schedule": {"batch": 4, "epochs": 2}, "rate": {"value": 0.1}}
+    settings = [
+        make_setting(name, base, {"products": {"kind": kind}, "schedule": {"steps": 3}})
+        for name, kind in (("plain", "direct"), ("ca-sgd", "gram"))
+    ]
+    given = {"repeats": 2, "out": tmp_path, "X": drawn.X, "y": drawn.y}
+    compare(settings, **given).save(tmp_path)
+    return tmp_path
+
+
+def test_a_comparison_is_read_with_its_run_folders(comparison):
+    points = read_folder(comparison)
+    said = json.loads((comparison / "compare.json").read_text())
+    times = [t for row in said["settings"] for t in row["seconds_of_repeats"]]
+    assert [p.seconds for p in points] == times
+    assert [p.label for p in points] == ["plain", "plain", "ca-sgd", "ca-sgd"]
+    assert all(p.phases and p.rows for p in points)
+    # A sum in every step has one step between two messages, whatever s is.
+    assert [p.steps for p in points] == [1, 1, 3, 3]
+    assert "4 runs" in page(make_report([comparison]))
+
+
+def test_a_run_of_another_comparison_is_not_taken_for_this_one(comparison):
+    path = comparison / "ca-sgd-2" / "result.json"
+    other = json.loads(path.read_text()) | {"seconds_total": 99.0, "loss": 99.0}
+    path.write_text(json.dumps(other))
+    (comparison / "plain-1" / "result.json").unlink()
+    points = read_folder(comparison)
+    assert len(points) == 4 and all(p.seconds < 99 and p.loss < 99 for p in points)
+    assert not points[0].phases and not points[3].phases
+
+
+def test_words_are_those_that_were_counted_not_a_share(tmp_path):
+    """What is cached is sent in the first epoch: no word follows in the others."""
+    line = made_up("sgd", 2, losses=(0.7, 0.6, 0.5))
+    for record, words in zip(line["history"], (0, 100, 100), strict=True):
+        record["words"] = words
+    line["ledger"] = {"products": {"words": 100, "calls": 4}}
+    older = made_up("casgd", 2, losses=(0.7, 0.6, 0.5), ledger=line["ledger"])
+    for one, wanted, said in (
+        (line, (0.0, 100.0, 100.0), False),
+        (older, (0.0, 50.0, 100.0), True),
+    ):
+        folder = write_study(tmp_path / one["method"], [one])
+        (chart,) = [c for c in make_report([folder]).charts if c.name == "loss-words"]
+        assert chart.series[0].x == wanted
+        assert ("in proportion" in chart.caption) is said

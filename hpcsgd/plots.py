@@ -5,8 +5,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.charts.looks import FILLS, heat_colour, look
-from hpcsgd.charts.model import Axis, Bars, Chart, Heat, Lines, Series
+from hpcsgd.charts.looks import FILLS, Look, heat_colour, look
+from hpcsgd.charts.model import EMULATED, Axis, Bars, Chart, Heat, Lines, Series
 from hpcsgd.charts.scales import Unit, figures, number, unit_for, unit_of
 from hpcsgd.errors import ConfigError, MissingPackage
 
@@ -82,6 +82,7 @@ def chart(drawn: Chart, path: str | Path) -> Path:
 
 
 def _lines(axis: Any, drawn: Lines) -> None:
+    axis.figure.set_size_inches(6.6, 4.2)
     every = [*drawn.series, *([drawn.ideal] if drawn.ideal else [])]
     x = unit_of(drawn.x, [v for one in every for v in one.x])
     y = unit_of(drawn.y, [v for one in every for v in (*one.y, *one.high)])
@@ -99,10 +100,9 @@ def _lines(axis: Any, drawn: Lines) -> None:
 
 
 def _line(axis: Any, one: Series, x: Unit, y: Unit) -> None:
-    style = look(one.look)
+    style, bars = look(one.look), None
     dash = tuple(float(part) / 2 for part in style.dash.split())
-    hollow = any(one.marks)
-    bars = None
+    every = max(len(one.x) // 8, 1)
     if one.low:
         below = [(v - low) / y.size for v, low in zip(one.y, one.low, strict=True)]
         above = [(high - v) / y.size for v, high in zip(one.y, one.high, strict=True)]
@@ -114,11 +114,22 @@ def _line(axis: Any, one: Series, x: Unit, y: Unit) -> None:
         color=style.colour,
         linestyle=(0, dash) if dash else "-",
         marker=MARKERS[style.marker],
-        markerfacecolor="white" if hollow else style.colour,
-        markevery=max(len(one.x) // 8, 1),
+        markevery=every,
         capsize=3,
         label=one.name,
     )
+    for point, mark in enumerate(one.marks):
+        if mark:
+            place = one.x[point] / x.size, one.y[point] / y.size
+            _marked(axis, place, style, mark)
+
+
+def _marked(axis: Any, place: tuple[float, float], style: Look, mark: str) -> None:
+    """A hollow point over the one of the line; emulated ones are rings with a dot."""
+    shape = "o" if mark == EMULATED else MARKERS[style.marker]
+    axis.plot(*place, shape, zorder=3, color=style.colour, markerfacecolor="white")
+    if mark == EMULATED:
+        axis.plot(*place, ".", zorder=4, color=style.colour, markersize=4)
 
 
 def _axis(axis: Any, scale: Any, said: Axis, unit: Unit) -> None:
@@ -156,11 +167,20 @@ def _stack(axis: Any, drawn: Bars) -> None:
             label=name,
         )
         begin = [a + b for a, b in zip(begin, lengths, strict=True)]
+    _whiskers(axis, drawn, unit)
     axis.set_yticks(rows, [bar.name for bar in drawn.bars], parse_math=False)
     axis.invert_yaxis()
     _axis(axis.xaxis, axis.set_xscale, drawn.axis, unit)
     if len(drawn.parts) > 1:
         _legend(axis)
+
+
+def _whiskers(axis: Any, drawn: Bars, unit: Unit) -> None:
+    """From the shortest to the longest of the repeats, below each bar."""
+    for row, bar in enumerate(drawn.bars):
+        if bar.low is not None and bar.high is not None:
+            ends = _scaled((bar.low, bar.high), unit)
+            axis.plot(ends, [row + 0.46] * 2, "|-", color="0.1", linewidth=0.8)
 
 
 def _heat(axis: Any, drawn: Heat) -> None:
@@ -172,6 +192,7 @@ def _heat(axis: Any, drawn: Heat) -> None:
                 colour, ink = heat_colour(share)
                 place = (column - 0.5, row - 0.5)
                 _cell(axis, place, colour, ink, figures(value / unit.size))
+    axis.figure.set_size_inches(2 + len(drawn.columns), 1.6 + 0.6 * len(drawn.rows))
     axis.set_xlim(-0.5, len(drawn.columns) - 0.5)
     axis.set_ylim(len(drawn.rows) - 0.5, -0.5)
     axis.set_xticks(range(len(drawn.columns)), drawn.columns)

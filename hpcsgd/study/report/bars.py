@@ -69,8 +69,9 @@ def energy_chart(problem: Problem) -> list[Chart]:
         Bars(
             name="energy",
             title="Energy to solution",
-            caption=f"Joules of one run over all its nodes, counted by"
-            f" {' and '.join(sorted(sources)) or 'the machine'}, evaluations left out;"
+            caption="Joules of one run over all its nodes, counted by"
+            f" {' and '.join(sorted(sources)).upper() or 'the machine'}, evaluations"
+            " left out;"
             " medians, thin bars from the smallest to the largest repeat.",
             axis=Axis("energy of a run", "J"),
             parts=("energy",),

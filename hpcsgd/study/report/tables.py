@@ -80,7 +80,7 @@ def _count(value: float | None) -> str:
 
 def traffic_table(problem: Problem) -> Table | None:
     """What rank 0 sent beside what the formula says; what differs is marked."""
-    runs = [s.middle for s in problem.settings]
+    runs = [_to_show(s) for s in problem.settings]
     names = [s.named(problem.settings) for s in problem.settings]
     known = [(n, r) for n, r in zip(names, runs, strict=True) if r.expected]
     if not known:
@@ -95,14 +95,29 @@ def traffic_table(problem: Problem) -> Table | None:
     return Table(
         name="traffic",
         title="Messages and words against their formula",
-        caption="Of rank 0, for products and agreements of the run of median time; the"
-        " formula knows the configuration alone. = is exact; differences are marked.",
+        caption="Of rank 0, for products and agreements; the formula knows the"
+        " configuration alone. = is exact for all runs of the setting; of one with a"
+        " difference, that run is shown, and marked.",
         head=(
             *("setting", "calls", "by formula", "difference"),
             *("words", "by formula", "difference"),
         ),
         rows=tuple(rows),
         marked=frozenset(marked),
+    )
+
+
+def _to_show(setting: Setting) -> Point:
+    """The first run that does not keep to its formula, else the middle one."""
+    return next((p for p in setting.points if _differs(p)), setting.middle)
+
+
+def _differs(run: Point) -> bool:
+    formula = run.expected or {}
+    return any(
+        run.traffic(figure) != formula[figure]
+        for figure in ("calls", "words")
+        if figure in formula
     )
 
 

@@ -197,7 +197,9 @@ def _heat(axis: Any, drawn: Heat) -> None:
     axis.set_ylim(len(drawn.rows) - 0.5, -0.5)
     axis.set_xticks(range(len(drawn.columns)), drawn.columns)
     axis.set_yticks(range(len(drawn.rows)), drawn.rows)
-    axis.set(xlabel=f"{drawn.x}   (values {unit.word})".replace(" )", ")"))
+    axis.set(
+        xlabel=f"{drawn.x}   (values in {unit.word})".replace("   (values in )", "")
+    )
     axis.set_ylabel(drawn.y)
 
 

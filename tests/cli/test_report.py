@@ -106,6 +106,9 @@ def seen(page, folder):
         text=True,
         timeout=60,
     )
+    if not picture.exists():
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        pytest.skip(f"{BROWSER} does not start here: {last}")
     said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     events = json.loads(log.read_text())["events"]
     urls = {e["params"].get("url", "") for e in events if "params" in e}

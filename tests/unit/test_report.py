@@ -504,3 +504,42 @@ def test_words_are_those_that_were_counted_not_a_share(tmp_path):
         (chart,) = [c for c in make_report([folder]).charts if c.name == "loss-words"]
         assert chart.series[0].x == wanted
         assert ("in proportion" in chart.caption) is said
+
+
+ODD = (
+    None,
+    "",
+    -1,
+    0,
+    1e308,
+    -1e308,
+    0.5,
+    [],
+    {},
+    [None],
+    {"a": None},
+    "x" * 300,
+    True,
+)
+
+
+@pytest.mark.parametrize("key", sorted({*made_up(), "ledger", "load", "expected"}))
+def test_no_value_of_any_key_breaks_the_page(tmp_path, key):
+    """A file may hold anything; the report says what it can."""
+    for number, value in enumerate(ODD):
+        lines = [made_up("sgd", r, 1.0 / r) for r in (1, 2)]
+        lines.append(made_up("casgd", 2, 2.0) | {key: value})
+        folder = write_study(tmp_path / str(number), lines)
+        report = make_report([folder])
+        Reader(page(report))
+        for chart in report.charts:
+            ElementTree.fromstring(svg(chart))
+
+
+def test_no_name_moves_the_cursor_of_a_terminal(tmp_path):
+    name = "\x1b[2J\x9b1m\u202egeht"
+    lines = [made_up(name, 1, 1.0, data=name), made_up("sgd", 1, 2.0, data=name)]
+    (part,) = make_report([write_study(tmp_path / "s", lines)]).parts
+    for said in (part.verdict, part.problem.title):
+        assert "geht" in said
+        assert all(c.isprintable() or c == "\u00a0" for c in said)

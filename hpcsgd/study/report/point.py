@@ -105,7 +105,7 @@ def read_point(line: Mapping[str, Any], where: str, label: str = "") -> Point:
     ranks = max(_count(line, "ranks"), 1)
     method = _word(line, "method")
     return Point(
-        label=label or METHODS.get(method, method) or "run",
+        label=plain(label) or METHODS.get(method, method) or "run",
         study=_word(line, "study"),
         key=_word(line, "key"),
         where=where,
@@ -143,7 +143,9 @@ def read_point(line: Mapping[str, Any], where: str, label: str = "") -> Point:
         cores=_count(line, "cores"),
         oversubscribed=line.get("oversubscribed") is True,
         load=_load(line),
-        versions={str(k): str(v) for k, v in _table(line, "versions").items()},
+        versions={
+            plain(str(k)): plain(str(v)) for k, v in _table(line, "versions").items()
+        },
     )
 
 
@@ -192,4 +194,9 @@ def _count(line: Mapping[str, Any], key: str) -> int:
 
 def _word(line: Mapping[str, Any], key: str) -> str:
     found = line.get(key)
-    return found if isinstance(found, str) else ""
+    return plain(found) if isinstance(found, str) else ""
+
+
+def plain(said: str) -> str:
+    """Without what moves a terminal's cursor or turns its text around."""
+    return "".join(c if c.isprintable() else " " for c in said)

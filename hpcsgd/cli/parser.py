@@ -55,6 +55,7 @@ def make_parser(word: str = "") -> argparse.ArgumentParser:
 
 def run(argv: Sequence[str]) -> int:
     """Parse, run, and turn what is wrong into one sentence and an exit code."""
+    launch.hear_again()
     try:
         arguments = make_parser(*argv[:1]).parse_args(argv)
         logs.set_up(arguments)

@@ -14,6 +14,7 @@ from hpcsgd.errors import ConfigError, HpcsgdError
 COMMANDS = (
     "train",
     "compare",
+    "report",
     "study",
     "precision",
     "evaluate",

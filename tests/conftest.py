@@ -30,6 +30,7 @@ BUDGET_MINUTES = {  # on two cores
     **{"faults": 4, "estimators": 2, "examples": 1},
 }
 SEGMENTS, PLACE = pytest.StashKey(), pytest.StashKey()
+UNRUN = pytest.StashKey()  # a sentence on tests that did not run
 KINDS = {"passed": ["passed"], "failed": ["failed", "error"], "skipped": ["skipped"]}
 _used: dict[str, float] = defaultdict(float)
 
@@ -96,6 +97,7 @@ def pytest_unconfigure(config):
         name: sum(len(reporter.stats.get(kind, [])) for kind in kinds)
         for name, kinds in KINDS.items()
     }
+    counts["unrun"] = config.stash.get(UNRUN, "")
     with open(config.stash[PLACE], "a") as file:
         file.write(json.dumps(counts) + "\n")
 

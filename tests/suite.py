@@ -21,27 +21,38 @@ COMPUTE = (
 COUNTS = "HPCSGD_TEST_COUNTS"  # a file that each run appends what it counted to
 
 
-def halves(cores):
-    """Arguments of pytest, one tuple a run."""
+def halves(count):
+    """Arguments of pytest on so many cores, one tuple a run."""
     names = sorted(p.name for p in HERE.iterdir() if list(p.glob("test_*.py")))
-    if cores < 2 or find_spec("xdist") is None:
+    if count < 2 or find_spec("xdist") is None:
         return [("tests",)]
-    workers = ("-n", str(min(cores, 8)))
+    workers = ("-n", str(min(count, 8)))
     one_by_one = [f"tests/{name}" for name in names if name not in COMPUTE]
     return [(*workers, *(f"tests/{n}" for n in COMPUTE)), tuple(one_by_one)]
 
 
+def cores():
+    """Those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def main(arguments):
-    """0 where every run is good; the last line adds their counts up."""
+    """0 where every run is good; the last lines are of all runs together."""
     codes = []
     with tempfile.TemporaryDirectory() as folder:
         counts = Path(folder) / "counts"
-        for half in halves(len(os.sched_getaffinity(0))):
+        for half in halves(cores()):
             command = [sys.executable, "-m", "pytest", "-q", *half, *arguments]
             given = {**os.environ, COUNTS: str(counts)}
             codes.append(subprocess.run(command, cwd=HERE.parent, env=given).returncode)
-        said = counts.read_text().splitlines() if counts.exists() else []
-    print(added_up([json.loads(line) for line in said]))
+        lines = counts.read_text().splitlines() if counts.exists() else []
+    said = [json.loads(line) for line in lines]
+    print(added_up(said))
+    for one in said:
+        if one["unrun"]:
+            print(one["unrun"])
     return max(codes)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests import launcher
+from tests.conftest import UNRUN
 from tests.slurm.cluster import Cluster
 from tests.slurm.desk import LONGEST, Desk
 from tests.slurm.jobs import ACTS, BEFORE, JOBS
@@ -20,7 +21,6 @@ from tests.slurm.jobs import ACTS, BEFORE, JOBS
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 CLUSTER = pytest.StashKey()
-UNRUN = pytest.StashKey()
 
 
 def load_setup():

@@ -1,5 +1,7 @@
 """The jobs of the tests, what happens to them, and in which order they are sent."""
 
+from pathlib import Path
+
 from hpcsgd.cli.parser import COMMANDS
 from tests.slurm import keeper
 
@@ -110,10 +112,16 @@ def tell_an_element(job, cluster):
 
 
 def lose_first(job, cluster, which=0):
-    """A node goes off, and whoever looks after nodes says so."""
+    """A node goes off, and whoever looks after nodes says so.
+
+    Its ranks leave shared memory in a state in which the next start must not find it.
+    """
     job.until(lambda: len(job.checkpoints()) == 2, "saved anything")
     job.lost = cluster.hosts(job.show()[0]["NodeList"])[which]
+    segments = cluster.segments(job.job)
     cluster.kill_node(job.lost)
+    for path in filter(Path.exists, segments):
+        path.write_bytes(bytes(path.stat().st_size))
     down = ("state=down", "reason=test")
     cluster.call("scontrol", "update", f"nodename={job.lost}", *down)
 

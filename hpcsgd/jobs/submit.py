@@ -14,7 +14,7 @@ from hpcsgd.jobs.job import Job
 from hpcsgd.jobs.records import LOG, SCRIPT, STATE, add_record
 from hpcsgd.jobs.render import render
 from hpcsgd.jobs.sites import Site
-from hpcsgd.jobs.slurm import ask, need, without_overrides
+from hpcsgd.jobs.slurm import ask, clean_environment, need
 from hpcsgd.jobs.status import ACTIVE, states
 from hpcsgd.jobs.syntax import After
 
@@ -99,7 +99,7 @@ def write_script(job: Job, text: str) -> None:
 
 def _send(command: tuple[str, ...], lines: list[str]) -> str:
     """Slurm's number of the job."""
-    answer = ask(command, without_overrides(lines))
+    answer = ask(command, clean_environment(lines))
     if answer is None:
         raise TransportError("sbatch did not answer within a minute; try again later")
     if answer.code:

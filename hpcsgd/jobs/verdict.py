@@ -11,8 +11,8 @@ Notes = Sequence[dict[str, Any]]
 ENDS = {
     "TIMEOUT": (
         "timeout",
-        "the time limit came before it had saved; ask for a longer --walltime, or for"
-        " an earlier --signal",
+        "the time limit came before its end; submit it again to go on, with a longer"
+        " --walltime, or with an earlier --signal where it had no time to save",
     ),
     "DEADLINE": ("timeout", "its deadline came before its end"),
     "NODE_FAIL": ("failed", "a node failed; submit it again to go on"),

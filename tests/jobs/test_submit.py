@@ -120,6 +120,18 @@ def test_variables_that_would_win_over_the_script_are_left_out(fakes, monkeypatc
     assert seen == {"SBATCH_PARTITION"}
 
 
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_job_submits_others_that_know_nothing_of_it(inside, fakes, monkeypatch):
+    """A count of restarts, ranks or memory of the first would confuse the second."""
+    fakes.watch()
+    names = ("SLURM_RESTART_COUNT", "SLURM_MEM_PER_NODE", "PMI_RANK", "SLURM_CONF")
+    for name in (*names, *(["SLURM_JOB_ID"] if inside else [])):
+        monkeypatch.setenv(name, "7")
+    assert jobs("submit", "train", *TRAIN, *REST) == 0
+    seen = set(fakes.environment("sbatch"))
+    assert seen & {*names, "SLURM_JOB_ID"} == ({"SLURM_CONF"} if inside else {*names})
+
+
 def test_a_second_job_in_one_folder_waits_or_is_refused(fakes, capsys):
     assert jobs("submit", "train", *TRAIN, *REST) == 0
     fakes.answer("squeue", out="4711|RUNNING|1:00|n1|None\n")

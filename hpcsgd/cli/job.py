@@ -130,12 +130,17 @@ _PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
 
 
 def _before_mpiexec() -> None:
-    """In mpiexec, before it starts: the kernel sends it SIGTERM when we are killed.
+    """In mpiexec, before it starts.
 
     Slurm signals every process of a task, and SIGUSR2 would end a launcher; ranks hear
     it again (`launch.hear_again`).
     """
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    end_with_parent()
+
+
+def end_with_parent() -> None:
+    """In a child, before it starts: the kernel sends it SIGTERM when we are killed."""
     if _PRCTL is not None:
         _PRCTL(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
 

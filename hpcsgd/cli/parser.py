@@ -14,6 +14,8 @@ from hpcsgd.errors import ConfigError, HpcsgdError
 COMMANDS = (
     "train",
     "compare",
+    "report",
+    "study",
     "precision",
     "evaluate",
     "predict",

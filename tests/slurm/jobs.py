@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from hpcsgd.cli.parser import COMMANDS
 from tests.slurm import keeper
 
 ACROSS = ("--nodes", "2", "--tasks", "4")
@@ -58,8 +57,6 @@ def reported(desk, sent):
     """The third, about what the second leaves."""
     flags = ("--after", sent.sent("trained").job)
     run = sent.sent("trained").out / "run"
-    if "report" not in COMMANDS:
-        return desk.submit("command", "reported", "inspect", run, flags=flags)
     words = ("report", run, "--out", desk.folder / "report.html")
     return desk.submit("command", "reported", *words, flags=flags)
 

@@ -11,9 +11,8 @@ def test_a_chain_runs_in_its_order(converted, trained, reported):
     assert first["EndTime"] <= second["StartTime"]
     assert second["EndTime"] <= third["StartTime"]
     assert trained.result()["status"] == "completed"
-    said = reported.log()
-    page = reported.desk.folder / "report.html"
-    assert "logistic" in said or "trained/run" in page.read_text(), said
+    assert "text.h5, 400" in reported.log()
+    assert "text.h5" in (reported.desk.folder / "report.html").read_text()
 
 
 def test_what_waits_for_a_failure_is_told_so(unconverted, never):

@@ -6,9 +6,9 @@ from tests.slurm import keeper
 
 ACROSS = ("--nodes", "2", "--tasks", "4")
 PAIR = ("--tasks", "2")
-# An exchange is a wait asleep, so that many jobs share two cores. 190 of 0.2 s are
+# An exchange is a wait asleep, so that many jobs share two cores. 190 of 0.16 s are
 # longer than the 30 s from one of Slurm's looks at time limits to the next.
-SLOW = ("--network", "alpha=0.1,bandwidth=1e9")
+SLOW = ("--network", "alpha=0.08,bandwidth=1e9")
 BRISK = ("--network", "alpha=0.03,bandwidth=1e9")
 
 

@@ -12,7 +12,7 @@ def test_a_chain_runs_in_its_order(converted, trained, reported):
     assert second["EndTime"] <= third["StartTime"]
     assert trained.result()["status"] == "completed"
     assert "text.h5, 400" in reported.log()
-    assert "text.h5" in (reported.desk.folder / "report.html").read_text()
+    assert "Made by hpcsgd" in (reported.desk.folder / "report.html").read_text()
 
 
 def test_what_waits_for_a_failure_is_told_so(unconverted, never):

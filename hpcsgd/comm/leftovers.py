@@ -15,6 +15,7 @@ from tempfile import TemporaryFile
 
 SEGMENTS = Path("/dev/shm")
 NAMES = ("mpich_shm_*", "mpich_vci_*")
+MARGIN = 3.0  # seconds: between making a file and mapping it a rank may be interrupted
 
 
 def remove_leftovers(
@@ -26,7 +27,7 @@ def remove_leftovers(
 
     Slurm forks all ranks of a node before any of them runs, so no rank of this step has
     made a file from before this process began (`began`, seconds since the epoch). One
-    that a process maps belongs to another job.
+    that a process maps belongs to another job, and so may one that is very new.
     """
     if "SLURM_PROCID" not in environment:
         return []
@@ -46,7 +47,7 @@ def _is_old(path: Path, began: float) -> bool:
     """Whether it is ours and from before this step."""
     with suppress(OSError):
         status = path.stat()
-        return status.st_uid == os.geteuid() and status.st_ctime < began
+        return status.st_uid == os.geteuid() and status.st_ctime < began - MARGIN
     return False
 
 

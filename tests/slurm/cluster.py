@@ -146,6 +146,14 @@ class Cluster:
                 ranks[rank] = found
         return ranks
 
+    def segments(self, job):
+        """What MPICH's ranks of a job share memory through."""
+        found = set()
+        for pid in set().union(*self.ranks(job).values()):
+            words = Path(f"/proc/{pid}/maps").read_text().split()
+            found |= {Path(word) for word in words if "/mpich_shm_" in word}
+        return found
+
     def logs(self, lines=40):
         """The last words of every daemon, less what each says whenever it starts."""
         parts = []

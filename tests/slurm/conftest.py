@@ -87,8 +87,10 @@ def jobs(request, desk):
     """Every job that a selected test waits for, sent at once; what is to happen to
     some of them happens meanwhile."""
     wanted = {name for item in request.session.items for name in asked(item)}
-    with ThreadPoolExecutor(len(JOBS)) as pool:
-        yield Jobs(desk, pool, [name for name in JOBS if name in wanted])
+    pool = ThreadPoolExecutor(len(JOBS) + len(ACTS))
+    yield Jobs(desk, pool, [name for name in JOBS if name in wanted])
+    desk.closed = True  # after a Ctrl-C some may still wait
+    pool.shutdown(wait=False, cancel_futures=True)
 
 
 class Jobs:

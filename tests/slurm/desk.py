@@ -34,6 +34,7 @@ class Desk:
 
     def __init__(self, cluster, folder):
         self.cluster, self.folder = cluster, folder
+        self.closed = False
         self.data = folder / "susy.h5"
         write_synthetic(self.data, "susy", 1200, 18, 3)
         self.run = folder / "run.toml"
@@ -89,7 +90,8 @@ class Sent:
     def until(self, condition, what):
         """Wait until `condition()` holds of a job that runs."""
         while not condition():
-            assert time.monotonic() < self.late, f"never {what}:\n{self.log()}"
+            soon = time.monotonic() < self.late and not self.desk.closed
+            assert soon, f"never {what}:\n{self.log()}"
             time.sleep(0.1)
 
     def log(self):

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from hpcsgd.comm.leftovers import remove_leftovers
+from hpcsgd.comm.leftovers import MARGIN, remove_leftovers
 
 UNDER_SLURM = {"SLURM_PROCID": "0"}
 
@@ -46,7 +46,7 @@ def test_this_process_began_when_it_did(made):
         "(folder / 'mpich_shm_2_0').write_bytes(b'new')\n"
         "print(*(p.name for p in remove_leftovers({'SLURM_PROCID': '1'}, folder)))"
     )
-    time.sleep(0.1)  # more than the clocks of files and processes differ by
+    time.sleep(MARGIN + 0.1)  # clocks of files and processes differ a little
     said = subprocess.run(
         [sys.executable, "-c", code, str(made)],
         capture_output=True,

@@ -57,8 +57,8 @@ def clean_environment(directives: Sequence[str]) -> dict[str, str]:
     Nor has a job that is submitted from inside of another anything of that one.
     """
     said = {line.partition("=")[0].removeprefix("--") for line in directives}
-    names = {f"SBATCH_{name.replace('-', '_').upper()}" for name in said}
-    names |= {OTHER[name] for name in said & set(OTHER)}
+    names = {f"SBATCH_{name.replace('-', '_').upper()}" for name in said} | ALWAYS
+    names |= {other for name in said for other in OTHERS.get(name, ())}
     around = AROUND if "SLURM_JOB_ID" in os.environ else ()
     return {
         name: value
@@ -72,12 +72,13 @@ AROUND = ("SLURM_", "SRUN_", "PMI_", "PMIX_", "OMPI_COMM_WORLD", "HPCSGD_EXPECT"
 KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 
 
-# Where sbatch's variable is not called as its option is.
-OTHER = {
-    "array": "SBATCH_ARRAY_INX",
-    "time": "SBATCH_TIMELIMIT",
-    "mem": "SBATCH_MEM_PER_NODE",
-    "constraint": "SBATCH_CONSTRAINT",
-    "requeue": "SBATCH_REQUEUE",
-    "no-requeue": "SBATCH_NO_REQUEUE",
+# With it sbatch would say no number before the job is over.
+ALWAYS = {"SBATCH_WAIT"}
+# Where sbatch's variable is not called as its option is, or says the contrary.
+OTHERS = {
+    "array": ("SBATCH_ARRAY_INX",),
+    "time": ("SBATCH_TIMELIMIT",),
+    "mem": ("SBATCH_MEM_PER_NODE", "SBATCH_MEM_PER_CPU", "SBATCH_MEM_PER_GPU"),
+    "requeue": ("SBATCH_NO_REQUEUE",),
+    "no-requeue": ("SBATCH_REQUEUE",),
 }

@@ -101,7 +101,10 @@ def _send(command: tuple[str, ...], lines: list[str]) -> str:
     """Slurm's number of the job."""
     answer = ask(command, clean_environment(lines))
     if answer is None:
-        raise TransportError("sbatch did not answer within a minute; try again later")
+        raise TransportError(
+            "sbatch did not answer within a minute, and may have taken the job all the"
+            " same; look with squeue --me, and try again where it is not there"
+        )
     if answer.code:
         said = " ".join(answer.err.split()) or f"exit code {answer.code}"
         raise TransportError(

@@ -120,6 +120,15 @@ def test_variables_that_would_win_over_the_script_are_left_out(fakes, monkeypatc
     assert seen == {"SBATCH_PARTITION"}
 
 
+def test_variables_that_say_the_contrary_are_left_out_too(fakes, monkeypatch):
+    fakes.watch()
+    for name in ("NO_REQUEUE", "REQUEUE", "MEM_PER_CPU", "WAIT"):
+        monkeypatch.setenv(f"SBATCH_{name}", "1")
+    assert jobs("submit", "train", *TRAIN, "--memory", "4G", *REST) == 0
+    seen = {k for k in fakes.environment("sbatch") if k.startswith("SBATCH_")}
+    assert seen == set()
+
+
 @pytest.mark.parametrize("inside", [True, False])
 def test_a_job_submits_others_that_know_nothing_of_it(inside, fakes, monkeypatch):
     """A count of restarts, ranks or memory of the first would confuse the second."""

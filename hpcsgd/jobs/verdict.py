@@ -14,7 +14,10 @@ ENDS = {
         "the time limit came before its end; submit it again to go on, with a longer"
         " --walltime, or with an earlier --signal where it had no time to save",
     ),
-    "DEADLINE": ("timeout", "its deadline came before its end"),
+    "DEADLINE": (
+        "timeout",
+        "its deadline came before its end; submit it again to go on",
+    ),
     "NODE_FAIL": ("failed", "a node failed; submit it again to go on"),
     "BOOT_FAIL": ("failed", "a node did not start; submit it again"),
     "OUT_OF_MEMORY": (

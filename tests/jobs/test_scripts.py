@@ -55,10 +55,13 @@ def test_75_asks_once_to_be_started_again(template, play, fakes, tmp_path):
     assert notes(tmp_path)[-1]["event"] == "requeued"
 
 
+@pytest.mark.parametrize("number", [12, 15])
 @pytest.mark.parametrize("template", RESTARTING)
-def test_a_notice_to_ranks_that_still_start_is_one_too(template, play, fakes, tmp_path):
-    """Killed by SIGUSR2, before they could listen to it."""
-    assert play(template, 128 + 12).returncode == REQUEUE
+def test_a_notice_to_ranks_that_still_start_is_one_too(
+    number, template, play, fakes, tmp_path
+):
+    """Killed by SIGUSR2, or by preemption's SIGTERM, before they could listen to it."""
+    assert play(template, 128 + number).returncode == REQUEUE
     assert fakes.calls("scontrol") == [["requeue", "42"]]
     assert notes(tmp_path)[-1]["code"] == REQUEUE
 
@@ -193,8 +196,8 @@ def test_a_failure_before_a_requeue_is_not_forgotten(play, fakes):
 def test_a_step_in_which_the_job_is_ended_is_run_again(play, fakes, tmp_path):
     """By a node that failed, say: Slurm ends this script, and starts it anew."""
     act = '[[ "$*" == *--ntasks=2* ]] && { kill -TERM $PPID; exit 143; }'
-    assert play("scaling", act=act).returncode == 143
-    assert len(fakes.calls("srun")) == 2
+    assert play("scaling", act=act).returncode == REQUEUE
+    assert len(fakes.calls("srun")) == 2 and fakes.calls("scontrol") == []
     assert events(tmp_path)[-1] == "terminated"
     fakes.forget()
     assert play("scaling", restarts=1).returncode == 0

@@ -22,7 +22,8 @@ from hpcsgd.cli.family import MARK, Family
 PR_SET_PDEATHSIG = 1
 GRACE = 5.0  # seconds for processes to follow a mpiexec that has ended
 INTERRUPTED = 130
-OWN_CODES = (0, 1, 2, 75, INTERRUPTED)  # a rank that ends with one has said why
+PREEMPTED = 75
+OWN_CODES = (0, 1, 2, PREEMPTED, INTERRUPTED)  # a rank that ends with one has said why
 # What reaches us, and what the ranks get: a terminal that closes asks for an end.
 PASSED_ON = {
     signal.SIGINT: signal.SIGINT,
@@ -30,6 +31,7 @@ PASSED_ON = {
     signal.SIGUSR2: signal.SIGUSR2,
     signal.SIGHUP: signal.SIGTERM,
 }
+NOTICES = ("SIGTERM", "SIGUSR2")  # wishes to save: start me again
 
 
 class Job:
@@ -42,6 +44,7 @@ class Job:
         self.family = Family(mark)
         self.command = command
         self.interrupts = 0
+        self.notices = 0
         self._full = [*launcher, *command]
         self._environment = {**environment, MARK: mark}
         self._process: Any = None
@@ -63,9 +66,11 @@ class Job:
                 code: int = self._process.wait()
             finally:
                 self.family.end(0.0 if self.interrupts > 1 else GRACE)
-        # A rank that was still starting, or no longer listening, is killed by Ctrl-C.
-        by_it = self.interrupts > 0 and killing_signal(code) == "SIGINT"
-        return INTERRUPTED if by_it or self.interrupts > 1 else code
+        # A rank that was still starting, or no longer listening, is killed by a signal.
+        by = killing_signal(code)
+        if self.interrupts > 1 or (self.interrupts and by == "SIGINT"):
+            return INTERRUPTED
+        return PREEMPTED if self.notices and by in NOTICES else code
 
     @contextmanager
     def _hearing(self) -> Iterator[None]:
@@ -89,6 +94,7 @@ class Job:
     def _pass_on(self, number: int) -> None:
         """To the ranks themselves: launchers treat every signal in another way."""
         self.interrupts += number == signal.SIGINT
+        self.notices += number != signal.SIGINT
         if self.interrupts > 1:
             self._kill()
             return

@@ -21,7 +21,8 @@ def main(folder, how="obeys"):
     for number in CODES:
         signal.signal(number, lambda number, frame: got.append(number))
     if how == "starts":
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        for number in CODES:
+            signal.signal(number, signal.SIG_DFL)
     if how == "leaves-a-child" and world.rank == 0:
         _leave_a_child(folder)
     world.Barrier()

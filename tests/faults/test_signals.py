@@ -127,6 +127,16 @@ def test_ranks_that_do_not_listen_yet_are_interrupted_all_the_same(start):
     assert all_gone(ranks, 0.1)
 
 
+@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])
+def test_ranks_that_do_not_listen_yet_ask_to_be_started_again(start, number):
+    """A notice ahead of a time limit may meet ranks that are still starting."""
+    process, ranks = start("starts")
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 75 and "hpcsgd: error" not in output, output
+    assert all_gone(ranks, 0.1)
+
+
 def test_a_second_interrupt_ends_all_at_once(start, tmp_path):
     process, ranks = start("ignores")
     family = [*launcher.descendants(process.pid), *ranks]

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from hpcsgd.errors import ConfigError, TransportError
+from hpcsgd.jobs.queue import need_queue
 from hpcsgd.jobs.records import add_record
 from hpcsgd.jobs.slurm import ask, need
 from hpcsgd.jobs.status import ACTIVE, states
@@ -19,6 +20,7 @@ def cancel(folder: Path, job: str = "") -> list[str]:
         )
     mine = [s for s in found if not job or job in (s.job, s.job.partition("_")[0])]
     active = [s.job for s in mine if s.state in ACTIVE]
+    need_queue((s.job for s in mine if s.state == "unknown"), "cancel again")
     if not active:
         return []
     answer = ask(["scancel", *active])

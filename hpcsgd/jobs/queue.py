@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from hpcsgd.errors import TransportError
 from hpcsgd.jobs.slurm import ask
 
 ACTIVE = (
@@ -61,6 +62,16 @@ def queued() -> dict[str, Seen] | None:
         if re.fullmatch(r"\d+(_\d+)?", job):
             found[job] = Seen(job, state, reason, elapsed, nodes)
     return found
+
+
+def need_queue(jobs: Iterable[str], what: str) -> None:
+    """Refuse to act on jobs of which nobody knows whether they wait or run."""
+    unknown = list(jobs)
+    if unknown and queued() is None:
+        raise TransportError(
+            f"squeue does not answer, so job {unknown[0]} may wait or run; {what} when"
+            " it does"
+        )
 
 
 def accounted(jobs: Iterable[str]) -> dict[str, Seen]:

@@ -11,6 +11,7 @@ from hpcsgd.errors import ConfigError, TransportError
 from hpcsgd.files import write_text
 from hpcsgd.jobs.directives import directives
 from hpcsgd.jobs.job import Job
+from hpcsgd.jobs.queue import need_queue
 from hpcsgd.jobs.records import LOG, SCRIPT, STATE, add_record
 from hpcsgd.jobs.render import render
 from hpcsgd.jobs.sites import Site
@@ -75,8 +76,10 @@ def check_idle(job: Job) -> None:
     if not (job.path / LOG).is_file():
         return
     before = {After.parse(text).job for text in job.after}
-    found = [s.job for s in states(job.path) if s.state in ACTIVE]
-    busy = [j for j in found if not before & {j, j.partition("_")[0]}]
+    found = states(job.path)
+    need_queue((s.job for s in found if s.state == "unknown"), "submit again")
+    active = [s.job for s in found if s.state in ACTIVE]
+    busy = [j for j in active if not before & {j, j.partition("_")[0]}]
     if busy:
         raise ConfigError(
             f"job {busy[0]} of {job.path} is not over: two would write into one folder;"

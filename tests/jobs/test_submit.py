@@ -258,6 +258,18 @@ def test_a_scancel_that_fails_is_said(fakes, capsys):
     assert "Kill job error" in capsys.readouterr().err
 
 
+def test_a_queue_that_does_not_answer_is_no_empty_one(fakes, capsys):
+    """Or a job that runs would get a second one beside it, or not be cancelled."""
+    assert jobs("submit", "train", *TRAIN, *REST) == 0
+    fakes.answer("squeue", code=1, err="slurm_load_jobs error: timed out\n")
+    capsys.readouterr()
+    for words in (("submit", "train", *TRAIN, *REST), ("cancel", "jobs/a")):
+        assert jobs(*words) == 1
+        out, err = capsys.readouterr()
+        assert out == "" and "squeue does not answer, so job 4711 may" in err
+    assert len(fakes.calls("sbatch")) == 1 and fakes.calls("scancel") == []
+
+
 def test_a_folder_of_no_job_is_one_sentence(fakes, capsys, tmp_path):
     for action in ("status", "cancel", "collect"):
         assert jobs(action, str(tmp_path)) == 2

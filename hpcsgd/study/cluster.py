@@ -14,6 +14,7 @@ from hpcsgd.jobs.resources import Resources
 from hpcsgd.jobs.sites import Site
 from hpcsgd.jobs.status import ACTIVE, State, states
 from hpcsgd.jobs.submit import submit
+from hpcsgd.result import Status
 from hpcsgd.study.alone import ENDS
 from hpcsgd.study.folder import Line, StudyFolder
 from hpcsgd.study.plan import Plan
@@ -132,10 +133,11 @@ def gather(plan: Plan, folder: StudyFolder) -> int:
     lines, sent, active = folder.lines(), sent_from(folder), 0
     for point in waiting(plan, lines):
         end, known = read_end(folder, point), sent.get(point.name)
-        if end is not None:
+        is_under_way = known is not None and known.is_under_way
+        if end is not None and not (is_under_way and _was_interrupted(end)):
             _append(folder, point, end)
             _end_of(folder, point).unlink(missing_ok=True)
-        elif known and known.is_under_way:
+        elif is_under_way:
             active += 1
         elif known and known.is_over and _is_news(lines.get(point.key), known):
             folder.append(_lost(point, known))
@@ -156,6 +158,11 @@ def read_end(folder: StudyFolder, point: Point) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}); remove it") from error
     return end
+
+
+def _was_interrupted(end: Mapping[str, Any]) -> bool:
+    """Its job is started again, and with it this run."""
+    return (end.get("report") or {}).get("status") == Status.PREEMPTED.value
 
 
 def _append(folder: StudyFolder, point: Point, end: Mapping[str, Any]) -> None:

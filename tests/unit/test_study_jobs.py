@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from hpcsgd.callbacks.base import Callback, Wish
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.synthetic import write_synthetic
 from hpcsgd.errors import ConfigError
@@ -122,6 +123,26 @@ def test_lines_come_from_what_the_jobs_leave(tmp_path, study, queue):
     assert list((study / "ends").iterdir()) == [], "each becomes a line once"
     again = begin(asked, study, where(), resume=True)
     assert (again.jobs, again.under_way, again.over) == ([], 2, 2)
+
+
+def test_a_run_that_is_started_again_has_not_failed(tmp_path, study, queue):
+    """Its job was told to save, and waits for its next start."""
+    begin(plan(tmp_path, ranks=(1,)), study, where())
+    name = "casgd-p1-s2-b32-1x1-fp32-seed0-r1"
+    run_ranks(1, lambda world: train_point(study, name, world, callbacks=[Preempted()]))
+    found, active = collect(study)
+    assert (found.failures, found.missing, active) == ((), 2, 2)
+    ended(study / "jobs" / "p1", "101", 75)
+    queue.set("101", "")
+    found, active = collect(study)
+    assert active == 0 and len(found.failures) == 2, "it is not started again"
+
+
+class Preempted(Callback):
+    """As by a signal ahead of the time limit."""
+
+    def on_exchange(self, view):
+        return Wish.PREEMPT
 
 
 def test_what_is_lost_is_said_once_and_submitted_again(tmp_path, study, queue):

@@ -188,6 +188,23 @@ def test_on_gpus_where_some_are_asked_for(fakes, workplace):
     assert devices == ["cuda", "cpu", "cuda"]
 
 
+def test_the_file_says_where_it_runs(fakes, workplace, capsys):
+    """As a flag would: GPUs of the job do not win over it, nor does a site without."""
+    for device in ("cpu", "cuda"):
+        (workplace / f"{device}.toml").write_text(f'[run]\ndevice = "{device}"\n')
+    for name, words in (
+        ("a", ["--site", "generic-gpu", "--", "cpu.toml"]),
+        ("b", ["--site", "generic-gpu", "--gpus", "1", "--", "cuda.toml"]),
+        ("c", ["--site", "generic-gpu", "--", "--set", "run.device=cpu"]),
+    ):
+        assert jobs("submit", "train", "--out", name, *words, *REST[1:]) == 0
+        command = records(workplace / name)[0]["steps"][0]["command"]
+        assert ("cuda" in command) == (name == "b")
+    words = ["--site", "frontier-like", "--out", "d", "--", "cuda.toml", *REST[1:]]
+    assert jobs("submit", "train", *words) == 2
+    assert "GPUs without CUDA" in capsys.readouterr().err
+
+
 def test_resources_from_a_file_and_defaults_of_a_site(fakes, workplace):
     (workplace / "big.toml").write_text('nodes = 2\ntasks = 8\naccount = "m1"\n')
     words = ["--site", "perlmutter-cpu", "--out", "a", "--resources", "big.toml"]
@@ -211,6 +228,7 @@ def test_resources_from_a_file_and_defaults_of_a_site(fakes, workplace):
         (["sweep", *TRAIN, "--vary", "steps=1", *REST], "section.key=V1,V2"),
         (["sweep", *TRAIN, "--vary", "schedule.steps=1", *REST, "--out", "b"], "--out"),
         (["sweep", *TRAIN, "--vary", "schedule.stepps=1", *REST], "stepps"),
+        (["sweep", *TRAIN, "--vary", "schedule.steps=1,x", *REST], "steps = 'x'"),
         (["scaling", *TRAIN, "--ranks", "1,x", *REST], "--ranks 1,x"),
         (["convert", *TRAIN, "--", "a.txt"], "DST.h5"),
         (["command", *TRAIN], "needs a command"),

@@ -3,43 +3,67 @@
 import argparse
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 
+from hpcsgd.config import read_toml
 from hpcsgd.errors import ConfigError
 from hpcsgd.jobs.job import Step
 from hpcsgd.jobs.resources import Resources
 from hpcsgd.jobs.syntax import MOST_ELEMENTS
 
 Words = tuple[str, ...]
+DEVICE = "run.device="
 
 
 def steps_of(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
-    """The launches of a job, each tried as a command line here and now."""
+    """The launches of a job, all that they say tried as command lines here and now."""
     steps = MAKERS[arguments.template](arguments, resources)
-    for step in {step.command: step for step in steps[:1]}.values():
+    for step in _telling(steps):
         _try(step.command)
     return steps
 
 
+def _telling(steps: Sequence[Step]) -> Iterator[Step]:
+    """The first, and each that says something that none before it said.
+
+    Of a sweep these are as many as values, not as many as combinations.
+    """
+    said: set[str] = set()
+    for step in steps:
+        words = set(step.command) - {step.folder}
+        if not words <= said:
+            said |= words
+            yield step
+
+
 def _train(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
     folder = os.path.join(arguments.out, "run")
-    return (Step(training(arguments.words, folder, resources.gpus)),)
+    return (Step(training(arguments.words, folder, _device(arguments, resources))),)
 
 
-def training(words: Sequence[str], folder: str, gpus: int) -> Words:
+def training(words: Sequence[str], folder: str, device: str) -> Words:
     """A run that goes on by itself in `folder`, unless another was named.
 
-    It is on GPUs where the job asks for some, unless it says otherwise.
+    A `device` that is cuda becomes a flag, unless there is one: those that check a job
+    see words alone.
     """
-    if _says(words, "--resume"):
-        raise ConfigError(
-            "--resume in the command of a job: it goes on by itself in its own run"
-            " folder; leave it out"
-        )
     out = () if _says(words, "--out") else ("--out", folder)
-    device = ("--device", "cuda") if gpus and not _says(words, "--device") else ()
-    return ("train", *words, *device, *out, "--resume", "auto")
+    flag = device == "cuda" and not _says(words, "--device")
+    cuda = ("--device", "cuda") if flag else ()
+    return ("train", *words, *cuda, *out, "--resume", "auto")
+
+
+def _device(arguments: argparse.Namespace, resources: Resources) -> str:
+    """What the command and its file say; else GPUs where the job asks for some."""
+    from hpcsgd.cli.parser import make_parser
+    from hpcsgd.cli.train import overlaid
+
+    _refuse_resume(arguments)
+    read = make_parser("train").parse_args(("train", *arguments.words))
+    table = overlaid(read_toml(read.config) if read.config else {}, read).get("run")
+    said = table.get("device") if isinstance(table, dict) else None
+    return str(said or ("cuda" if resources.gpus else "cpu"))
 
 
 def _sweep(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
@@ -51,11 +75,13 @@ def _sweep(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, .
     points = list(product(*axes))
     if len(points) > MOST_ELEMENTS:
         raise ConfigError(f"{len(points)} runs are too many for one array; vary less")
-    folders = [_folder(arguments, number) for number in range(len(points))]
-    return tuple(
-        Step(training((*arguments.words, *_sets(point)), folder, resources.gpus))
-        for point, folder in zip(points, folders, strict=True)
-    )
+    usual = _device(arguments, resources)
+    found = []
+    for number, point in enumerate(points):
+        varied = [said.partition("=")[2] for said in point if said.startswith(DEVICE)]
+        words, folder = (*arguments.words, *_sets(point)), _folder(arguments, number)
+        found.append(Step(training(words, folder, (varied or [usual])[-1])))
+    return tuple(found)
 
 
 def _axis(text: str) -> list[str]:
@@ -77,10 +103,10 @@ def _sets(point: Sequence[str]) -> Words:
 def _scaling(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
     """The same run on other numbers of ranks."""
     _refuse_out(arguments)
-    found = []
+    found, device = [], _device(arguments, resources)
     for ranks in ranks_of(arguments.ranks):
         folder = _folder(arguments, f"ranks-{ranks}")
-        found.append(Step(training(arguments.words, folder, resources.gpus), ranks))
+        found.append(Step(training(arguments.words, folder, device), ranks))
     return tuple(found)
 
 
@@ -123,6 +149,14 @@ def _folder(arguments: argparse.Namespace, name: int | str) -> str:
 
 def _says(words: Sequence[str], flag: str) -> bool:
     return any(word.partition("=")[0] == flag for word in words)
+
+
+def _refuse_resume(arguments: argparse.Namespace) -> None:
+    if _says(arguments.words, "--resume"):
+        raise ConfigError(
+            "--resume in the command of a job: it goes on by itself in its own run"
+            " folder; leave it out"
+        )
 
 
 def _refuse_out(arguments: argparse.Namespace) -> None:

@@ -35,7 +35,8 @@ def warnings(job: Job, site: Site) -> list[str]:
 
 def _check_gpus(job: Job, site: Site) -> None:
     wanted = job.resources
-    uses = any({"cuda", "--device=cuda"} & set(step.command) for step in job.all_steps)
+    says = {"cuda", "--device=cuda"}
+    uses = any(step.on_gpus or says & set(step.command) for step in job.all_steps)
     if site.node.gpu != "cuda" and (wanted.gpus or uses):
         has = "GPUs without CUDA" if site.node.gpu == "rocm" else "no GPUs"
         raise ConfigError(

@@ -56,12 +56,12 @@ def study(tmp_path, queue):
     return tmp_path / "study"
 
 
-def plan(tmp_path, ranks=(1, 2), **more):
+def plan(tmp_path, ranks=(1, 2), base=None, **more):
     path = tmp_path / "few.h5"
     if not path.exists():
         write_synthetic(path, "susy", 64, 18, 0)
     asked = {"ranks": list(ranks), "methods": ["casgd"], "steps": [2], "repeats": 2}
-    base = {"data": {"path": str(path)}, "rate": {"value": 0.5}}
+    base = {"data": {"path": str(path)}, "rate": {"value": 0.5}, **(base or {})}
     return make_plan("strong", {**asked, "on": "slurm", **more}, base)
 
 
@@ -175,6 +175,17 @@ def test_a_job_that_nobody_knows_is_no_failure(tmp_path, study, queue):
     found, active = collect(study)
     assert (found.failures, found.missing, active) == ((), 2, 0)
     assert begin(asked, study, where(), resume=True).jobs == ["102"]
+
+
+def test_gpus_are_refused_where_there_is_no_cuda(tmp_path, study):
+    """The commands of a study do not say where they run; its plan does."""
+    asked = plan(tmp_path, base={"run": {"device": "cuda"}})
+    site = Where(load_site("frontier-like"), Resources())
+    with pytest.raises(ConfigError, match="GPUs without CUDA"):
+        begin(asked, study, site)
+    short = Where(load_site("generic-gpu"), Resources())
+    with pytest.raises(ConfigError, match="one --gpus for each rank"):
+        begin(asked, study, short, resume=True)
 
 
 def test_a_site_without_slurm_is_refused(tmp_path, study):

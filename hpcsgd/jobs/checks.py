@@ -48,7 +48,7 @@ def _check_gpus(job: Job, site: Site) -> None:
             f"{wanted.gpus} GPUs of each node were asked for, and a node of"
             f" {site.name} has {site.node.gpus}; ask for more nodes"
         )
-    shared = any("--share-gpus" in step.command for step in job.all_steps)
+    shared = any(s.shares_gpus or "--share-gpus" in s.command for s in job.all_steps)
     if uses and wanted.tasks_per_node > wanted.gpus and not shared:
         raise ConfigError(
             f"{wanted.tasks_per_node} ranks on a node and {wanted.gpus} GPUs: ask for"

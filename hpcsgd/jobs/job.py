@@ -22,12 +22,14 @@ class Step:
     ----------
     command : what the ranks run, after `hpcsgd`
     tasks : how many of the job's tasks; 0 = all of them
-    on_gpus : that they are on GPUs, where the command does not say it
+    on_gpus, shares_gpus : what --device cuda and --share-gpus would say, where a file
+        says it
     """
 
     command: Words
     tasks: int = 0
     on_gpus: bool = False
+    shares_gpus: bool = False
 
     def __post_init__(self) -> None:
         if not self.command:

@@ -99,8 +99,13 @@ def _send(
 def _step(folder: StudyFolder, point: Point, timeout: float) -> Step:
     path = str(folder.path.absolute())
     words = ("study", "point", path, point.name, "--point-timeout", f"{timeout:g}")
-    on_gpus = point.tables().get("run", {}).get("device") == "cuda"
-    return Step(words, tasks=point.launched, on_gpus=on_gpus)
+    asked = point.tables().get("run", {})
+    return Step(
+        words,
+        tasks=point.launched,
+        on_gpus=asked.get("device") == "cuda",
+        shares_gpus=bool(asked.get("share_gpus")),
+    )
 
 
 def sent_from(folder: StudyFolder) -> dict[str, Sent]:

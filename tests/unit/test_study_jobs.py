@@ -186,6 +186,9 @@ def test_gpus_are_refused_where_there_is_no_cuda(tmp_path, study):
     short = Where(load_site("generic-gpu"), Resources())
     with pytest.raises(ConfigError, match="one --gpus for each rank"):
         begin(asked, study, short, resume=True)
+    shared = plan(tmp_path, base={"run": {"device": "cuda", "share_gpus": True}})
+    few = Where(load_site("generic-gpu"), Resources(gpus=1))
+    assert begin(shared, study.with_name("other"), few).jobs == ["101", "102"]
 
 
 def test_a_site_without_slurm_is_refused(tmp_path, study):

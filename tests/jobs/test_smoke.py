@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from hpcsgd.cli import main
+from hpcsgd.cli.jobs import smoke as command
 from hpcsgd.comm.threads import run_ranks
+from hpcsgd.errors import TransportError
 from hpcsgd.jobs import smoke_files
-from hpcsgd.jobs.smoke import smoke, verdict
+from hpcsgd.jobs.smoke import content_of, smoke, verdict
 
 RANKS = 3
 
@@ -42,6 +44,12 @@ def test_other_ranks_than_were_asked_for(tmp_path):
         list(said) == ["ranks"]
         and "4 ranks were asked for and there are 3" in said["ranks"]
     )
+
+
+def test_sums_of_very_many_ranks_are_exact():
+    """In float32, in any order: no partial sum is rounded."""
+    assert sum(map(content_of, range(2**18))) <= 2**24
+    assert all(content_of(rank) > 0 for rank in range(1000))
 
 
 def test_a_wrong_sum_names_the_rank(tmp_path):
@@ -138,3 +146,17 @@ def test_the_command_prints_one_verdict(words, code, tmp_path, capsys):
     said = json.loads(capsys.readouterr().out)
     assert said["good"] == (not code) and len(said["checks"]) == 6
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_that_never_meet_have_one_verdict(rank, monkeypatch, capsys):
+    """srun of one MPI and mpi4py of another: each would speak for itself."""
+
+    def alone(*_, **__):
+        raise TransportError("4 ranks were asked for and MPI gives 1")
+
+    monkeypatch.setattr(command, "on_all_ranks", alone)
+    monkeypatch.setenv("PMI_RANK", str(rank))
+    assert main(["jobs", "smoke"]) == 1
+    said = "smoke: bad: ranks: 4 ranks were asked for and MPI gives 1\n"
+    assert capsys.readouterr().out == (said if rank == 0 else "")

@@ -10,6 +10,7 @@ from hpcsgd.cli import launch
 from hpcsgd.cli.ranks import on_all_ranks
 from hpcsgd.comm.base import Communicator
 from hpcsgd.config import DEVICES, TRANSPORTS
+from hpcsgd.errors import HpcsgdError
 from hpcsgd.jobs.smoke import Check, smoke, verdict
 
 
@@ -45,12 +46,17 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Standard output has the verdict alone, standard error every look."""
     if launch.must_relaunch(arguments.ranks):
         return launch.relaunch(arguments.ranks, argv, remedy="mend the MPI first")
-    return on_all_ranks(
-        "auto",
-        lambda world: _smoke(world, arguments),
-        show=lambda checks: _show(checks, arguments.json),
-        code=lambda checks: int(not all(check.good for check in checks)),
-    )
+    try:
+        return on_all_ranks(
+            "auto",
+            lambda world: _smoke(world, arguments),
+            show=lambda checks: _show(checks, arguments.json),
+            code=lambda checks: int(not all(check.good for check in checks)),
+        )
+    except HpcsgdError as error:  # ranks that never met have a verdict, too
+        if launch.speaks():
+            _show([Check("ranks", False, str(error))], arguments.json)
+        return 1
 
 
 def _smoke(world: Communicator, arguments: argparse.Namespace) -> list[Check]:

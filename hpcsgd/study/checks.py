@@ -55,10 +55,17 @@ def _check_lists(plan: Plan) -> None:
     for flag, values in lists.items():
         if not values:
             raise ConfigError(f"{flag} names nothing; give at least one value")
-    for flag, values in (*lists.items(), ("--ranks", plan.ranks)):
+    once = {"--emulate-members": plan.emulated, "--grids": plan.grids}
+    for flag, values in {**lists, "--ranks": plan.ranks, **once}.items():
         twice = [value for value in values if values.count(value) > 1]
         if twice:
             raise ConfigError(f"{flag} has {twice[0]} twice; give each value once")
+    both = sorted({*plan.ranks} & {*plan.emulated})
+    if both:
+        raise ConfigError(
+            f"{both[0]} ranks are in --ranks and in --emulate-members, and a point is"
+            " either run or emulated; leave it out of one of them"
+        )
 
 
 def _check_grids(plan: Plan) -> None:

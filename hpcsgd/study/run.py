@@ -42,6 +42,11 @@ def run(
     Account
     """
     check(plan)
+    if plan.on != "local":
+        raise ConfigError(
+            f"this study is for {plan.on}; submit it with hpcsgd study {plan.kind} --on"
+            f" {plan.on}, or ask for on = local"
+        )
     folder = StudyFolder(out)
     folder.open(plan, resume)
     try:

@@ -80,6 +80,12 @@ def test_weak_counts_the_work_that_grew():
     assert (seen["casgd", 4].speed_up_sgd, seen["casgd", 4].gain) == (3.2, 1.6)
 
 
+def test_the_best_of_a_weak_study_does_most_in_its_time():
+    plan = Plan("weak", (1, 4), rows=100, repeats=1, methods=("casgd",))
+    assert found(plan, {("casgd", 1): [10], ("casgd", 4): [30]}).best.ranks == 4
+    assert found(plan, {("casgd", 1): [10], ("casgd", 4): [50]}).best.ranks == 1
+
+
 def test_weak_with_a_batch_that_grows_finds_its_baselines():
     plan = Plan("weak", (2, 4), rows=100, repeats=1, batch_grows=True, batch=(32, 64))
     took = {("sgd", 2): [8], ("sgd", 4): [16], ("casgd", 2): [10], ("casgd", 4): [10]}

@@ -195,3 +195,9 @@ def test_the_first_rows_are_the_same_bits(tmp_path, element, is_sparse):
     assert np.array_equal(first.sample_weight(some), abs(c)[:20])
     assert np.array_equal(first.offset(some), o[:20])
     first.close()
+
+
+def test_a_study_for_slurm_is_not_run_here(launches, few, out):
+    with pytest.raises(ConfigError, match="--on slurm"):
+        strong(few, [1], out, CONFIG, on="slurm")
+    assert launches.names == []

@@ -116,7 +116,8 @@ def _notes(found: Account) -> str:
         lines.append("! not the calls and words of the formula")
     if found.best is not None:
         best = found.best
-        lines.append(f"fastest: {best.setting}, {best.seconds:.3f} s")
+        word = "most rows a second" if found.kind == "weak" else "fastest"
+        lines.append(f"{word}: {best.setting}, {best.seconds:.3f} s")
     return "\n".join(lines)
 
 

@@ -86,8 +86,9 @@ def test_a_point_that_fails_ends_no_study(hpcsgd, tmp_path, few):
     one, four, bad = lines(tmp_path / "w")
     assert (bad["status"], bad["seconds"], bad["ledger"]) == ("failed", None, None)
     assert "cannot share 18 columns" in bad["error"]
-    assert "1 of 3 runs failed" in done.stderr
-    assert done.stdout.count("casgd") == 4, "three rows, and the fastest"
+    assert "1 of 3 runs failed" in done.stderr and "--network" not in done.stderr
+    assert "one rank, alone on its node" in done.stdout
+    assert done.stdout.count("casgd") == 4, "three rows, and the best"
     assert (one["rows"], four["rows"]) == (300 // 19, 300 * 4 // 19)
     assert (four["emulated"], four["loss"], four["history"]) == (4, None, [])
     assert four["network"] == "lan" and four["oversubscribed"] is False

@@ -61,6 +61,7 @@ def test_a_job_for_each_number_of_ranks(hpcsgd, tmp_path, slurm, asked):
     emulated = ("--ranks", "1,2", "--emulate-members", "19")
     begun = hpcsgd(*asked, *emulated, "--ask", "walltime=00:05:00", timeout=240)
     assert begun.returncode == 0, begun.stderr
+    assert "add --network lan" in begun.stderr, "or 19 ranks wait for nobody"
     assert json.loads(begun.stdout)["jobs"] == ["101", "102"]
     script = (tmp_path / "s" / "jobs" / "p2" / "job.sbatch").read_text()
     assert "#SBATCH --ntasks=2" in script and "--time=00:05:00" in script

@@ -119,6 +119,11 @@ def run_study(kind: str, arguments: argparse.Namespace, argv: list[str]) -> int:
     if not out:
         raise ConfigError("a study needs a folder to write to: add --out DIR")
     log.info("%s", tables.plan_line(plan))
+    if plan.emulated and not plan.base.get("run", {}).get("network"):
+        log.warning(
+            "without a network emulated ranks wait for nobody, and their times are of"
+            " arithmetic alone; add --network lan, or what the machine has"
+        )
     begin = _here if plan.on == "local" else _jobs
     return begin(plan, out, arguments)
 

@@ -110,6 +110,11 @@ def _notes(found: Account) -> str:
     ]
     if found.kind == "weak":
         lines.append("the work grows with the ranks, and speed-ups count it")
+    if any(row.emulated for row in found.rows):
+        lines.append(
+            "emulated: one rank, alone on its node, that waits as --network says; what"
+            " the others would do to its memory and its network is not in these times"
+        )
     if any(row.oversubscribed for row in found.rows):
         lines.append("* more ranks than cores: its times mean little")
     if any(row.expected is False for row in found.rows):

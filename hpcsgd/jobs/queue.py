@@ -76,7 +76,8 @@ def need_queue(jobs: Iterable[str], what: str) -> None:
 
 def accounted(jobs: Iterable[str]) -> dict[str, Seen]:
     """Job -> what the accounting says; nothing where there is none, or it is off."""
-    numbers = ",".join(sorted({job.partition("_")[0] for job in jobs}))
+    own = {job.partition("_")[0] for job in jobs}
+    numbers = ",".join(sorted(filter(str.isdigit, own)))
     if not numbers:
         return {}
     columns = "JobID,State,ExitCode,Elapsed,NodeList"

@@ -62,7 +62,8 @@ class Known:
 def states(folder: Path) -> list[State]:
     """Every job that was submitted from `folder`, elements of arrays apart."""
     said = records(folder)
-    sent = [r for r in said if r.get("event") == "submitted"]
+    # A script that is run by hand has one name however often it is written.
+    sent = {r["job"]: r for r in said if r.get("event") == "submitted"}.values()
     jobs = [(job, number, r) for r in sent for number, job in elements(r)]
     known = look_up([job for job, _, _ in jobs], said)
     return [_state(folder, job, n, record, known) for job, n, record in jobs]

@@ -19,6 +19,8 @@ from hpcsgd.jobs.slurm import ask, clean_environment, need
 from hpcsgd.jobs.status import ACTIVE, states
 from hpcsgd.jobs.syntax import After
 
+BY_HAND = "local"  # what a script that no Slurm has numbered calls itself
+
 
 @dataclass(frozen=True)
 class Submitted:
@@ -53,6 +55,7 @@ def submit(
         return Submitted("", job.name, script, command)
     if not site.has_slurm:
         write_script(job, text)
+        add_record(job.path, "submitted", job=BY_HAND, **_described(job, site, text))
         raise ConfigError(
             f"site {site.name} has no Slurm to submit to; run it by hand: bash {script}"
         )
@@ -136,7 +139,7 @@ def _described(job: Job, site: Site, text: str) -> dict[str, Any]:
             {"command": list(s.command), "tasks": s.tasks, "run": s.folder}
             for s in job.all_steps
         ],
-        "array": job.elements if job.is_array else "",
+        "array": job.elements if job.is_array and site.has_slurm else "",
         "after": list(job.after),
         "sha256": hashlib.sha256(text.encode()).hexdigest(),
     }

@@ -5,10 +5,14 @@ import shlex
 
 import pytest
 
+from hpcsgd.errors import ConfigError
+from hpcsgd.jobs.collect import collect
 from hpcsgd.jobs.job import Step
 from hpcsgd.jobs.render import render
 from hpcsgd.jobs.resources import Resources
 from hpcsgd.jobs.sites import load_site
+from hpcsgd.jobs.status import states
+from hpcsgd.jobs.submit import submit
 from hpcsgd.result import REQUEUE
 from tests.jobs.examples import COMMANDS, PYTHON, STEPS, example
 
@@ -260,6 +264,22 @@ def test_a_workstation_runs_it_without_slurm(code, fakes, tmp_path):
     assert fakes.calls("scontrol") == fakes.calls("srun") == []
     assert ("run this script again" in done.stderr) == (code == REQUEUE)
     assert events(tmp_path, "local") == ["began", "ended"]
+
+
+def test_what_is_run_by_hand_has_a_status_too(fakes, tmp_path):
+    """Its own notes and its run folders say all that there is to say."""
+    python = fakes.add("python")
+    job = example("sweep", folder=str(tmp_path))
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="run it by hand"):
+            submit(job, load_site("workstation"), python=str(python))
+    fakes.answer("squeue", code=1)
+    (state,) = states(job.path)
+    assert (state.state, len(state.runs)) == ("unknown", 3)
+    fakes.play((job.path / "job.sbatch").read_text())
+    (state,) = states(job.path)
+    assert (state.job, state.state, state.code) == ("local", "completed", 0)
+    assert len(collect(job.path)) == 3
 
 
 def test_one_rank_is_started_without_a_launcher(fakes, tmp_path):

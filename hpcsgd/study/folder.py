@@ -45,6 +45,9 @@ class StudyFolder:
                 f"cannot write into --out {self.path}: {error.strerror};"
                 " choose a folder that can be written"
             ) from error
+        except ConfigError:
+            self.lock.release()
+            raise
 
     def close(self) -> None:
         """Let the next study in."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcsgd.cli import THREAD_SETTINGS
 from hpcsgd.cli.job import end_with_parent
 
 GRACE = 10.0  # seconds for a run to end when it is told to
@@ -41,6 +42,7 @@ def launch(config: Path, ranks: int, log: Path, limit: float) -> Ended:
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=heard,
+            env=environment(),
             start_new_session=True,
             preexec_fn=end_with_parent,
         )
@@ -64,6 +66,15 @@ def command(config: Path, ranks: int) -> list[str]:
     """What is started; one rank needs no launcher."""
     words = [sys.executable, "-m", "hpcsgd", "train", str(config), "--json", "--quiet"]
     return words if ranks == 1 else [*words, "--ranks", str(ranks)]
+
+
+def environment() -> dict[str, str]:
+    """One BLAS thread a rank, unless the user said otherwise, as on many ranks.
+
+    A rank that is alone would else have those of all cores: no baseline of others, and
+    not one of many that are emulated.
+    """
+    return {**dict.fromkeys(THREAD_SETTINGS, "1"), **os.environ}
 
 
 def _wait(process: "subprocess.Popen[bytes]", limit: float) -> bool:

@@ -56,6 +56,15 @@ def test_another_study_is_never_overwritten(folder):
         folder.open(plan(), resume=False)
 
 
+def test_who_is_refused_leaves_the_folder_free(folder):
+    folder.open(plan(), resume=False)
+    folder.close()
+    with pytest.raises(ConfigError, match="--resume"):
+        folder.open(plan(), resume=False)
+    assert not (folder.path / ".in-use").exists()
+    StudyFolder(folder.path).open(plan(), resume=True)
+
+
 def test_a_changed_plan_is_refused_by_its_difference(folder):
     folder.open(plan(), resume=False)
     folder.close()

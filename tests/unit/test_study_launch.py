@@ -32,6 +32,19 @@ def test_the_report_and_the_log_are_kept_apart(program, tmp_path):
     assert (tmp_path / "x.log").read_text() == "said\n"
 
 
+@pytest.mark.parametrize("said, seen", [(None, "1"), ("3", "3")])
+def test_a_rank_that_is_alone_has_one_blas_thread(
+    said, seen, program, tmp_path, monkeypatch
+):
+    """As those of many have: with all cores it would be no baseline of theirs."""
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    if said:
+        monkeypatch.setenv("OPENBLAS_NUM_THREADS", said)
+    program("import json, os; print(json.dumps(dict(os.environ)))")
+    ended = launch(tmp_path / "x.toml", 1, tmp_path / "x.log", 60)
+    assert ended.report["OPENBLAS_NUM_THREADS"] == seen
+
+
 def test_a_run_that_fails_says_its_own_sentence(program, tmp_path):
     text = (
         "import sys; print('hpcsgd: error: no such luck; try again', file=sys.stderr)"

@@ -1,6 +1,7 @@
 """Where the files of sites are: those that come along, and one's own."""
 
 import os
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,14 +50,18 @@ def find_site(name: str) -> Path:
     return known[name]
 
 
-def new_site(name: str, source: str) -> str:
-    """The text of a new site's file, which begins as that of `source`."""
+def new_site(name: str, source: str, path: str = "") -> str:
+    """The text of a new site's file, which begins as that of `source`.
+
+    `path` is where it will be, if not where its name alone finds it.
+    """
     check_name(name, "the name of a site")
     text = find_site(source).read_text(encoding="utf-8")
+    called = shlex.quote(path or name)
     begin = (
         f"# {name}: begun from {source}. Change what differs, look at a script with\n"
-        f"#     hpcsgd jobs render train --site {name} --out jobs/a -- run.toml\n"
+        f"#     hpcsgd jobs render train --site {called} --out jobs/a -- run.toml\n"
         "# and prove it with\n"
-        f"#     hpcsgd jobs submit smoke --site {name} --tasks 4 --out jobs/smoke\n\n"
+        f"#     hpcsgd jobs submit smoke --site {called} --tasks 4 --out jobs/smoke\n\n"
     )
     return begin + text

@@ -308,6 +308,9 @@ def test_new_site_is_found_by_its_name(fakes, capsys, tmp_path, monkeypatch):
     assert path == tmp_path / "sites" / "mine.toml"
     assert load_site("mine").node == load_site("perlmutter-gpu").node
     assert load_site(str(path)).name == "mine" and "# mine" in path.read_text()
+    assert "--site mine --tasks 4" in path.read_text()
+    assert jobs("new-site", "mine", "--out", "own.toml") == 0
+    assert "--site own.toml --tasks 4" in Path("own.toml").read_text()
     assert jobs("new-site", "mine") == 2
     assert "exists" in capsys.readouterr().err
     assert jobs("new-site", "--list") == 0

@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
         return 0
     if not arguments.name:
         raise ConfigError("new-site needs a NAME for the site, or --list")
-    text = new_site(arguments.name, arguments.source)
+    text = new_site(arguments.name, arguments.source, arguments.out or "")
     path = Path(arguments.out or own_folders()[0] / f"{arguments.name}.toml")
     if path.exists():
         raise ConfigError(f"{path} exists; name another site, or remove it")

@@ -1,13 +1,12 @@
 """Where the files of sites are: those that come along, and one's own."""
 
 import os
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 from hpcsgd import assets
 from hpcsgd.errors import ConfigError
-from hpcsgd.jobs.words import check_name
+from hpcsgd.jobs.words import check_name, quote
 
 VARIABLE = "HPCSGD_SITES"  # a folder of one's own, or of a group
 
@@ -57,7 +56,7 @@ def new_site(name: str, source: str, path: str = "") -> str:
     """
     check_name(name, "the name of a site")
     text = find_site(source).read_text(encoding="utf-8")
-    called = shlex.quote(path or name)
+    called = quote(path or name)
     begin = (
         f"# {name}: begun from {source}. Change what differs, look at a script with\n"
         f"#     hpcsgd jobs render train --site {called} --out jobs/a -- run.toml\n"

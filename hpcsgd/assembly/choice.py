@@ -70,14 +70,14 @@ def choose_run(
     if clips and kind != "auto" and not may_clip(kind, steps, over):
         raise refuse(kind, how)
     if config.run.device == "cuda":
-        job = _job(config, words, task, loaded)
+        job = job_of(config, words, task, loaded)
         there = choose_on_gpu(config, job, task.members, task.shard.is_sparse)
         ahead = uses_look_ahead(config.products, there.product, words.latency)
         return Chosen(there.product, there.steps, ahead, there.seconds)
     if kind != "auto" and steps:
         ahead = uses_look_ahead(config.products, kind, words.latency)
         return Chosen(kind, steps, ahead)
-    job = _job(config, words, task, loaded)
+    job = job_of(config, words, task, loaded)
     open_to = list(candidates(kind, steps, job, Machine()))
     if len(open_to) == 1:  # on one rank with steps given: nothing to ask a machine
         (only,) = open_to
@@ -110,7 +110,8 @@ def _check(config: RunConfig) -> None:
         )
 
 
-def _job(config: RunConfig, words: Vocabulary, task: Task, loaded: Loaded) -> Job:
+def job_of(config: RunConfig, words: Vocabulary, task: Task, loaded: Loaded) -> Job:
+    """What is to be done, for the cost model."""
     shard, precision = loaded.shard, words.precision
     largest = split_range(shard.total_rows, config.grid.replicas, 0)
     schedule = config.schedule

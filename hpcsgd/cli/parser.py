@@ -13,8 +13,10 @@ from hpcsgd.errors import ConfigError, HpcsgdError
 # Modules of this package, loaded when they are asked for.
 COMMANDS = (
     "train",
+    "tune",
     "compare",
     "precision",
+    "study",
     "evaluate",
     "predict",
     "inspect",

@@ -9,12 +9,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hpcsgd.assembly.choice import job_of
 from hpcsgd.assembly.live import Live
 from hpcsgd.build import open_all, put_together
 from hpcsgd.comm.base import Communicator
 from hpcsgd.config import RunConfig
+from hpcsgd.cost import Job
 from hpcsgd.data.readers import RowReader
 from hpcsgd.load import Loaded
+from hpcsgd.products import KEEPS
+from hpcsgd.products.base import Task
 from hpcsgd.timing import Clock
 
 EPOCHS = 10**6  # as many as anybody waits for: a burst ends before
@@ -33,6 +37,7 @@ class Setting:
     steps: int
     batch: int
     look_ahead: bool = False
+    period: int = 0  # exchanges between agreements; 0 = none while it is timed
 
     @property
     def rows(self) -> int:
@@ -69,23 +74,42 @@ class Stage:
         self.opened = open_all(self.config, world, reader, setup)
         self.seconds_reading = setup.seconds.get("read", 0.0)
         self.world = self.opened.grid.world
-        self._runs: dict[tuple[Setting, bool], _Rehearsal] = {}
+        self._task: Task | None = None
+        self._runs: dict[Setting, _Rehearsal] = {}
 
     @property
     def rows(self) -> int:
         """Of a replica, at least."""
         return self.opened.loaded.shard.total_rows // self.opened.grid.replicas.size
 
+    @property
+    def task(self) -> Task:
+        """Any that stands on these data: kernels and groups are the same in all."""
+        if self._task is None:
+            self._task = self._live(Setting("direct", 1, 1)).task
+        return self._task
+
+    def job(self, rows: int, epochs: int) -> Job:
+        """What the cost model is told, of a run on so many rows in all."""
+        opened, schedule = self.opened, self.config.schedule
+        config = replace(self.config, schedule=replace(schedule, epochs=epochs))
+        job = job_of(config, opened.words, self.task, opened.loaded)
+        return replace(job, rows=max(rows // opened.grid.replicas.size, 1))
+
     def fits(self, setting: Setting) -> bool:
         """Whether an epoch of what is here has exchanges of this size."""
         return setting.rows <= self.rows
 
-    def burst(self, setting: Setting, seconds: float, later: bool = False) -> Burst:
-        """About so many seconds of it; `later`, of epochs that come again."""
-        key = (setting, later)
-        if key not in self._runs:
-            self._runs[key] = _Rehearsal(self._live(setting, later), later)
-        return Burst(setting, later, *self._runs[key].run(seconds))
+    def burst(self, setting: Setting, seconds: float) -> Burst:
+        """About so many seconds of it; of a product that keeps, of later epochs."""
+        if setting not in self._runs:
+            self._runs[setting] = _Rehearsal(self._live(setting), setting)
+        later = setting.product in KEEPS
+        return Burst(setting, later, *self._runs[setting].run(seconds))
+
+    def first(self, setting: Setting) -> Burst:
+        """The first epoch, of a product that keeps; there has been a burst of it."""
+        return Burst(setting, False, *self._runs[setting].first)
 
     def forget(self) -> None:
         """Let go of the products that bursts were made with."""
@@ -98,11 +122,12 @@ class Stage:
         self.forget()
         self.opened.grid.close()
 
-    def _live(self, setting: Setting, later: bool) -> Live:
+    def _live(self, setting: Setting) -> Live:
         schedule = replace(
             self.config.schedule,
             batch=setting.batch,
             steps=setting.steps,
+            period=setting.period or EPOCHS,
             epochs=EPOCHS,
         )
         products = replace(
@@ -112,7 +137,7 @@ class Stage:
         )
         config = replace(self.config, schedule=schedule, products=products)
         opened = self.opened
-        if later:
+        if setting.product in KEEPS:
             opened = replace(opened, loaded=self._fewer(setting))
         return put_together(config, opened, [])
 
@@ -120,7 +145,7 @@ class Stage:
         """As many rows as a first epoch may take in which everything is kept."""
         loaded, replicas = self.opened.loaded, self.opened.grid.replicas.size
         first = Setting(FIRST[setting.product], setting.steps, setting.batch)
-        known = self._runs.get((first, False))
+        known = self._runs.get(first)
         each = known.each if known and known.each else FIRST_EPOCH / FEW
         count = max(int(FIRST_EPOCH / each), LEAST)
         height = min(loaded.shard.height, count * setting.rows)
@@ -142,9 +167,10 @@ class Stage:
 class _Rehearsal:
     """A run that is stopped and goes on."""
 
-    def __init__(self, live: Live, later: bool) -> None:
+    def __init__(self, live: Live, setting: Setting) -> None:
         self.live = live
-        self.later = later
+        self.keeps = setting.product in KEEPS
+        self.first = (0, 0.0)  # exchanges of a first epoch, and what one took
         self.each = 0.0  # seconds of an exchange, as far as is known
 
     def run(self, seconds: float) -> tuple[int, float]:
@@ -165,8 +191,8 @@ class _Rehearsal:
         live.warm_up()
         view = live.engine.view
         view.history.append({})  # no loss is asked for
-        first = live.feed.exchanges_per_epoch if self.later else LEAST
-        self._time(first)
+        first = live.feed.exchanges_per_epoch if self.keeps else LEAST
+        self.first = first, self._time(first)
         self.each = self._time(LEAST)
 
     def _time(self, count: int) -> float:

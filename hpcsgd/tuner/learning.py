@@ -1,0 +1,163 @@
+"""What a larger batch, or replicas that agree seldom, cost in rows: short real runs.
+
+All of them start at zero on the same sample of rows. The first, with the smallest batch
+and no replicas, says which loss is to be reached: that of half of its epochs. The others
+have all of them, twice as many rows, to reach it too; one that does not is out.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf, log
+
+from hpcsgd.api import train
+from hpcsgd.comm.base import Communicator
+from hpcsgd.config import AgreementConfig, GridConfig, RunConfig, RunSection
+from hpcsgd.errors import ConfigError
+from hpcsgd.precision import PrecisionConfig
+from hpcsgd.products.choose import ProductsConfig
+from hpcsgd.result import Result, Status
+from hpcsgd.trials.pilot import Sample, in_silence
+from hpcsgd.tuner.budget import Budget
+
+log_ = logging.getLogger(__name__)
+EPOCHS = 6  # of a run; the loss is that of the first one after half of them
+
+
+@dataclass(frozen=True)
+class Way:
+    """What decides how much is learnt from a row."""
+
+    batch: int  # rows a step of one replica
+    rate: float
+    replicas: int = 1
+    local: int = 1  # steps between agreements
+
+    @property
+    def rows(self) -> int:
+        """Of all replicas, in one step."""
+        return self.batch * self.replicas
+
+    def __str__(self) -> str:
+        text = f"batch {self.batch}, rate {self.rate:g}"
+        if self.replicas == 1:
+            return text
+        return f"{text}, {self.replicas} replicas agreeing every {self.local} steps"
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """Rows that a way needs for the loss, over those of the first; inf = not in time."""
+
+    way: Way
+    penalty: float
+    loss: float = float("nan")  # at the end of its run
+
+
+def ways_of(
+    config: RunConfig, batches: Sequence[int], grids: Sequence[tuple[int, int]]
+) -> list[Way]:
+    """The first is what the others are held to.
+
+    A rate that suits one batch is small for a larger one: both are tried, the same and
+    one that grows with the rows of a step.
+    """
+    first = Way(min(batches), config.rate.value)
+    found = {first: None}
+    for replicas, _ in grids:
+        for batch in batches:
+            for local in LOCAL if replicas > 1 else (1,):
+                way = replace(first, batch=batch, replicas=replicas, local=local)
+                grown = first.rate * way.rows / first.rows
+                found |= {way: None, replace(way, rate=grown): None}
+    return list(found)
+
+
+LOCAL = (8, 32)  # steps between agreements that are tried
+
+
+def learn(
+    config: RunConfig,
+    sample: Sample,
+    ways: Sequence[Way],
+    world: Communicator,
+    budget: Budget,
+    share: float,
+) -> list[Learnt]:
+    """Each way's penalty, as long as there is time; one way alone has none."""
+    if len(ways) == 1:
+        return [Learnt(ways[0], 1.0)]
+    curves: list[Learnt] = []
+    goal, needed, longest = 0.0, 1.0, 0.0
+    for way in ways:
+        before = budget.until(share)
+        if curves and before < longest:
+            said = "no time to try %s; give more --seconds"
+            log_.warning(said, way, extra={"on_all_ranks": True})
+            continue
+        with in_silence():
+            result = train(_short(config, way), **_columns(sample), world=world)
+        if not curves:
+            goal, needed = _goal(result), rows_to(result, _goal(result))
+        penalty = rows_to(result, goal) / needed
+        curves.append(Learnt(way, penalty, result.loss))
+        longest = max(longest, before - budget.until(share))
+    return curves
+
+
+def rows_to(result: Result, goal: float) -> float:
+    """Epochs until the loss was `goal`, between two looks as a line of its logarithm."""
+    if result.status is Status.DIVERGED:
+        return inf
+    looks = [(float(r["epoch"]), float(r["loss"])) for r in result.history]
+    for (begin, above), (end, below) in zip(looks, looks[1:], strict=False):
+        if below <= goal:
+            return begin + (end - begin) * _part(above, below, goal)
+    return inf
+
+
+def _part(above: float, below: float, goal: float) -> float:
+    """How much of the way from `above` to `below` lies above the goal."""
+    if below <= 0.0:
+        return (above - goal) / (above - below)
+    return log(above / goal) / log(above / below) if above > below else 1.0
+
+
+def _goal(result: Result) -> float:
+    """The loss that the first way has after half of its epochs."""
+    losses = {int(r["epoch"]): float(r["loss"]) for r in result.history}
+    goal = losses.get(EPOCHS // 2, inf)
+    if result.status is Status.DIVERGED or not goal < losses[0]:
+        raise ConfigError(
+            f"the loss does not fall with {result.config['schedule']['batch']} rows a"
+            f" step and rate {result.config['rate']['value']:g}, so that batches cannot"
+            " be compared; give another --rate, or one --batch"
+        )
+    return goal
+
+
+def _columns(sample: Sample) -> dict[str, object]:
+    return {
+        "X": sample.X,
+        "y": sample.y,
+        "sample_weight": sample.weights,
+        "offset": sample.offsets,
+    }
+
+
+def _short(config: RunConfig, way: Way) -> RunConfig:
+    """A run that says how much is learnt, as fast as may be, and no more."""
+    schedule = replace(
+        config.schedule, batch=way.batch, steps=1, period=way.local, epochs=EPOCHS
+    )
+    run = RunSection(record=0, gap_every=0, fall_back=False, comm=config.run.comm)
+    return replace(
+        config,
+        schedule=schedule,
+        rate=replace(config.rate, value=way.rate),
+        grid=GridConfig(replicas=way.replicas),
+        products=ProductsConfig(kind="direct", look_ahead="off"),
+        agreement=AgreementConfig(),
+        precision=PrecisionConfig(recipe="fp32"),
+        run=run,
+    )

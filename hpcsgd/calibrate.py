@@ -90,7 +90,9 @@ def _rates(task: Task, batch: int) -> dict[str, float]:
         lambda i: _steps(plain, np.roll(order, -i * sizes[0])[: sizes[0]], batch)
     )
     steps = min(steps, read + again)
-    (gram,) = fastest_of(lambda i: time_gram(plain, np.roll(order, -i * sizes[1]), blocks))
+    (gram,) = fastest_of(
+        lambda i: time_gram(plain, np.roll(order, -i * sizes[1]), blocks)
+    )
     words, size = blocks.gram_words, sizes[0] * each
     exchange, step = _overheads(plain, batch)
     inner, link = _recurrence(plain, blocks)

@@ -92,7 +92,7 @@ def question(arguments: argparse.Namespace) -> Question:
     recipe = said.get("precision", {}).get("recipe", AUTO)
     said.setdefault("precision", {})["recipe"] = "fp32" if recipe == AUTO else recipe
     config = RunConfig.parse(said)
-    batches = (config.schedule.batch,)
+    batches: tuple[int, ...] = (config.schedule.batch,)
     if arguments.batches is not None:
         batches = parse_batches(arguments.batches)
         config = replace(config, schedule=replace(config.schedule, batch=batches[0]))

@@ -4,19 +4,21 @@ Ranks of one node sum among themselves first, then one of each node (or each wit
 share) goes on to the next level.
 
     tree    Σ over levels of ⌈log2 f⌉ (α + n / B): partners exchange all of n, doubling
+    halves  Σ over levels of 2 ⌈log2 f⌉ α, and the bytes of rings: shares are halved on
+            the way out and doubled on the way back
     rings   Σ over levels of 2 (f − 1) (α + n / (f F B)): a share of n travels at a level
             with f parts, of which F ranks each hold one already
 
-Short sums go by trees, long ones by rings: a sum takes what the faster of both takes.
+Short sums go by trees, long ones by halves or rings: a sum takes what the fastest of
+them takes.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, log2
 
 from hpcsgd.comm import wire
 from hpcsgd.hardware import Hardware
-
-WAYS = ("tree", "rings")
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,11 @@ def sums_over(hardware: Hardware, ranks: int) -> list[Sum]:
     """The ways of summing over so many ranks; one rank needs none."""
     if ranks == 1:
         return [Sum("none", 0.0, 0.0, "")]
-    return [_tree(hardware, ranks), _rings(hardware, ranks)]
+    return [
+        _tree(hardware, ranks),
+        _shares("halves", hardware, ranks, lambda parts: ceil(log2(parts))),
+        _shares("rings", hardware, ranks, lambda parts: parts - 1),
+    ]
 
 
 def _tree(hardware: Hardware, ranks: int) -> Sum:
@@ -45,14 +51,17 @@ def _tree(hardware: Hardware, ranks: int) -> Sum:
     return Sum("tree", latency, sum(times.values()) / _unit(ranks), _most(times))
 
 
-def _rings(hardware: Hardware, ranks: int) -> Sum:
+def _shares(
+    way: str, hardware: Hardware, ranks: int, hops: Callable[[int], int]
+) -> Sum:
+    """Each rank adds up its own share, then hands it round."""
     latency, times, inside = 0.0, {}, 1
     for level, parts in hardware.spans(ranks):
-        latency += 2 * (parts - 1) * level.latency.value
+        latency += 2 * hops(parts) * level.latency.value
         share = 1.0 / (parts * inside)
         times[level.name] = 2 * (parts - 1) * share / level.bandwidth.value
         inside *= parts
-    return Sum("rings", latency, sum(times.values()) / _unit(ranks), _most(times))
+    return Sum(way, latency, sum(times.values()) / _unit(ranks), _most(times))
 
 
 def _unit(ranks: int) -> float:

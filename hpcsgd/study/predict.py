@@ -125,7 +125,8 @@ def grid_of(asked: Asked, ranks: int) -> tuple[int, int]:
     Of the numbers of members that divide the ranks, the largest with a column each.
     """
     members = next(
-        ranks // r for r in range(1, ranks + 1)
+        ranks // r
+        for r in range(1, ranks + 1)
         if ranks % r == 0 and ranks // r <= asked.columns
     )
     replicas = ranks // members

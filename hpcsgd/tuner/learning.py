@@ -9,6 +9,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf, log
+from typing import Any
 
 from hpcsgd.api import train
 from hpcsgd.comm.base import Communicator
@@ -136,7 +137,7 @@ def _goal(result: Result) -> float:
     return goal
 
 
-def _columns(sample: Sample) -> dict[str, object]:
+def _columns(sample: Sample) -> dict[str, Any]:
     return {
         "X": sample.X,
         "y": sample.y,

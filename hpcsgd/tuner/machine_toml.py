@@ -1,45 +1,63 @@
 """What was measured here as a machine file, for predictions."""
 
 import os
+from collections.abc import Sequence
+from math import ceil, log2
 from typing import Any
 
+from hpcsgd.backends import cpu
 from hpcsgd.cost import Machine
+from hpcsgd.formats import get_format
 from hpcsgd.hardware import RANK, Hardware, Level, Number
+from hpcsgd.precision import make_precision
+from hpcsgd.tuner.network import Direction
+
+NARROW = 4  # bytes of a value; fewer have a rate of their own
+Rooms = dict[tuple[Any, ...], tuple[Machine, tuple[Direction, ...]]]
+
+
+def machine_toml(rooms: Rooms, grid: tuple[int, int], ranks: int) -> str:
+    """Of this grid: the Gram's rate in wide rows and in narrow ones, where measured."""
+    own = {recipe: found for (place, recipe), found in rooms.items() if place == grid}
+    wide = [r for r in own if _size(r) >= NARROW] or list(own)
+    narrow = [r for r in own if _size(r) < NARROW] or wide
+    machine, directions = own[wide[0]]
+    return hardware_of(machine, own[narrow[0]][0].gram, directions, ranks).toml()
 
 
 def hardware_of(
-    machine: Machine, directions: Any, recipe: str, ranks: int
+    machine: Machine, narrow: float, directions: Sequence[Direction], ranks: int
 ) -> Hardware:
-    """One rank with its fitted figures; what joins ranks here is one level.
-
-    In a narrow recipe the Gram's rate is that of narrow rows, and stands for both.
-    """
-    source = f"hpcsgd tune on {ranks} ranks of {os.cpu_count()} cores, {recipe}"
+    """One rank with its fitted figures; what joins ranks here is one level."""
+    cores = os.cpu_count()
+    source = (
+        f"hpcsgd tune, {ranks} ranks, {cores} cores, {cpu.instructions() or 'numpy'}"
+    )
 
     def number(value: float) -> Number:
         return Number(value, "measured", source)
 
-    figures = machine.as_dict() | {"gram_narrow": machine.gram}
-    levels = [d for d in directions if d.ranks > 1]
+    figures = machine.as_dict() | {"gram_narrow": narrow}
+    between = [d for d in directions if d.ranks > 1][:1]
     return Hardware(
         name="measured here",
         about=source,
         rank={name: number(figures[name]) for name in RANK},
         levels=tuple(
-            # A sum among two is one hop; more take a tree of them.
             Level(
-                d.name,
+                "between ranks",
                 0,
-                number(d.latency / max((d.ranks - 1).bit_length(), 1)),
-                number(1.0 / max(d.per_byte, 1e-15)),
+                # What a sum takes is a tree of hops.
+                number(d.latency / ceil(log2(d.ranks))),
+                number(1.0 / max(d.per_byte, LEAST)),
             )
-            for d in levels[:1]
+            for d in between
         ),
     )
 
 
-def machine_toml(found: Any) -> str:
-    """Of the grid and the recipe that were chosen."""
-    figures = found.rooms[(found.chosen.grid, found.chosen.recipe)]
-    fitted, directions = figures
-    return hardware_of(fitted, directions, found.chosen.recipe, found.ranks).toml()
+def _size(recipe: str) -> int:
+    return int(get_format(make_precision(recipe).matrix).dtype.itemsize)
+
+
+LEAST = 1e-13  # seconds a byte: what is less was not seen

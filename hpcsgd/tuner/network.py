@@ -52,7 +52,9 @@ def measure_direction(name: str, group: Communicator, seconds: float) -> Directi
     """
     if group.size == 1:
         return Direction(name, 1, 0.0, 0.0)
-    sizes, times, left = [], [], seconds
+    sizes: list[int] = []
+    times: list[float] = []
+    left = seconds
     for words in WORDS:
         if len(sizes) >= 2 and left <= 0.0:
             break

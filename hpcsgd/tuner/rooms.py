@@ -103,11 +103,15 @@ class Room:
                 if taken and budget.until(share) <= 0.0:
                     break
                 taken.setdefault(setting, []).append(self.stage.burst(setting, each))
-        found = [_middle(bursts) for bursts in taken.values()]
+        found = [self._typical(bursts) for bursts in taken.values()]
         found += [self.stage.first(b.setting) for b in found if b.later]
         self.stage.forget()
         self.bursts += found
         self.model = self.model.fitted(self.bursts)
+
+    def _typical(self, bursts: list[Burst]) -> Burst:
+        times = [burst.seconds for burst in bursts]
+        return replace(bursts[-1], seconds=self.stage.typical(times))
 
     def _probes(self, question: Question, batches: Sequence[int]) -> list[Setting]:
         """Of every product that may be chosen: few and many steps, ends of batches."""
@@ -167,7 +171,3 @@ def on_grid(config: RunConfig, grid: tuple[int, int], recipe: str) -> RunConfig:
         grid=GridConfig(*grid),
         precision=replace(config.precision, recipe=recipe),
     )
-
-
-def _middle(bursts: list[Burst]) -> Burst:
-    return sorted(bursts, key=lambda burst: burst.seconds)[(len(bursts) - 1) // 2]

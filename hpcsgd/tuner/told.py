@@ -33,7 +33,7 @@ def document(found: Tuning) -> dict[str, Any]:
         "version": hpcsgd.__version__,
         "config": found.config().tables(),
         "toml": _toml(found),
-        "machine_toml": machine_toml(found),
+        "machine_toml": machine_toml(found.rooms, found.chosen.grid, found.ranks),
     }
 
 

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -95,7 +94,7 @@ def tune(question: Question, world: Communicator) -> Tuning:
             f"{sampled} rows are fewer than one exchange needs;"
             " use a smaller --batch or --steps"
         )
-    best = _run_best(every, rooms, budget)
+    best = run_best(every, rooms, budget)
     figures = {
         f"{room.grid[0]}x{room.grid[1]} {room.recipe}": room.figures.as_dict()
         | {"fitted": room.model.start.as_dict()}
@@ -175,7 +174,7 @@ def _rooms(
     reading: float,
     budget: Budget,
 ) -> list[Room]:
-    """One for each grid and each of the recipes that are good enough, if time allows."""
+    """One for each grid and each recipe that is good enough, as time allows."""
     limit = question.config.precision.tolerance
     good = [name for name, gap in gaps.items() if gap <= limit]
     if question.any_recipe:  # the widest is what is left where no other will do
@@ -196,10 +195,15 @@ def _rooms(
 PREFERRED = ("c", "fp32", "d", "fp8", "fp16", "bf16", "fp64")  # usually cheapest first
 
 
-def _run_best(
+def run_best(
     every: Sequence[Candidate], rooms: Sequence[Room], budget: Budget
 ) -> list[Candidate]:
     """Run those that promise most, in turns; what was seen may bring up others."""
+    typical = rooms[0].stage.typical
+
+    def measured(candidate: Candidate, times: Sequence[float]) -> Candidate:
+        return replace(candidate, measured=typical(times))
+
     known: dict[Candidate, list[float]] = {}
     ratios: dict[tuple[Any, ...], float] = {}
     each = budget.until(RUN) / (OVERHEAD * 2 * BEST * TURNS)
@@ -209,15 +213,16 @@ def _run_best(
         known |= {candidate: [] for candidate in wanted}
         _take_turns(known, wanted, rooms, budget, each)
         for candidate in wanted:
-            ratios[_kind(candidate)] = median(known[candidate]) / candidate.predicted
-        best = min(_measured(c, times).score for c, times in known.items())
+            seen = measured(candidate, known[candidate]).measured
+            ratios[_kind(candidate)] = seen / candidate.predicted
+        best = min(measured(c, times).score for c, times in known.items())
         ranked = sorted(every, key=lambda c: _corrected(c, ratios))[:BEST]
         wanted = [
             c for c in ranked if c not in known and _corrected(c, ratios) < CLOSE * best
         ]
         if budget.until(RUN) <= OVERHEAD * TURNS * each * len(wanted):
             break
-    found = sorted((_measured(c, t) for c, t in known.items()), key=lambda c: c.score)
+    found = sorted((measured(c, t) for c, t in known.items()), key=lambda c: c.score)
     return found[:BEST]
 
 
@@ -247,10 +252,6 @@ def _step_seconds(candidate: Candidate, room: Room, each: float) -> float:
         return burst.seconds / setting.steps
     first, share = room.stage.first(setting), 1.0 / job.epochs
     return (share * first.seconds + (1 - share) * burst.seconds) / setting.steps
-
-
-def _measured(candidate: Candidate, times: Sequence[float]) -> Candidate:
-    return replace(candidate, measured=median(times))
 
 
 def _corrected(candidate: Candidate, ratios: dict[tuple[Any, ...], float]) -> float:

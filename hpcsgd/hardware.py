@@ -122,9 +122,9 @@ def load_hardware(name: str) -> Hardware:
 def parse_hardware(tables: Mapping[str, Any], place: str) -> Hardware:
     """Every figure that is needed, and no other; each with its mark and its source."""
     _only(place, tables, ("name", "about", "rank", "levels"))
-    rank, levels = tables.get("rank"), tables.get("levels")
+    rank, levels = tables.get("rank"), tables.get("levels", [])
     if not isinstance(rank, Mapping) or not isinstance(levels, list):
-        raise ConfigError(f"{place}: a [rank] and [[levels]] are needed; add them")
+        raise ConfigError(f"{place}: a [rank] and [[levels]] are needed; write them")
     _only(f"{place} [rank]", rank, RANK)
     return Hardware(
         name=str(tables.get("name", place)),

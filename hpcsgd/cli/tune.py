@@ -166,7 +166,9 @@ def _finish(found: dict[str, Any], arguments: argparse.Namespace) -> None:
     if arguments.tuned:
         write_text(Path(arguments.tuned), found["toml"])
     if arguments.write_machine:
-        write_text(Path(arguments.write_machine), found["machine_toml"])
+        path = Path(arguments.write_machine)
+        _, rest = found["machine_toml"].split("\n", 1)  # the file's name is its own
+        write_text(path, f"name = {json.dumps(path.stem)}\n{rest}")
     if arguments.json:
         print(json.dumps(found, indent=2), flush=True)
         return

@@ -6,8 +6,8 @@ share) goes on to the next level.
     tree    Σ over levels of ⌈log2 f⌉ (α + n / B): partners exchange all of n, doubling
     halves  Σ over levels of 2 ⌈log2 f⌉ α, and the bytes of rings: shares are halved on
             the way out and doubled on the way back
-    rings   Σ over levels of 2 (f − 1) (α + n / (f F B)): a share of n travels at a level
-            with f parts, of which F ranks each hold one already
+    rings   Σ over levels of 2 (f − 1) (α + n / (f F B)): a share of n travels at a
+            level with f parts, in which F ranks hold one already
 
 Short sums go by trees, long ones by halves or rings: a sum takes what the fastest of
 them takes.

@@ -196,7 +196,7 @@ def _plain(asked: Asked, job: Job, machine: Machine) -> Iterator[Choice]:
 
 
 def _avoiding(asked: Asked, job: Job, machine: Machine) -> Iterator[Choice]:
-    """CA-SGD: everything that `auto` has to choose from, plain SGD too on one member."""
+    """CA-SGD: all that `auto` has to choose from; plain SGD on one member."""
     if job.members == 1:
         return candidates("direct", asked.steps, job, machine)
     return (

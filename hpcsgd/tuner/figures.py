@@ -1,4 +1,4 @@
-"""What a machine can do, all of it in one value: what is printed, and kept in a file."""
+"""What a machine can do, all of it in one value."""
 
 from dataclasses import dataclass, replace
 from time import perf_counter

@@ -17,7 +17,7 @@ from hpcsgd.cost import Job, Machine, seconds
 from hpcsgd.cost_terms import SMALL, costs_of, machine_of, parts_of
 
 Array = NDArray[np.float64]
-PULL = 0.05  # weight of "as measured alone", of a time that is known to 100 %
+PULL = 0.02  # weight of "as measured alone", of a time that is known to 100 %
 ROUNDS = 6  # which of two terms counts, and which times are strange, is found anew
 STRANGE = 0.1  # a time that is off by more counts less
 
@@ -45,12 +45,14 @@ def fit_machine(times: Sequence[Timed], start: Machine) -> Machine:
     if not times:
         return start
     y = np.array([t.seconds for t in times])
+    models = [_time_of(t) for t in times]
     first = costs_of(start)
+    # A machine that is slower in all is no reason to pull at each constant.
+    first *= np.exp(np.median(np.log(y / [model(first) for model in models])))
     unit = np.where(first > 0, first, SMALL)
     pull = PULL * np.eye(len(first))
     costs, weights = first, np.ones(len(y))
     for _ in range(ROUNDS):
-        models = [_time_of(t) for t in times]
         parts = np.array([parts_of(model, costs) for model in models])
         # Casts of narrow sums are nobody's constant.
         given = np.array([model(costs) for model in models]) - parts @ costs
@@ -59,7 +61,8 @@ def fit_machine(times: Sequence[Timed], start: Machine) -> Machine:
         aims = np.concatenate([weights * (1.0 - given / y), PULL * first / unit])
         costs = unit * _bounded(rows, aims)
         off = np.abs((parts @ costs + given) / y - 1.0)
-        weights = np.minimum(1.0, STRANGE / np.maximum(off, 1e-9))
+        usual = max(STRANGE, float(np.median(off)))
+        weights = np.minimum(1.0, usual / np.maximum(off, 1e-9))
     return machine_of(costs)
 
 

@@ -1,4 +1,4 @@
-"""Rates of the kernels over rows and columns: where caches end, where calls are short."""
+"""Rates of the kernels over rows and columns: where caches end, calls are short."""
 
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter

@@ -1,8 +1,8 @@
 """What a larger batch, or replicas that agree seldom, cost in rows: short real runs.
 
 All of them start at zero on the same sample of rows. The first, with the smallest batch
-and no replicas, says which loss is to be reached: that of half of its epochs. The others
-have all of them, twice as many rows, to reach it too; one that does not is out.
+and no replicas, says which loss is to be reached: that of half of its epochs. The
+others have all of them, twice as many rows, to reach it; one that does not is out.
 """
 
 import logging
@@ -48,10 +48,10 @@ class Way:
 
 @dataclass(frozen=True)
 class Learnt:
-    """Rows that a way needs for the loss, over those of the first; inf = not in time."""
+    """Rows that a way needs for the loss, over those of the first."""
 
     way: Way
-    penalty: float
+    penalty: float  # infinite where it did not get there in time
     loss: float = float("nan")  # at the end of its run
 
 
@@ -107,7 +107,7 @@ def learn(
 
 
 def rows_to(result: Result, goal: float) -> float:
-    """Epochs until the loss was `goal`, between two looks as a line of its logarithm."""
+    """Epochs until the loss was `goal`: between looks its logarithm is a line."""
     if result.status is Status.DIVERGED:
         return inf
     looks = [(float(r["epoch"]), float(r["loss"])) for r in result.history]

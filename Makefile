@@ -26,7 +26,7 @@ demo: environment  ## two MPI ranks: plain FP32 SGD beside CA-SGD, one table
 	@$(RUN) examples/demo.py
 
 test: environment  ## the whole suite, real MPI ranks included
-	@$(RUN) -m pytest -q
+	@$(RUN) -m tests.suite
 
 test-%: environment  ## the tests of real ranks under mpiexec with that many, as test-4
 	@m=.venv/bin/mpiexec; [ -x $$m ] || m=mpiexec; HYDRA_LAUNCHER=fork $(ENV) $$m \

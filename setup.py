@@ -1,9 +1,12 @@
 """The one thing that setup.cfg cannot hold: the optional extensions."""
 
+import os
 import platform
 import sys
+from copy import copy
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 # One object for each set of instructions; the best that a processor has is loaded.
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma")
@@ -40,8 +43,23 @@ HEADERS = [
 LIBRARIES = ["m"] if sys.platform == "win32" else ["m", "pthread"]
 INTEL = platform.machine().lower() in ("x86_64", "amd64")
 
+
+class EachApart(build_ext):
+    """All at once: objects of one source for several sets lie in several folders."""
+
+    def finalize_options(self):
+        super().finalize_options()
+        self.parallel = self.parallel or os.cpu_count()
+
+    def build_extension(self, ext):
+        own = copy(self)
+        own.build_temp = os.path.join(self.build_temp, ext.name)
+        build_ext.build_extension(own, ext)
+
+
 # optional: without a C compiler the build goes on, and NumPy does the kernels' work
 setup(
+    cmdclass={"build_ext": EachApart},
     ext_modules=[
         Extension("hpcsgd.data._scatter", ["kernels/cpu/scatter.c"], optional=True),
         Extension("hpcsgd.backends._call", ["kernels/cpu/call.c"], optional=True),
@@ -64,5 +82,5 @@ setup(
             for name, flags in SETS.items()
             if INTEL or not flags
         ),
-    ]
+    ],
 )

@@ -1,5 +1,6 @@
 """Shared by all tests: the launcher of real ranks, and the time each folder used."""
 
+import json
 import os
 import time
 from collections import defaultdict
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import launcher
+from tests.suite import COUNTS
 
 # One BLAS thread a rank: thread ranks and real ranks share two cores here.
 for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -27,7 +29,8 @@ BUDGET_MINUTES = {  # on two cores
     },
     **{"faults": 4, "estimators": 2, "examples": 1},
 }
-SEGMENTS = pytest.StashKey()
+SEGMENTS, PLACE = pytest.StashKey(), pytest.StashKey()
+KINDS = {"passed": ["passed"], "failed": ["failed", "error"], "skipped": ["skipped"]}
 _used: dict[str, float] = defaultdict(float)
 
 
@@ -38,7 +41,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    config.lengths_key = pytest.StashKey()
+    """For this run alone: runs that tests start are not counted."""
+    config.stash[PLACE] = os.environ.pop(COUNTS, None)
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -49,13 +53,22 @@ def pytest_runtest_protocol(item):
     _used[folder] += time.perf_counter() - began
 
 
+def pytest_runtest_logreport(report):
+    """What workers have run is known by their reports alone."""
+    if hasattr(report, "node"):
+        _used[Path(report.nodeid).parts[1]] += report.duration
+
+
 def pytest_sessionstart(session):
     session.config.stash[SEGMENTS] = launcher.segments()
 
 
 def pytest_sessionfinish(session):
-    if not session.config.getoption("with_mpi", False):  # ranks do not sweep
-        launcher.sweep(session.config.stash[SEGMENTS])
+    """Neither ranks nor workers sweep: others are still at work."""
+    config = session.config
+    if config.getoption("with_mpi", False) or hasattr(config, "workerinput"):
+        return
+    launcher.sweep(config.stash[SEGMENTS])
 
 
 def pytest_terminal_summary(terminalreporter, config):
@@ -68,8 +81,23 @@ def pytest_terminal_summary(terminalreporter, config):
         over = " OVER" if allowed and used > 60 * allowed else ""
         limit = f" of {60 * allowed:4d}" if allowed else ""
         terminalreporter.write_line(f"{folder:14s} {used:7.1f} s{limit}{over}")
-    for line in config.stash.get(config.lengths_key, []):
-        terminalreporter.write_line(line)
+    for report in terminalreporter.stats.get("passed", []):
+        for line in dict(report.user_properties).get("lengths", []):
+            terminalreporter.write_line(line)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config):
+    """Counts for whoever adds up several runs."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if config.stash[PLACE] is None or reporter is None:
+        return
+    counts = {
+        name: sum(len(reporter.stats.get(kind, [])) for kind in kinds)
+        for name, kinds in KINDS.items()
+    }
+    with open(config.stash[PLACE], "a") as file:
+        file.write(json.dumps(counts) + "\n")
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from collections import defaultdict, deque
 
 import numpy as np
 
-from hpcsgd.backends.bits import add_bits, narrow_bits, widen_bits
 from hpcsgd.backends.device import Graph
 from hpcsgd.backends.device_faults import lost
+from tests.bits import add_bits, narrow_bits, widen_bits
 from tests.fake_nccl import EachTime, FakeNccl
 
 LIMIT = 20.0  # seconds until a wait is a deadlock

@@ -4,7 +4,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from hpcsgd.backends.bits import add_bits
+from tests.bits import add_bits
 
 KINDS = {1: "u1", 6: "f2", 7: "f4", 8: "f8", 9: "u2"}
 

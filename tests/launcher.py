@@ -91,7 +91,8 @@ class Launch:
     def _command(self):
         config = self.items[0].config
         command = [*mpiexec(), "-n", str(self.size), sys.executable, "-m", "pytest"]
-        command += ["--with-mpi", "-q", "--tb=short", "-p", "no:cacheprovider"]
+        command += ["--with-mpi", "-q", "--tb=short"]
+        command += ["-p", "no:cacheprovider", "-p", "no:xdist"]
         # A rank that hangs says where, shortly before its time is up.
         command += ["-o", f"faulthandler_timeout={0.8 * self.limit}"]
         command += [f"--rootdir={config.rootpath}"]

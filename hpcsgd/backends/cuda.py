@@ -3,22 +3,17 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd import assets
 from hpcsgd.backends.cublas import Cublas
 from hpcsgd.backends.device import Graph
 from hpcsgd.backends.device_faults import guard, guarded
 from hpcsgd.backends.device_layer import DeviceLayer, check_arch
-from hpcsgd.backends.kernel_table import FOLDER, Build, options
-from hpcsgd.backends.launch_steps import PLAIN_SHARED
+from hpcsgd.backends.kernel_table import Build
 from hpcsgd.backends.uploads import Uploads
-from hpcsgd.errors import ConfigError
 
 Array = NDArray[Any]
 
@@ -85,47 +80,10 @@ class CudaDevice:
     def kernel(self, build: Build) -> Callable[..., None]:
         """launch(grid, block, arguments, shared=0, cluster=1)."""
         if build not in self._kernels:
-            self._kernels[build] = self._launcher(build)
+            compiled = self.layer.kernels.get(build)
+            launch = lambda *given, **more: compiled(self._now, *given, **more)  # noqa: E731
+            self._kernels[build] = self._safe(launch)
         return self._kernels[build]
-
-    def _launcher(self, build: Build) -> Callable[..., None]:
-        folder = assets.path(f"kernels/{FOLDER}")
-        text = (folder / f"{build.source}.cu").read_text()
-        given = (*options(build, str(folder)), _headers(folder))
-        try:
-            module = self.cupy.RawModule(code=text, options=given)
-            function = module.get_function(build.entry)
-        except self.cupy.cuda.compiler.CompileException as error:
-            raise self._uncompiled(build, error) from error
-        except RuntimeError as error:
-            if type(error) is not RuntimeError:  # of CUDA
-                raise
-            raise ConfigError(  # of CuPy, where CUDA's headers are not found
-                f"CuPy cannot compile kernel {build.entry} here ({error}); install"
-                ' CUDA beside it: pip install "cupy-cudaNNx[ctk]" of its version'
-            ) from error
-
-        def launch(
-            grid: Any, block: int, arguments: Any, shared: int = 0, cluster: int = 1
-        ) -> None:
-            if (
-                shared > PLAIN_SHARED
-                and function.max_dynamic_shared_size_bytes < shared
-            ):
-                function.max_dynamic_shared_size_bytes = shared
-            given = tuple(np.uint64(0) if a is None else a for a in arguments)
-            with self._now:
-                function(_three(grid), (block, 1, 1), given, shared_mem=shared)
-
-        return self._safe(launch)
-
-    def _uncompiled(self, build: Build, error: Exception) -> ConfigError:
-        (first, *_) = [*str(error).strip().splitlines(), ""]
-        return ConfigError(
-            f"NVRTC cannot compile the kernel {build.entry} for sm_{self.arch}"
-            f" ({first}); install the newest CuPy that the driver takes, or use"
-            " --device cpu"
-        )
 
     def _safe(self, action: Callable[..., None]) -> Callable[..., None]:
         """The same with errors of ours."""
@@ -187,18 +145,6 @@ class CudaDevice:
     def synchronize(self) -> None:
         """Wait until everything asked for is done."""
         self.settle()
-
-
-def _headers(folder: Path) -> str:
-    """What CuPy keeps of a kernel is known by its text and options, not by these."""
-    texts = [path.read_bytes() for path in sorted(folder.glob("*.cuh"))]
-    return f"-DHEADERS=0x{sha256(b''.join(texts)).hexdigest()[:8]}"
-
-
-def _three(size: Any) -> tuple[int, int, int]:
-    parts = (size,) if isinstance(size, int) else tuple(size)
-    x, y, z = (*parts, 1, 1)[:3]
-    return int(x), int(y), int(z)
 
 
 @lru_cache

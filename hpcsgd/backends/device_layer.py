@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.backends.bits import add_bits, narrow_bits, widen_bits
+from hpcsgd.backends.device_casts import DeviceCasts
 from hpcsgd.backends.device_faults import FULL, Faults, guarded, shown
+from hpcsgd.backends.raw_kernels import RawKernels
 from hpcsgd.errors import ConfigError, MissingPackage
 
 Array = NDArray[Any]
@@ -143,6 +144,15 @@ class DeviceLayer:
                 " with nvidia-smi whether it is well and no program holds it alone"
             ) from error
         self.faults = Faults(self.cupy, self._place)
+        self._kernels: RawKernels | None = None
+
+    @property
+    def kernels(self) -> RawKernels:
+        """Those that are compiled for it."""
+        if self._kernels is None:
+            arch = str(self._device.compute_capability)
+            self._kernels = RawKernels(self.cupy, arch)
+        return self._kernels
 
     @property
     def nccl(self) -> Any:
@@ -257,18 +267,19 @@ class DeviceLayer:
 
     def narrow(self, values: Any, bits: Any, stream: Any) -> None:
         """bits ← values as bf16."""
-        with stream:
-            narrow_bits(self.cupy, values, bits)
+        self._casts.narrow(stream, values, bits)
 
     def widen(self, bits: Any, values: Any, stream: Any) -> None:
         """values ← bits."""
-        with stream:
-            widen_bits(bits, values)
+        self._casts.widen(stream, bits, values)
 
     def add_bits(self, parts: Any, ranks: int, total: Any, stream: Any) -> None:
         """total ← Σ parts."""
-        with stream:
-            add_bits(self.cupy, parts, ranks, total)
+        self._casts.add(stream, parts, ranks, total)
+
+    @property
+    def _casts(self) -> DeviceCasts:
+        return DeviceCasts(self.kernels.arch, self.kernels.get)
 
     def _check(self, array: Any, host: Array) -> None:
         assert array.nbytes == host.nbytes and array.flags.c_contiguous

@@ -111,6 +111,7 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
     "softmax": (Variant("softmax", ("fp32",)),),
     "narrow": (Variant("cast", LOW, entry="narrow"),),
     "widen": (Variant("cast", LOW, entry="widen"),),
+    "add_parts": (Variant("parts", ("bf16",), entry="add_parts"),),
     "gather_rows": (Variant("cast", tuple(ELEMENTS), entry="gather_rows"),),
     "gather_rows_wide": (
         Variant("cast", LOW, defines=("WIDEN=1",), entry="gather_rows"),

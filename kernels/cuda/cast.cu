@@ -45,8 +45,6 @@ INLINE u32 narrowed(float value)
 #endif
 }
 
-INLINE bool is_aligned(const void *at) { return ((u64)at & 15) == 0; }
-
 extern "C" __global__ void __launch_bounds__(256)
 narrow(const float *__restrict__ values, s64 count, const float *__restrict__ factor,
        element *__restrict__ held)

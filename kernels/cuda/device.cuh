@@ -161,6 +161,14 @@ INLINE float float_of_e4m3(u32 bits)
 
 INLINE float float_of_e5m2(u32 bits) { return float_of_half(bits << 8); }
 
+/* Nothing below 2^-126 is taken for zero. */
+INLINE float exact_sum(float left, float right)
+{
+    float sum;
+    asm("add.rn.f32 %0, %1, %2;" : "=f"(sum) : "f"(left), "f"(right));
+    return sum;
+}
+
 /* A cluster: blocks that reach each other's shared memory, sm_90 and later. */
 INLINE u32 cluster_rank()
 {

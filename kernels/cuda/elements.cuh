@@ -23,6 +23,8 @@ typedef u8 element;
 #endif
 #define IN_CHUNK (16 / (int)sizeof(element)) /* elements of 16 bytes */
 
+INLINE bool is_aligned(const void *at) { return ((u64)at & 15) == 0; }
+
 INLINE float value_of(element stored)
 {
 #if ELEMENT == FP32

@@ -21,7 +21,7 @@ def lengths():
     return files, functions
 
 
-def test_report(request):
+def test_report(record_property):
     files, functions = lengths()
     assert files and functions
     short = sorted(n for n, _ in functions)
@@ -35,7 +35,7 @@ def test_report(request):
     report += [
         f"over {LONG_FUNCTION} lines: {n}" for k, n in functions if k > LONG_FUNCTION
     ]
-    request.config.stash[request.config.lengths_key] = report
+    record_property("lengths", report)
 
 
 def test_the_counter_counts(tmp_path):

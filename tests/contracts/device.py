@@ -13,6 +13,7 @@ from hpcsgd.comm.transports import open_transport
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
 from hpcsgd.storage import decode, encode
+from tests.bits import add_bits, narrow_bits, widen_bits
 
 BLOCK = 256
 
@@ -215,6 +216,35 @@ def is_carried_by(kind):
     return check
 
 
+def sums_bits_as_the_host_does(device):
+    """Floats that no product keeps among them, and whatever is no number."""
+    rng, ranks = np.random.default_rng(0), 3
+    layer, stream = device.layer, device.stream
+    for count in (1, 7, 8, 4096 + 8, 5001):
+        values = rng.normal(size=(ranks, count)).astype(np.float32)
+        values *= 2.0 ** rng.integers(-140, 100, size=count).astype(np.float32)
+        values[:, ::5] *= [[1e-38], [-1e-38], [1e-39]]
+        values[1, ::31] = np.inf
+        values[2, ::62] = -np.inf
+        exact = [narrow_bits(np, row, np.empty(count, np.uint16)) for row in values]
+        expected = add_bits(np, np.concatenate(exact), ranks, np.empty_like(exact[0]))
+        bits = [layer.empty(count, np.uint16) for _ in values]
+        for row, held in zip(values, bits, strict=True):
+            layer.narrow(sent(device, row), held, stream)
+        there = [device.fetch(held) for held in bits]
+        np.testing.assert_array_equal(there, exact)
+        total, wide = layer.empty(count, np.uint16), layer.empty(count, np.float32)
+        layer.add_bits(sent(device, np.concatenate(there)), ranks, total, stream)
+        layer.widen(total, wide, stream)
+        found = device.fetch(total)
+        none = (expected & 0x7FFF) > 0x7F80
+        np.testing.assert_array_equal(found[~none], expected[~none])
+        assert ((found[none] & 0x7FFF) > 0x7F80).all()
+        back = widen_bits(found, np.empty(count, np.float32))
+        np.testing.assert_array_equal(device.fetch(wide), back)
+    layer.narrow(layer.empty(0, np.float32), layer.empty(0, np.uint16), stream)
+
+
 def copies_for_transports(device):
     """Down and up on its stream, events that say when, and a second stream."""
     layer, stream = device.layer, device.stream
@@ -255,6 +285,7 @@ CHECKS = [
     settles_before_the_host_waits,
     mirrors_what_was_written_last,
     knows_its_memory,
+    sums_bits_as_the_host_does,
     copies_for_transports,
     refuses_what_has_no_room,
     is_carried_by("nccl"),

@@ -663,6 +663,13 @@ inline float float_of_half(unsigned bits) { return emulated::of_half(bits); }
 inline unsigned half_of_float(float value) { return emulated::to_half(value); }
 inline float float_of_e4m3(unsigned bits) { return emulated::of_e4m3(bits); }
 inline float float_of_e5m2(unsigned bits) { return emulated::of_e5m2(bits); }
+/* By way of a format that keeps small numbers and rounds a sum of two floats once; the
+   compiler knows as much, and would add floats. */
+inline float exact_sum(float left, float right)
+{
+    volatile long double sum = (long double)left + right;
+    return (float)sum;
+}
 
 /* Clusters. */
 inline unsigned cluster_rank() { return emulated::now->block->rank; }

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from hpcsgd.backends.device import Graph
+from hpcsgd.backends.device_casts import DeviceCasts
 from hpcsgd.backends.device_faults import no_room
 from hpcsgd.backends.uploads import Uploads
 from tests.fake_cuda import FakeArray, FakeLayer, Node, Stream
@@ -52,13 +53,36 @@ class Crossing:
         return lambda: self.reached >= number
 
 
+class Layer(FakeLayer):
+    """With the kernels of sums in 16 bits."""
+
+    def __init__(self, device, node, place):
+        super().__init__(node, place)
+        self.casts = DeviceCasts(device.arch, device.on_stream)
+
+    def array(self, values):
+        values = np.asarray(values)
+        found = Held(empty(values.shape, values.dtype), set())
+        found.held[...] = values
+        return found
+
+    def narrow(self, values, bits, stream):
+        self.casts.narrow(stream, values, bits)
+
+    def widen(self, bits, values, stream):
+        self.casts.widen(stream, bits, values)
+
+    def add_bits(self, parts, ranks, total, stream):
+        self.casts.add(stream, parts, ranks, total)
+
+
 class FakeDevice:
     """See `hpcsgd.backends.device.Device`."""
 
     arch, multiprocessors, cache, is_shared = "90", 4, 2**20, False
 
     def __init__(self, node=None, seed=1, place="node 0000:01"):
-        self.layer = FakeLayer(node or Node(), place)
+        self.layer = Layer(self, node or Node(), place)
         self.stream = self.now = self.layer.main
         self.side = Stream(self.layer.node)
         self.seed = seed
@@ -97,9 +121,13 @@ class FakeDevice:
         return array.held.copy()
 
     def kernel(self, build):
+        launch = self.on_stream(build)
+        return lambda *given, **more: launch(self.now, *given, **more)
+
+    def on_stream(self, build):
         kernel = Kernel(build.source, *build.defines, entry=build.entry)
 
-        def launch(grid, block, arguments, shared=0, cluster=1):
+        def launch(stream, grid, block, arguments, shared=0, cluster=1):
             given = [_given(argument) for argument in arguments]
             arrays = [one for one in arguments if isinstance(one, Held)]
             more = {"shared": shared, "cluster": cluster, "seed": self.seed}
@@ -111,7 +139,7 @@ class FakeDevice:
                 for array in arrays:
                     check_guards(array.whole)
 
-            self.now.put(action, *arrays)
+            stream.put(action, *arrays)
 
         return launch
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hpcsgd.backends import cuda
+from hpcsgd.backends import cuda, raw_kernels
 from hpcsgd.backends.kernel_table import build_of
 from hpcsgd.errors import ConfigError, DeviceLost, MissingPackage
 from hpcsgd.storage import encode
@@ -95,13 +95,13 @@ def test_a_kernel_is_another_one_with_other_headers(cupy, tmp_path, monkeypatch)
     device, build = cuda.CudaDevice(), build_of("margin", "bf16", "90")
     device.kernel(build)
     ((entry, given),) = strict_cupy.RawModule.made
-    digest = cuda._headers(KERNELS)
+    digest = raw_kernels._headers(KERNELS)
     assert entry == "margin" and given[-1] == digest
     folder = shutil.copytree(KERNELS, tmp_path / "cuda")
-    assert cuda._headers(folder) == digest
+    assert raw_kernels._headers(folder) == digest
     with (folder / "device.cuh").open("a") as header:
         header.write("\n")
-    assert cuda._headers(folder) != digest
+    assert raw_kernels._headers(folder) != digest
 
 
 def test_what_cupy_lacks_is_named(cupy, monkeypatch):

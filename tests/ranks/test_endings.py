@@ -128,8 +128,8 @@ ENDINGS = {
 @pytest.mark.parametrize("body", ENDINGS.values(), ids=ENDINGS)
 def test_one_bad_test_hides_no_other(tmp_path, body):
     """Tests of one file share a launch; the bad one is named, the others pass."""
-    good = "@pytest.mark.ranks(2, timeout=4)\ndef test_{}(comm):\n    comm.Barrier()\n"
-    bad = f"@pytest.mark.ranks(2, timeout=4)\ndef test_bad(comm):\n    {body}\n"
+    good = "@pytest.mark.ranks(2, timeout=8)\ndef test_{}(comm):\n    comm.Barrier()\n"
+    bad = f"@pytest.mark.ranks(2, timeout=8)\ndef test_bad(comm):\n    {body}\n"
     _write(tmp_path, good.format("before") + bad + good.format("after"))
     done = _pytest(tmp_path)
     assert "1 failed, 2 passed" in done.stdout, done.stdout

@@ -8,7 +8,6 @@ from time import perf_counter
 import numpy as np
 import pytest
 
-from hpcsgd.backends.bits import narrow_bits
 from hpcsgd.backends.device_layer import DeviceLayer
 from hpcsgd.comm import nccl
 from hpcsgd.comm.grid import Grid
@@ -19,6 +18,7 @@ from hpcsgd.comm.threads import run_ranks
 from hpcsgd.comm.transports import open_transport
 from hpcsgd.comm.watch import Watchdog
 from hpcsgd.errors import ConfigError, TransportError
+from tests.bits import narrow_bits
 from tests.fake_cuda import FakeLayer, Node
 
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from hpcsgd.backends.bits import narrow_bits, widen_bits
 from hpcsgd.comm import nccl
 from hpcsgd.comm.staged import StagedCommunicator
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import TransportError
+from tests.bits import narrow_bits, widen_bits
 from tests.fake_cuda import FakeLayer, Node, UnderCapture
 from tests.unit.test_nccl import on_nccl, own_environment, read, waits_in, watched
 

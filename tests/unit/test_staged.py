@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from hpcsgd.backends.bits import add_bits, narrow_bits, widen_bits
 from hpcsgd.comm import mpi, staged
 from hpcsgd.comm.cuda_aware import CudaAware, CudaAwareCommunicator, check_support
 from hpcsgd.comm.grid import Grid
@@ -16,6 +15,7 @@ from hpcsgd.comm.transports import TRANSPORTS, open_transport, transport_of
 from hpcsgd.errors import ConfigError, TransportError
 from hpcsgd.formats import get_format
 from hpcsgd.storage import decode, encode
+from tests.bits import add_bits, narrow_bits, widen_bits
 from tests.contracts.communicator import CHECKS
 from tests.fake_cuda import FakeLayer, Node, Unsynchronized
 

@@ -1,0 +1,88 @@
+"""Kernels of the table as CuPy compiles and launches them on one GPU."""
+
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcsgd import assets
+from hpcsgd.backends.kernel_table import FOLDER, Build, options
+from hpcsgd.backends.launch_steps import PLAIN_SHARED
+from hpcsgd.errors import ConfigError
+
+OnStream = Callable[..., None]
+
+
+class RawKernels:
+    """Each is compiled when it is first asked for, by CuPy, which keeps it on disk."""
+
+    def __init__(self, cupy: Any, arch: str) -> None:
+        self.cupy, self.arch = cupy, arch
+        self._known: dict[Build, OnStream] = {}
+
+    def get(self, build: Build) -> OnStream:
+        """launch(stream, grid, block, arguments, shared=0, cluster=1)."""
+        if build not in self._known:
+            self._known[build] = self._launcher(build)
+        return self._known[build]
+
+    def _launcher(self, build: Build) -> OnStream:
+        function = self._function(build)
+
+        def launch(
+            stream: Any,
+            grid: Any,
+            block: int,
+            arguments: Any,
+            shared: int = 0,
+            cluster: int = 1,
+        ) -> None:
+            if (
+                shared > PLAIN_SHARED
+                and function.max_dynamic_shared_size_bytes < shared
+            ):
+                function.max_dynamic_shared_size_bytes = shared
+            given = tuple(np.uint64(0) if a is None else a for a in arguments)
+            with stream:
+                function(_three(grid), (block, 1, 1), given, shared_mem=shared)
+
+        return launch
+
+    def _function(self, build: Build) -> Any:
+        folder = assets.path(f"kernels/{FOLDER}")
+        text = (folder / f"{build.source}.cu").read_text()
+        given = (*options(build, str(folder)), _headers(folder))
+        try:
+            module = self.cupy.RawModule(code=text, options=given)
+            return module.get_function(build.entry)
+        except self.cupy.cuda.compiler.CompileException as error:
+            raise self._uncompiled(build, error) from error
+        except RuntimeError as error:
+            if type(error) is not RuntimeError:  # of CUDA
+                raise
+            raise ConfigError(  # of CuPy, where CUDA's headers are not found
+                f"CuPy cannot compile kernel {build.entry} here ({error}); install"
+                ' CUDA beside it: pip install "cupy-cudaNNx[ctk]" of its version'
+            ) from error
+
+    def _uncompiled(self, build: Build, error: Exception) -> ConfigError:
+        (first, *_) = [*str(error).strip().splitlines(), ""]
+        return ConfigError(
+            f"NVRTC cannot compile the kernel {build.entry} for sm_{self.arch}"
+            f" ({first}); install the newest CuPy that the driver takes, or use"
+            " --device cpu"
+        )
+
+
+def _headers(folder: Path) -> str:
+    """What CuPy keeps of a kernel is known by its text and options, not by these."""
+    texts = [path.read_bytes() for path in sorted(folder.glob("*.cuh"))]
+    return f"-DHEADERS=0x{sha256(b''.join(texts)).hexdigest()[:8]}"
+
+
+def _three(size: Any) -> tuple[int, int, int]:
+    parts = (size,) if isinstance(size, int) else tuple(size)
+    x, y, z = (*parts, 1, 1)[:3]
+    return int(x), int(y), int(z)

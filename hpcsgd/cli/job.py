@@ -55,7 +55,7 @@ class Job:
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
+                preexec_fn=end_with_parent,
             )
             for number in self._early:
                 self._pass_on(number)
@@ -129,7 +129,7 @@ class Job:
 _PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """In mpiexec, before it starts: the kernel sends it SIGTERM when we are killed."""
     if _PRCTL is not None:
         _PRCTL(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)

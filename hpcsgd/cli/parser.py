@@ -15,6 +15,7 @@ COMMANDS = (
     "train",
     "tune",
     "compare",
+    "study",
     "precision",
     "study",
     "evaluate",
@@ -23,6 +24,7 @@ COMMANDS = (
     "verify",
     "new",
     "data",
+    "jobs",
     "info",
     "completion",
 )

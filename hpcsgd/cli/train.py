@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from hpcsgd.callbacks.base import Callback
@@ -33,16 +33,20 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def add_settings(parser: Any) -> None:
-    """The file, the flags and --set: what every command that trains understands."""
+def add_settings(parser: Any, without: Container[str] = ()) -> None:
+    """The file, the flags and --set: what every command that trains understands.
+
+    Flags named in `without` are left to the command itself.
+    """
     parser.add_argument("config", nargs="?", metavar="run.toml", help="configuration")
     for flag, setting, options in FLAGS:
-        parser.add_argument(
-            flag,
-            dest=setting,
-            default=None,
-            **{**_metavar(setting, options), **options},
-        )
+        if flag not in without:
+            parser.add_argument(
+                flag,
+                dest=setting,
+                default=None,
+                **{**_metavar(setting, options), **options},
+            )
     for flag, setting, text in SWITCHES:
         parser.add_argument(
             flag, dest=setting, default=None, action="store_true", help=text
@@ -51,8 +55,11 @@ def add_settings(parser: Any) -> None:
         parser.add_argument(
             flag, dest=setting, default=None, action="store_false", help=text
         )
-    parser.add_argument("--grid", metavar="RxC", help="replicas x members; 1xN default")
-    parser.add_argument("--ranks", type=int, metavar="N", help="start N MPI ranks")
+    if "--grid" not in without:
+        text = "replicas x members; 1xN default"
+        parser.add_argument("--grid", metavar="RxC", help=text)
+    if "--ranks" not in without:
+        parser.add_argument("--ranks", type=int, metavar="N", help="start N MPI ranks")
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="sets"
     )
@@ -92,11 +99,11 @@ def overlaid(
     merged = apply_settings(tables, arguments.sets)
     asked = [name for _, name, _ in (*FLAGS, *SWITCHES, *NEGATIVE)]
     for setting in asked:
-        value = getattr(arguments, setting)
+        value = getattr(arguments, setting, None)
         if value is not None:
             section, key = setting.split(".")
             merged.setdefault(section, {})[key] = value
-    if arguments.grid:
+    if getattr(arguments, "grid", None):
         replicas, members = parse_grid(arguments.grid)
         merged["grid"] = {"replicas": replicas, "members": members}
     return merged

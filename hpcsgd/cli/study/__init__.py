@@ -1,16 +1,18 @@
-"""`hpcsgd study`: what many runs say together."""
+"""`hpcsgd study`: many runs on many ranks, each in a process of its own."""
 
 from typing import Any
 
-from hpcsgd.cli.study import predict
+from hpcsgd.cli.study import collect, point, predict, strong, sweep, weak
 
-ACTIONS = (predict,)
+ACTIONS = (strong, weak, sweep, predict, collect, point)
 
 
 def add_parser(commands: Any) -> None:
     """Add `study` and its own commands."""
     parser = commands.add_parser(
-        "study", help="scaling studies and predictions", allow_abbrev=False
+        "study",
+        help="strong and weak scaling, sweeps over settings and grids, predictions",
+        allow_abbrev=False,
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for action in ACTIONS:

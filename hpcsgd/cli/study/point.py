@@ -1,0 +1,53 @@
+"""`hpcsgd study point`: one run of a study, on the ranks that are there."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from hpcsgd.cli import launch, logs
+from hpcsgd.cli.ranks import on_all_ranks
+from hpcsgd.cli.train import exit_code
+from hpcsgd.comm.base import Communicator
+from hpcsgd.result import Result
+from hpcsgd.signals import Signals
+from hpcsgd.study.alone import read_config, train_point
+
+
+def add_parser(actions: Any) -> None:
+    """Add `point`."""
+    parser = actions.add_parser(
+        "point",
+        help="one run of a study; jobs call it",
+        description="Train points/NAME.toml of a study and leave ends/NAME.json, of"
+        " which hpcsgd study collect makes a line.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("folder", metavar="DIR", help="the --out of a study")
+    parser.add_argument("name", metavar="NAME", help="of a file in points/")
+    parser.add_argument("--ranks", type=int, metavar="N", help="start N MPI ranks")
+    parser.add_argument(
+        "--point-timeout",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="it may take, 0 = for ever",
+    )
+    logs.add_volume(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, argv: list[str]) -> int:
+    """Train here, or under mpiexec."""
+    folder, name = Path(arguments.folder), arguments.name
+    config = read_config(folder, name)
+    if launch.must_relaunch(arguments.ranks):
+        return launch.relaunch(arguments.ranks, argv)
+
+    def action(world: Communicator) -> Result:
+        with Signals(world.abort) as signals:
+            limit = arguments.point_timeout
+            return train_point(folder, name, world, limit, [signals])
+
+    return on_all_ranks(
+        config.run.comm, action, show=lambda result: None, code=exit_code
+    )

@@ -1,0 +1,1 @@
+"""Jobs of a batch system: typed resources in, one plain script out."""

@@ -1,0 +1,67 @@
+"""Which rank made a job fail, from what its log says."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+MOST = 4 * 2**20  # bytes of a log that are read, from its end
+BEGINS = re.compile(r"(?m)^hpcsgd: job \S+: begins .*$")
+
+
+@dataclass(frozen=True)
+class Blame:
+    """A rank, where one is named, and the sentence that names it."""
+
+    rank: int | None
+    text: str
+
+
+# What says it best comes first; `rank` and `text` are groups.
+SIGNS = tuple(
+    re.compile(pattern, re.MULTILINE)
+    for pattern in (
+        r"^hpcsgd: rank (?P<rank>\d+): error: (?P<text>.*)$",
+        r"^hpcsgd: rank (?P<rank>\d+) of \d+ failed:\n(?P<text>(?:.*\n)*?\S*(?:Error|"
+        r"Exception|Interrupt|Lost|Exit)\b.*)$",
+        r"^hpcsgd: (?P<text>rank \d+ of \d+ has waited .*?\brank (?P<rank>\d+)"
+        r" (?:is not there|does not answer).*)$",
+        r"^hpcsgd: (?P<text>.*the memory of rank (?P<rank>\d+) holds a value.*)$",
+        r"^(?P<text>srun: error: \S+: task (?P<rank>\d+): .*)$",
+        r"^(?P<text>.*application called MPI_Abort\(.*\) - process (?P<rank>\d+).*)$",
+        r"^(?P<text>Abort\(\d+\) on node (?P<rank>\d+) .*)$",
+        r"^hpcsgd: error: (?P<text>.*)$",
+        r"^hpcsgd: (?P<text>diverged: .*)$",
+        r"^(?P<text>srun: error: .*)$",
+        r"^(?P<text>slurmstepd: error: .*)$",
+    )
+)
+ENDED_WELL = "Exited with exit code 75"  # saved, to go on later
+
+
+def blame(log: Path) -> Blame | None:
+    """Whom the log of a failed job names, of its last start."""
+    text = last_start(log)
+    for sign in SIGNS:
+        for found in sign.finditer(text):
+            if ENDED_WELL not in found[0]:
+                return _as_blame(found)
+    return None
+
+
+def last_start(log: Path) -> str:
+    """What a log says of the last start of its job."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, log.stat().st_size - MOST))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    starts = list(BEGINS.finditer(text))
+    return text[starts[-1].end() :] if starts else text
+
+
+def _as_blame(found: "re.Match[str]") -> Blame:
+    """The last line alone of what is a traceback."""
+    rank = found.groupdict().get("rank")
+    text = found["text"].rstrip().rsplit("\n", 1)[-1]
+    return Blame(int(rank) if rank is not None else None, text.strip())

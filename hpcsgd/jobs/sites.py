@@ -1,0 +1,223 @@
+"""What one needs to know of a site: its nodes, limits, launcher and environment."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcsgd.errors import ConfigError
+from hpcsgd.jobs.resources import check_known
+from hpcsgd.jobs.site_files import find_site
+from hpcsgd.jobs.syntax import mebibytes_of, seconds_of
+from hpcsgd.jobs.words import VARIABLE, check_line, check_name
+
+LAUNCHERS = ("srun", "task", "mpiexec")
+GPUS = ("cuda", "rocm", "none")
+
+
+@dataclass(frozen=True)
+class Node:
+    """What one node has; 0 and empty say that nobody knows."""
+
+    cpus: int = 0  # as Slurm counts them: hardware threads, mostly
+    gpus: int = 0
+    memory: str = ""
+    gpu: str = "none"  # cuda, rocm or none
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What jobs may ask for; 0 and empty are no limit."""
+
+    nodes: int = 0
+    walltime: str = ""
+    qos: Mapping[str, str] = field(default_factory=dict)  # its own time limits
+
+    def longest(self, qos: str) -> str:
+        """The time limit of a quality of service."""
+        return self.qos.get(qos, self.walltime)
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """Who starts the ranks.
+
+    srun: Slurm itself, through `mpi`; task: one task that starts them with --ranks, on
+    one node; mpiexec: as `task`, without Slurm.
+    """
+
+    kind: str = "srun"
+    mpi: str = ""  # of srun --mpi; empty takes what the site has chosen
+    requeue: bool = True  # jobs may be started again under their number
+    signal_seconds: int = 120  # between the signal and the end
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One line of a script, and why it is there."""
+
+    value: str
+    why: str
+    name: str = ""  # of a variable
+
+
+@dataclass(frozen=True)
+class Site:
+    """One site, as its file has it."""
+
+    name: str
+    summary: str = ""
+    node: Node = field(default_factory=Node)
+    limits: Limits = field(default_factory=Limits)
+    launcher: Launcher = field(default_factory=Launcher)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    flags: tuple[Reason, ...] = ()
+    modules: tuple[Reason, ...] = ()
+    env: tuple[Reason, ...] = ()
+
+    @property
+    def has_slurm(self) -> bool:
+        """False on a machine of one's own."""
+        return self.launcher.kind != "mpiexec"
+
+    @property
+    def may_requeue(self) -> bool:
+        """Whether a job may be started again under its number."""
+        return self.has_slurm and self.launcher.requeue
+
+
+def load_site(name: str) -> Site:
+    """The site of that name, or of a file that ends in .toml."""
+    path = find_site(name)
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the site {path}: {error.strerror}; check the name"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}; mend that line") from error
+    return parse_site(path, tables)
+
+
+def parse_site(path: Path, tables: Mapping[str, Any]) -> Site:
+    """Check the tables of a site's file."""
+    place = f"site {path}:"
+    rows = _table(place, "the file", tables, TOP)
+    return Site(
+        name=check_name(path.stem, f"{place} its name"),
+        summary=check_line(rows.get("summary", ""), f"{place} summary"),
+        node=_node(place, rows.get("node", {})),
+        limits=_limits(place, rows.get("limits", {})),
+        launcher=_launcher(place, rows.get("launcher", {})),
+        defaults=_defaults(place, rows.get("defaults", {})),
+        flags=_reasons(place, "flag", rows, ("value", "why")),
+        modules=_reasons(place, "module", rows, ("value", "why")),
+        env=_reasons(place, "env", rows, ("name", "value", "why")),
+    )
+
+
+TOP = {
+    "summary": str,
+    "node": dict,
+    "limits": dict,
+    "launcher": dict,
+    "defaults": dict,
+    "flag": list,
+    "module": list,
+    "env": list,
+}
+
+
+def _table(
+    place: str, name: str, table: Mapping[str, Any], kinds: Mapping[str, type]
+) -> dict[str, Any]:
+    """`table` if its keys are known and its values of their types."""
+    unknown = sorted(set(table) - set(kinds))
+    if unknown:
+        raise ConfigError(f"{place} {name} unknown: {unknown}; known: {sorted(kinds)}")
+    for key, value in table.items():
+        if type(value) is not kinds[key]:
+            raise ConfigError(
+                f"{place} {name} {key} = {value!r} must be of type"
+                f" {kinds[key].__name__}"
+            )
+    return dict(table)
+
+
+def _node(place: str, table: Mapping[str, Any]) -> Node:
+    kinds = {"cpus": int, "gpus": int, "memory": str, "gpu": str}
+    node = Node(**_table(place, "[node]", table, kinds))
+    if node.gpu not in GPUS:
+        raise ConfigError(
+            f"{place} [node] gpu = {node.gpu!r} must be one of {', '.join(GPUS)}"
+        )
+    if node.memory:
+        mebibytes_of(node.memory)
+    _check_at_least_0(place, "[node]", {"cpus": node.cpus, "gpus": node.gpus})
+    return node
+
+
+def _limits(place: str, table: Mapping[str, Any]) -> Limits:
+    kinds = {"nodes": int, "walltime": str, "qos": dict}
+    limits = Limits(**_table(place, "[limits]", table, kinds))
+    for text in (limits.walltime, *limits.qos.values()):
+        if not isinstance(text, str):
+            raise ConfigError(f"{place} [limits] {text!r} must be a time in quotes")
+        if text:
+            seconds_of(text)
+    _check_at_least_0(place, "[limits]", {"nodes": limits.nodes})
+    return limits
+
+
+def _launcher(place: str, table: Mapping[str, Any]) -> Launcher:
+    kinds = {"kind": str, "mpi": str, "requeue": bool, "signal_seconds": int}
+    launcher = Launcher(**_table(place, "[launcher]", table, kinds))
+    if launcher.kind not in LAUNCHERS:
+        raise ConfigError(
+            f"{place} [launcher] kind = {launcher.kind!r} must be one of"
+            f" {', '.join(LAUNCHERS)}"
+        )
+    if launcher.mpi:
+        check_name(launcher.mpi, f"{place} [launcher] mpi")
+    seconds = {"signal_seconds": launcher.signal_seconds}
+    _check_at_least_0(place, "[launcher]", seconds)
+    return launcher
+
+
+def _defaults(place: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    check_known(table, f"{place} [defaults]")
+    return dict(table)
+
+
+def _reasons(
+    place: str, key: str, rows: Mapping[str, Any], names: tuple[str, ...]
+) -> tuple[Reason, ...]:
+    """The rows of [[key]], each with a reason."""
+    return tuple(_reason(place, key, row, names) for row in rows.get(key, []))
+
+
+def _reason(place: str, key: str, row: Any, names: tuple[str, ...]) -> Reason:
+    if not isinstance(row, dict):
+        raise ConfigError(f"{place} {key} = {row!r}: write it as a table [[{key}]]")
+    found = _table(place, f"[[{key}]]", row, dict.fromkeys(names, str))
+    missing = [name for name in names if not found.get(name, "").strip()]
+    if missing and missing != ["value"]:
+        raise ConfigError(
+            f"{place} [[{key}]] {row} lacks {missing}; every line says {list(names)}"
+        )
+    for name, value in found.items():
+        check_line(value, f"{place} [[{key}]] {name}")
+    if "name" in names and not VARIABLE.fullmatch(found["name"]):
+        raise ConfigError(
+            f"{place} [[{key}]] name = {found['name']!r} must be the name of a"
+            " variable of a shell"
+        )
+    return Reason(**{"value": "", **found})
+
+
+def _check_at_least_0(place: str, name: str, numbers: Mapping[str, int]) -> None:
+    for key, value in numbers.items():
+        if value < 0:
+            raise ConfigError(f"{place} {name} {key} = {value} must be at least 0")

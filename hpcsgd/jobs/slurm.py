@@ -1,0 +1,70 @@
+"""Slurm's own programs: asked, and read."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hpcsgd.errors import ConfigError
+
+PATIENCE = 60.0  # seconds for a busy controller
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a program said."""
+
+    code: int
+    out: str
+    err: str
+
+
+def ask(
+    command: Sequence[str], environment: Mapping[str, str] | None = None
+) -> Answer | None:
+    """Run it; None where it is not there, or says nothing for a minute."""
+    if shutil.which(command[0]) is None:
+        return None
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=PATIENCE,
+            env=None if environment is None else dict(environment),
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
+def need(program: str) -> None:
+    """Refuse where Slurm is not installed."""
+    if shutil.which(program) is None:
+        raise ConfigError(
+            f"there is no {program} on PATH: Slurm is not here; log in where it is,"
+            " load its module, or take --site workstation"
+        )
+
+
+def without_overrides(directives: Sequence[str]) -> dict[str, str]:
+    """The environment without variables that would win over the script's own lines."""
+    said = {line.partition("=")[0].removeprefix("--") for line in directives}
+    names = {f"SBATCH_{name.replace('-', '_').upper()}" for name in said}
+    names |= {OTHER[name] for name in said & set(OTHER)}
+    return {k: v for k, v in os.environ.items() if k not in names}
+
+
+# Where sbatch's variable is not called as its option is.
+OTHER = {
+    "array": "SBATCH_ARRAY_INX",
+    "time": "SBATCH_TIMELIMIT",
+    "mem": "SBATCH_MEM_PER_NODE",
+    "constraint": "SBATCH_CONSTRAINT",
+    "requeue": "SBATCH_REQUEUE",
+    "no-requeue": "SBATCH_NO_REQUEUE",
+}

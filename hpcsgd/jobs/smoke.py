@@ -1,0 +1,163 @@
+"""Whether ranks, GPUs, files and clocks are as training needs them: a look at each."""
+
+import os
+import platform
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+
+import hpcsgd
+from hpcsgd.backends import cpu
+from hpcsgd.comm.base import Communicator
+from hpcsgd.comm.mpi import mpi_facts
+from hpcsgd.errors import HpcsgdError, TransportError
+from hpcsgd.jobs.smoke_files import look_at_files
+
+WORDS = (1, 2048, 2**18)  # prepared, in shared memory, and long
+MOST_SKEW = 5.0  # seconds between clocks; more confuses times of files
+Look = Callable[[], str]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One look, and what was seen."""
+
+    name: str
+    good: bool
+    text: str
+
+
+def smoke(
+    world: Communicator,
+    folder: Path,
+    device: str = "cpu",
+    transport: str = "auto",
+    expected: int | None = None,
+) -> list[Check]:
+    """Look at everything, on all ranks, which hold the same answers.
+
+    Parameters
+    ----------
+    world : all ranks
+    folder : where runs will write
+    device, transport : as `[run]` has them
+    expected : how many ranks there must be; None takes what there are
+    """
+    looks: dict[str, Look] = {
+        "ranks": lambda: look_at_ranks(world, expected),
+        "sums": lambda: look_at_sums(world),
+        "versions": lambda: look_at_versions(world),
+        "gpus": lambda: look_at_gpus(world, device, transport),
+        "files": lambda: look_at_files(world, folder),
+        "clocks": lambda: look_at_clocks(world),
+    }
+    return [_check(name, look) for name, look in looks.items()]
+
+
+def verdict(checks: Sequence[Check]) -> str:
+    """One line for all of it."""
+    bad = [f"{check.name}: {check.text}" for check in checks if not check.good]
+    if bad:
+        return f"smoke: bad: {'; '.join(bad)}"
+    return f"smoke: good: {'; '.join(check.text for check in checks)}"
+
+
+def _check(name: str, look: Look) -> Check:
+    """An error that all ranks raise is an answer."""
+    try:
+        return Check(name, True, look())
+    except HpcsgdError as error:
+        return Check(name, False, str(error))
+
+
+def look_at_ranks(world: Communicator, expected: int | None) -> str:
+    """As many as were asked for, and where they are."""
+    if expected is not None and world.size != expected:
+        raise TransportError(
+            f"{expected} ranks were asked for and there are {world.size}; ask for"
+            f" --tasks {expected}, and look at [launcher] of the site"
+        )
+    nodes = Counter(world.exchange_objects(os.uname().nodename))
+    places = f"{_count(world.size, 'rank')} on {_count(len(nodes), 'node')}"
+    return f"{places}, {max(nodes.values())} at most on one, {world.transport}"
+
+
+def look_at_sums(world: Communicator) -> str:
+    """Sums whose results are known, on every way that messages take."""
+    for words in WORDS:
+        workspace = world.workspace(words, np.float32)
+        workspace.array[:] = world.rank + 1
+        total = world.sum_workspace(workspace, "control")
+        is_right = bool((total == world.size * (world.size + 1) / 2).all())
+        _agree(world, is_right, f"a sum of {words} words is wrong")
+    return f"sums of {WORDS[0]} to {WORDS[-1]} words are right"
+
+
+def look_at_versions(world: Communicator) -> str:
+    """The same programs everywhere."""
+    own = {
+        "hpcsgd": hpcsgd.__version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "h5py": metadata.version("h5py"),
+        "mpi": mpi_facts()["library"] if world.size > 1 else "none",
+        "kernels": cpu.instructions() or "none",
+    }
+    said = world.exchange_objects(own)
+    for rank, other in enumerate(said):
+        differing = [name for name in own if other[name] != said[0][name]]
+        if differing:
+            name = differing[0]
+            raise TransportError(
+                f"rank {rank} has {name} {other[name]} and rank 0 has"
+                f" {said[0][name]}; give all nodes one environment"
+            )
+    shown = ("hpcsgd", "python", "kernels")
+    return ", ".join(f"{name} {said[0][name]}" for name in shown)
+
+
+def look_at_gpus(world: Communicator, device: str, transport: str) -> str:
+    """A GPU for each rank, and a sum through the transport."""
+    if device != "cuda":
+        return "no GPUs asked for"
+    from hpcsgd.assembly.gpu import open_gpu
+    from hpcsgd.config import RunConfig
+
+    asked = {"run": {"device": device, "transport": transport}}
+    opened, over = open_gpu(RunConfig.parse(asked), world)
+    place = opened.layer.place if opened else "none"
+    places = set(world.exchange_objects(place))
+    return f"{_count(len(places), 'GPU')}, {over.transport}"
+
+
+def look_at_clocks(world: Communicator) -> str:
+    """Clocks that agree, as far as a message lets one see."""
+    world.exchange_objects(None)
+    times = world.exchange_objects(time.clock_gettime(time.CLOCK_REALTIME))
+    skew = max(times) - min(times)
+    if skew > MOST_SKEW:
+        late = times.index(max(times))
+        raise TransportError(
+            f"the clock of rank {late} is {skew:.0f} s ahead of that of rank"
+            f" {times.index(min(times))}; tell whoever runs the site (NTP)"
+        )
+    return f"clocks within {max(skew, 0.01):.2f} s"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _agree(world: Communicator, is_good: bool, text: str) -> None:
+    """Raise on all ranks what is wrong on some."""
+    bad = [r for r, good in enumerate(world.exchange_objects(is_good)) if not good]
+    if bad:
+        raise TransportError(
+            f"{text} on rank {bad[0]}; the MPI of the launcher and that of mpi4py may"
+            " differ: look at hpcsgd info on a node"
+        )

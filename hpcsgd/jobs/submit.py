@@ -1,0 +1,119 @@
+"""Send a job to Slurm, and write down what was sent."""
+
+import hashlib
+import re
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcsgd.errors import ConfigError, TransportError
+from hpcsgd.files import write_text
+from hpcsgd.jobs.directives import directives
+from hpcsgd.jobs.job import Job
+from hpcsgd.jobs.records import SCRIPT, STATE, add_record
+from hpcsgd.jobs.render import render
+from hpcsgd.jobs.sites import Site
+from hpcsgd.jobs.slurm import ask, need, without_overrides
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A job that was sent; `job` is empty where it was only tried."""
+
+    job: str
+    name: str
+    script: Path
+    command: tuple[str, ...]
+    record: dict[str, Any] = field(default_factory=dict)
+
+
+def submit(
+    job: Job, site: Site, dry_run: bool = False, python: str = sys.executable
+) -> Submitted:
+    """Send `job` to Slurm at `site`.
+
+    Parameters
+    ----------
+    job, site : what `render` takes
+    dry_run : write and send nothing
+    python : the interpreter that runs hpcsgd on the nodes
+
+    Returns
+    -------
+    Submitted : with Slurm's number of the job
+    """
+    text = render(job, site, python)
+    script = job.path / SCRIPT
+    command = ("sbatch", "--parsable", str(script))
+    if dry_run:
+        return Submitted("", job.name, script, command)
+    if not site.has_slurm:
+        write_script(job, text)
+        raise ConfigError(
+            f"site {site.name} has no Slurm to submit to; run it by hand: bash {script}"
+        )
+    need("sbatch")
+    write_script(job, text)
+    number = _send(command, directives(job, site))
+    record = add_record(
+        job.path,
+        "submitted",
+        job=number,
+        **_described(job, site, text),
+        sbatch=list(command),
+    )
+    write_text(job.path / f"job-{number}.sbatch", text)
+    return Submitted(number, job.name, script, command, record)
+
+
+def write_script(job: Job, text: str) -> None:
+    """The folder of the job, and the script in it."""
+    try:
+        for folder in (job.path, job.path / "log", job.path / STATE):
+            folder.mkdir(parents=True, exist_ok=True)
+        write_text(job.path / SCRIPT, text)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write into --out {job.path}: {error.strerror}; choose a folder"
+            " that can be written"
+        ) from error
+
+
+def _send(command: tuple[str, ...], lines: list[str]) -> str:
+    """Slurm's number of the job."""
+    answer = ask(command, without_overrides(lines))
+    if answer is None:
+        raise TransportError("sbatch did not answer within a minute; try again later")
+    if answer.code:
+        said = " ".join(answer.err.split()) or f"exit code {answer.code}"
+        raise TransportError(
+            f"sbatch refused the job: {said}; look at it with hpcsgd jobs render, and"
+            " mend the site's file or what was asked for"
+        )
+    # NUMBER, or NUMBER;CLUSTER where there are several.
+    found = re.search(r"(?m)^(\d+)(;.*)?$", answer.out)
+    if not found:
+        raise TransportError(
+            f"sbatch took the job and said no number of it: {answer.out!r}; look with"
+            " squeue --me"
+        )
+    return found[1]
+
+
+def _described(job: Job, site: Site, text: str) -> dict[str, Any]:
+    """What a reader of the record wants to know, long after."""
+    return {
+        "name": job.name,
+        "template": job.template,
+        "site": site.name,
+        "resources": job.resources.as_dict(),
+        "workplace": job.workplace,
+        "steps": [
+            {"command": list(s.command), "tasks": s.tasks, "run": s.folder}
+            for s in job.all_steps
+        ],
+        "array": job.elements if job.is_array else "",
+        "after": list(job.after),
+        "sha256": hashlib.sha256(text.encode()).hexdigest(),
+    }

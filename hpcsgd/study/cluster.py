@@ -1,0 +1,181 @@
+"""A study under Slurm: a job for each number of ranks, gathered when it is over."""
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcsgd.errors import DataError
+from hpcsgd.jobs.job import Job, Step
+from hpcsgd.jobs.records import LOG, submitted
+from hpcsgd.jobs.resources import Resources
+from hpcsgd.jobs.sites import Site
+from hpcsgd.jobs.status import ACTIVE, State, states
+from hpcsgd.jobs.submit import submit
+from hpcsgd.study.alone import ENDS
+from hpcsgd.study.folder import Line, StudyFolder
+from hpcsgd.study.plan import Plan
+from hpcsgd.study.points import Point
+from hpcsgd.study.record import line
+from hpcsgd.study.run import TIMEOUT, data_of, source_of, waiting
+
+log = logging.getLogger(__name__)
+JOBS = "jobs"  # pN in it: the folder of the jobs of N ranks
+
+
+@dataclass(frozen=True)
+class Where:
+    """The site, and what every job asks for beside its ranks.
+
+    `per_node` : ranks of a node; 0 = all of a job on one
+    """
+
+    site: Site
+    resources: Resources
+    per_node: int = 0
+    timeout: float = TIMEOUT  # seconds of one run
+
+    def resources_of(self, ranks: int) -> Resources:
+        """Those of a job of so many ranks."""
+        nodes = -(-ranks // self.per_node) if self.per_node else 1
+        return self.resources.with_(tasks=ranks, nodes=nodes)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """The newest job that was to run a point, and what became of it."""
+
+    job: str
+    state: str
+    why: str
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it may still run it."""
+        return self.state in ACTIVE
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it will not run it any more, for all that is known."""
+        return self.state not in (*ACTIVE, "unknown")
+
+
+def send(plan: Plan, folder: StudyFolder, where: Where) -> list[str]:
+    """Submit what is neither over nor under way; the numbers of the jobs.
+
+    The runs of one number of ranks take turns in one job, on the same nodes: nothing
+    but the method differs between them.
+    """
+    known = sent_from(folder)
+    todo: dict[int, list[Point]] = {}
+    for point in waiting(plan, folder.lines()):
+        if point.name not in known or not known[point.name].is_under_way:
+            todo.setdefault(point.launched, []).append(point)
+    return [_send(plan, folder, where, n, points) for n, points in todo.items()]
+
+
+def _send(
+    plan: Plan, folder: StudyFolder, where: Where, ranks: int, points: list[Point]
+) -> str:
+    """One job, whose script goes through the points."""
+    for point in points:
+        folder.configure(point, data_of(point, folder))
+    job = Job(
+        template="scaling",
+        name=f"{plan.kind}-p{ranks}",
+        resources=where.resources_of(ranks),
+        steps=tuple(_step(folder, point, where.timeout) for point in points),
+        out=str(folder.path / JOBS / f"p{ranks}"),
+    )
+    sent = submit(job, where.site)
+    log.info("job %s: %d runs on %d ranks", sent.job, len(points), ranks)
+    return sent.job
+
+
+def _step(folder: StudyFolder, point: Point, timeout: float) -> Step:
+    path = str(folder.path.absolute())
+    words = ("study", "point", path, point.name, "--point-timeout", f"{timeout:g}")
+    return Step(words, tasks=point.launched)
+
+
+def sent_from(folder: StudyFolder) -> dict[str, Sent]:
+    """Name of a point -> the newest job that was to run it."""
+    found: dict[str, Sent] = {}
+    for place in sorted((folder.path / JOBS).glob(f"*/{LOG}")):
+        by_job = {state.job: state for state in states(place.parent)}
+        for record in submitted(place.parent):
+            for name in _names(record):
+                found[name] = _sent(str(record["job"]), by_job)
+    return found
+
+
+def _names(record: Mapping[str, Any]) -> Iterator[str]:
+    """The points of a job, in its order."""
+    for step in record.get("steps", []):
+        command = step.get("command", [])
+        if command[:2] == ["study", "point"]:
+            yield command[3]
+
+
+def _sent(job: str, by_job: Mapping[str, State]) -> Sent:
+    state = by_job.get(job)
+    return Sent(job, state.state, state.why) if state else Sent(job, "lost", "")
+
+
+def gather(plan: Plan, folder: StudyFolder) -> int:
+    """Make a line of every run that is over since; how many are under way."""
+    lines, sent, active = folder.lines(), sent_from(folder), 0
+    for point in waiting(plan, lines):
+        end, known = read_end(folder, point), sent.get(point.name)
+        if end is not None:
+            _append(folder, point, end)
+            _end_of(folder, point).unlink(missing_ok=True)
+        elif known and known.is_under_way:
+            active += 1
+        elif known and known.is_over and _is_news(lines.get(point.key), known):
+            folder.append(_lost(point, known))
+    return active
+
+
+def _end_of(folder: StudyFolder, point: Point) -> Path:
+    return folder.path / ENDS / f"{point.name}.json"
+
+
+def read_end(folder: StudyFolder, point: Point) -> dict[str, Any] | None:
+    """What the point left, if it has ended."""
+    path = _end_of(folder, point)
+    try:
+        end: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read ({error}); remove it") from error
+    return end
+
+
+def _append(folder: StudyFolder, point: Point, end: Mapping[str, Any]) -> None:
+    folder.append(
+        line(
+            point,
+            source_of(point),
+            end.get("report"),
+            error=end.get("error", ""),
+            status=end.get("status", "failed"),
+            machine=end["machine"],
+            cpu_seconds=end.get("cpu_seconds"),
+        )
+    )
+
+
+def _is_news(newest: Line | None, known: Sent) -> bool:
+    """Whether no line tells of this job yet."""
+    return newest is None or newest.get("job") != known.job
+
+
+def _lost(point: Point, known: Sent) -> dict[str, Any]:
+    """The line of a run of which nothing is left but its job."""
+    why = f": {known.why}" if known.why else ""
+    error = f"job {known.job} ended ({known.state}) and left nothing of it{why}"
+    return line(point, source_of(point), None, error=error, machine={"job": known.job})

@@ -1,0 +1,68 @@
+"""What a run must have said on the wire, by formula, from what ran."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hpcsgd.precision import Precision
+from hpcsgd.products import GATHERS, RECURS
+from hpcsgd.schedule import Schedule
+from hpcsgd.verify.traffic import Shape, expected
+
+Report = Mapping[str, Any]
+
+
+def expected_traffic(report: Report) -> dict[str, int] | None:
+    """Calls, words and bytes of rank 0 for products and agreement.
+
+    `report` is a run's JSON document. None where no formula holds: a run that did not
+    get to its end, was resumed or fell back, or whose members hold unlike numbers of
+    stored values.
+    """
+    if report["status"] != "completed" or report["resumes"] or report["events"]:
+        return None
+    if report["sparse"] and not _is_even(report):
+        return None
+    shape = _shape(report)
+    by_purpose = expected(shape, [_leg(report, shape)]).values()
+    return {
+        figure: sum(count[figure] for count in by_purpose)
+        for figure in ("calls", "words", "bytes")
+    }
+
+
+def _is_even(report: Report) -> bool:
+    """Whether the words of sparse rows depend on sizes alone."""
+    if report["grid"]["members"] == 1:
+        return True
+    return report["products"] not in GATHERS and report["grid"]["replicas"] == 1
+
+
+def _shape(report: Report) -> Shape:
+    config, schedule = report["config"], report["schedule"]
+    return Shape(
+        schedule=Schedule(*(schedule[k] for k in ("batch", "steps", "period"))),
+        precision=Precision(**report["precision"]),
+        rows=report["rows"],
+        columns=report["columns"],
+        classes=report["classes"],
+        states=1 if config["update"]["kind"] == "sgd" else 2,
+        intercept=config["problem"]["intercept"],
+        replicas=report["grid"]["replicas"],
+    )
+
+
+def _leg(report: Report, shape: Shape) -> dict[str, Any]:
+    """The whole run, from its start to the end of its last epoch."""
+    run, exchanges = report["config"]["run"], len(shape.groups())
+    total = exchanges * report["schedule"]["epochs"]
+    is_watched = report["products"] in RECURS and not run["emulate_members"]
+    return {
+        "first": 0,
+        "last": total,
+        "planned": total,
+        "members": report["grid"]["members"],
+        "product": report["products"],
+        "look_ahead": report["look_ahead"],
+        "reproducible": run["reproducible"],
+        "gap_every": run["gap_every"] if is_watched else 0,
+    }

@@ -1,0 +1,107 @@
+"""`hpcsgd study --on slurm`: jobs that a stand-in for Slurm runs, and their lines."""
+
+import json
+import os
+
+import pytest
+
+from tests.launcher import mpiexec
+
+SBATCH = """#!/bin/bash
+number=$(( $(ls {folder}/*.log 2> /dev/null | wc -l) + 101 ))
+touch {folder}/$number.log
+if [ ! -e {folder}/hold ]; then
+    SLURM_JOB_ID=$number bash "${{@: -1}}" > {folder}/$number.log 2>&1
+fi
+echo $number
+"""
+SRUN = """#!/bin/bash
+ranks=1
+while [ "${{1:0:2}}" = -- ]; do
+    case "$1" in --ntasks=*) ranks="${{1#*=}}" ;; esac
+    shift
+done
+if [ "$ranks" = 1 ]; then exec "$@"; fi
+exec {mpiexec} -n "$ranks" "$@"
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """sbatch runs a job before it returns, or holds it while `hold` is there."""
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    for name, text in (("sbatch", SBATCH), ("srun", SRUN)):
+        launcher = " ".join(mpiexec() or [])
+        path = folder / name
+        path.write_text(text.format(folder=folder, mpiexec=launcher))
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+@pytest.fixture
+def asked(tmp_path, slurm):
+    """A study of one method, as jobs."""
+    from hpcsgd.data.synthetic import write_synthetic
+
+    write_synthetic(tmp_path / "few.h5", "susy", 200, 18, 0)
+    study = ("study", "strong", "--data", "few.h5", "--out", "s", "--methods", "casgd")
+    size = ("--steps", 4, "--rate", 0.5, "--repeats", 1, "--json")
+    return (*study, *size, "--on", "slurm", "--site", "generic-cpu")
+
+
+def lines(folder):
+    text = (folder / "points.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_job_for_each_number_of_ranks(hpcsgd, tmp_path, slurm, asked):
+    """Scripts that srun through their points; one fails and stops no other."""
+    emulated = ("--ranks", "1,2", "--emulate-members", "19")
+    begun = hpcsgd(*asked, *emulated, "--ask", "walltime=00:05:00", timeout=240)
+    assert begun.returncode == 0, begun.stderr
+    assert json.loads(begun.stdout)["jobs"] == ["101", "102"]
+    script = (tmp_path / "s" / "jobs" / "p2" / "job.sbatch").read_text()
+    assert "#SBATCH --ntasks=2" in script and "--time=00:05:00" in script
+    done = hpcsgd("study", "collect", "s", "--json")
+    assert done.returncode == 1
+    found = {line["ranks"]: line for line in lines(tmp_path / "s")}
+    assert {p: line["status"] for p, line in found.items()} == {
+        1: "finished",
+        2: "finished",
+        19: "failed",
+    }
+    assert "cannot share 18 columns" in found[19]["error"]
+    assert (found[1]["job"], found[2]["job"], found[19]["job"]) == ("101", "102", "101")
+    ledger = found[2]["ledger"]["products"]
+    assert ledger["words"] == found[2]["expected"]["words"] > 0
+    assert found[2]["cpu_seconds"] > 0 and found[2]["nodes"] == 1
+    assert json.loads(done.stdout)["runs"] == 2
+
+
+def test_jobs_need_a_site_and_ask_for_what_there_is(hpcsgd, asked, monkeypatch):
+    monkeypatch.delenv("HPCSGD_SITE", raising=False)
+    for more, words in (
+        (("--ask", "nodes=2"), "--ranks-per-node"),
+        ((), "HPCSGD_SITE"),
+    ):
+        done = hpcsgd(*asked[:-2], "--ranks", 1, *more, *(asked[-2:] if more else ()))
+        assert done.returncode == 2 and words in done.stderr, (more, done.stderr)
+
+
+def test_a_late_point_ends_itself(command, tmp_path, susy):
+    """By the limit of its own, on all ranks, with a sentence that is kept."""
+    from hpcsgd.study.folder import StudyFolder
+    from hpcsgd.study.plan import Plan
+
+    base = {"schedule": {"epochs": 10**7}}
+    (point,) = Plan("strong", (2,), methods=("casgd",), repeats=1, base=base).runs()
+    (tmp_path / "s" / "points").mkdir(parents=True)
+    StudyFolder(tmp_path / "s").configure(point, str(susy))
+    late = command(
+        "study", "point", "s", point.name, "--point-timeout", 2, "--ranks", 2
+    )
+    assert late.returncode == 1, late.stderr
+    end = json.loads((tmp_path / "s" / "ends" / f"{point.name}.json").read_text())
+    assert end["status"] == "timeout" and "2 s of --point-timeout" in end["error"]

@@ -1,0 +1,159 @@
+"""Studies as jobs: what is submitted, what is gathered, what is submitted again."""
+
+import json
+import os
+
+import pytest
+
+from hpcsgd.comm.threads import run_ranks
+from hpcsgd.data.synthetic import write_synthetic
+from hpcsgd.errors import ConfigError
+from hpcsgd.jobs.resources import Resources
+from hpcsgd.jobs.sites import load_site
+from hpcsgd.study.alone import train_point
+from hpcsgd.study.ask import make_plan
+from hpcsgd.study.cluster import Where
+from hpcsgd.study.submitted import begin, collect
+
+SBATCH = """#!/bin/bash
+number=$(( $(ls {folder}/*.job 2> /dev/null | wc -l) + 101 ))
+echo PENDING > {folder}/$number.job
+echo $number
+"""
+SQUEUE = """#!/bin/bash
+for job in {folder}/*.job; do
+    state=$(cat $job)
+    if [ -n "$state" ]; then echo "$(basename $job .job)|$state|0:00||None"; fi
+done
+"""
+
+
+class Queue:
+    """What a stand-in for Slurm says of its jobs."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def set(self, job, state):
+        """What squeue shows; "" = it knows nothing."""
+        (self.folder / f"{job}.job").write_text(state)
+
+
+@pytest.fixture
+def queue(tmp_path, monkeypatch):
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    for name, text in (("sbatch", SBATCH), ("squeue", SQUEUE)):
+        (folder / name).write_text(text.format(folder=folder))
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return Queue(folder)
+
+
+@pytest.fixture
+def study(tmp_path, queue):
+    return tmp_path / "study"
+
+
+def plan(tmp_path, ranks=(1, 2), **more):
+    path = tmp_path / "few.h5"
+    if not path.exists():
+        write_synthetic(path, "susy", 64, 18, 0)
+    asked = {"ranks": list(ranks), "methods": ["casgd"], "steps": [2], "repeats": 2}
+    base = {"data": {"path": str(path)}, "rate": {"value": 0.5}}
+    return make_plan("strong", {**asked, "on": "slurm", **more}, base)
+
+
+def where(**more):
+    return Where(load_site("generic-cpu"), Resources(walltime="00:05:00"), **more)
+
+
+def lines(study):
+    text = (study / "points.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def run(study, job, ranks):
+    """What the script of a job does: all its points, and its last word."""
+    folder = study / "jobs" / f"p{ranks}"
+    (record,) = (r for r in read(folder / "jobs.jsonl") if r["job"] == job)
+    for step in record["steps"]:
+        name = step["command"][3]
+        run_ranks(ranks, lambda world, name=name: train_point(study, name, world))
+    ended(folder, job, 0)
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def ended(folder, job, code):
+    note = {"event": "ended", "job": job, "code": code, "restarts": 0, "at": 1}
+    (folder / "state" / f"{job}.jsonl").write_text(json.dumps(note) + "\n")
+
+
+def test_one_job_for_each_number_of_ranks_whose_runs_take_turns(tmp_path, study):
+    asked = plan(tmp_path, ranks=(2, 4), emulate_members=[8, 16])
+    begun = begin(asked, study, where(per_node=2))
+    assert begun.jobs == ["101", "102", "103"] and begun.over == begun.under_way == 0
+    sent = {p: read(study / "jobs" / f"p{p}" / "jobs.jsonl")[0] for p in (1, 2, 4)}
+    assert {p: r["resources"]["tasks"] for p, r in sent.items()} == {1: 1, 2: 2, 4: 4}
+    assert {p: r["resources"]["nodes"] for p, r in sent.items()} == {1: 1, 2: 1, 4: 2}
+    names = [step["command"][3] for step in sent[1]["steps"]]
+    assert [n[:9] for n in names] == ["casgd-p8-", "casgd-p16"] * 2
+    assert [n[-2:] for n in names] == ["r1", "r1", "r2", "r2"]
+    script = (study / "jobs" / "p4" / "job.sbatch").read_text()
+    assert "--ntasks=4" in script and "--time=00:05:00" in script
+
+
+def test_lines_come_from_what_the_jobs_leave(tmp_path, study, queue):
+    asked = plan(tmp_path)
+    begin(asked, study, where())
+    found, active = collect(study)
+    assert (found.missing, active, found.failures) == (4, 4, ())
+    run(study, "102", 2)
+    queue.set("102", "COMPLETED")
+    found, active = collect(study)
+    assert (found.missing, active, found.runs) == (2, 2, 2)
+    for line in lines(study):
+        assert (line["ranks"], line["status"]) == (2, "finished")
+        ledger = line["ledger"]["products"]
+        assert ledger["words"] == line["expected"]["words"] > 0
+    assert list((study / "ends").iterdir()) == [], "each becomes a line once"
+    again = begin(asked, study, where(), resume=True)
+    assert (again.jobs, again.under_way, again.over) == ([], 2, 2)
+
+
+def test_what_is_lost_is_said_once_and_submitted_again(tmp_path, study, queue):
+    asked = plan(tmp_path, ranks=(1,))
+    begin(asked, study, where())
+    queue.set("101", "")
+    ended(study / "jobs" / "p1", "101", 1)
+    found, active = collect(study)
+    assert active == 0 and len(found.failures) == 2
+    assert found.failures[0]["error"].startswith("job 101 ended (failed) and left")
+    collect(study)
+    assert [line["job"] for line in lines(study)] == ["101"] * 2, "said once"
+    assert begin(asked, study, where(), resume=True).jobs == ["102"]
+    found, active = collect(study)
+    assert active == 2
+    run(study, "102", 1)
+    queue.set("102", "COMPLETED")
+    found, active = collect(study)
+    assert (found.runs, found.failures, active) == (2, (), 0)
+
+
+def test_a_job_that_nobody_knows_is_no_failure(tmp_path, study, queue):
+    """It never began: cancelled while it waited. --resume submits it again."""
+    asked = plan(tmp_path, ranks=(1,))
+    begin(asked, study, where())
+    queue.set("101", "")
+    found, active = collect(study)
+    assert (found.failures, found.missing, active) == ((), 2, 0)
+    assert begin(asked, study, where(), resume=True).jobs == ["102"]
+
+
+def test_a_site_without_slurm_is_refused(tmp_path, study):
+    site = Where(load_site("workstation"), Resources())
+    with pytest.raises(ConfigError, match="no Slurm"):
+        begin(plan(tmp_path), study, site)

@@ -1,0 +1,84 @@
+"""One run in a process of its own: its report, its last words, its end."""
+
+import json
+import sys
+
+import pytest
+
+from hpcsgd.study import launch as module
+from hpcsgd.study.launch import command, last_sentence, launch, read_report
+from hpcsgd.study.plan import Plan
+from hpcsgd.study.record import FIGURES, line
+
+POINT = next(Plan("strong", (2,), methods=("casgd",)).runs())
+
+
+@pytest.fixture
+def program(monkeypatch):
+    """Runs this text of Python in the place of `hpcsgd train`."""
+
+    def give(text):
+        words = [sys.executable, "-c", text]
+        monkeypatch.setattr(module, "command", lambda config, ranks: words)
+
+    return give
+
+
+def test_the_report_and_the_log_are_kept_apart(program, tmp_path):
+    program("import sys; print('{\"a\": 1}'); print('said', file=sys.stderr)")
+    ended = launch(tmp_path / "x.toml", 1, tmp_path / "x.log", 60)
+    assert (ended.code, ended.report, ended.error) == (0, {"a": 1}, "")
+    assert not ended.timed_out and ended.cpu_seconds > 0
+    assert (tmp_path / "x.log").read_text() == "said\n"
+
+
+def test_a_run_that_fails_says_its_own_sentence(program, tmp_path):
+    text = (
+        "import sys; print('hpcsgd: error: no such luck; try again', file=sys.stderr)"
+    )
+    program(f"{text}; sys.exit(2)")
+    ended = launch(tmp_path / "x.toml", 1, tmp_path / "x.log", 60)
+    assert (ended.code, ended.report) == (2, None)
+    assert ended.error == "no such luck; try again"
+
+
+def test_a_run_without_a_word_is_pointed_to(tmp_path):
+    log = tmp_path / "x.log"
+    log.write_text("Traceback\n  nothing that begins as ours do\n")
+    assert last_sentence(log, 7) == "it ended with exit code 7; see x.log"
+    assert last_sentence(log, 0) == ""
+
+
+@pytest.mark.parametrize("deaf", ["", "signal.signal(signal.SIGINT, signal.SIG_IGN);"])
+def test_a_late_run_is_ended_however_deaf_it_is(program, tmp_path, monkeypatch, deaf):
+    monkeypatch.setattr(module, "GRACE", 0.5)
+    term = "signal.signal(signal.SIGTERM, signal.SIG_IGN);" if deaf else ""
+    program(f"import signal, time; {deaf}{term} time.sleep(300)")
+    ended = launch(tmp_path / "x.toml", 1, tmp_path / "x.log", 1.0)
+    assert ended.timed_out and ended.report is None and ended.code < 0
+    assert "longer than the 1 s of --point-timeout" in ended.error
+
+
+def test_the_command():
+    alone, many = command("x.toml", 1), command("x.toml", 4)
+    assert alone[1:5] == ["-m", "hpcsgd", "train", "x.toml"] and "--ranks" not in alone
+    assert many[-2:] == ["--ranks", "4"] and "--json" in many
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"\xff"])
+def test_what_is_no_report_is_none(text):
+    assert read_report(text) is None
+
+
+def test_a_failed_run_has_a_line_of_nulls():
+    said = line(POINT, "/data/x.h5", None, error="why", machine={"cores": 1})
+    assert said["status"] == "failed" and said["error"] == "why"
+    assert all(said[name] is None for name in FIGURES)
+    assert said["data"] == "x.h5" and said["batch"] == 32 and said["steps"] == 8
+    assert said["grid"] == {"replicas": 1, "members": 2}
+    assert said["oversubscribed"] is True and said["schema"] == 1
+    assert said["run"] == "runs/casgd-p2-s8-b32-1x2-fp32-seed0-r1"
+    assert json.loads(json.dumps(said)) == said
+    roomy = line(POINT, "x.h5", None, machine={"cores": 2})
+    assert roomy["oversubscribed"] is False
+    assert line(POINT, "x.h5", None)["oversubscribed"] is None

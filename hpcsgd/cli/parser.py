@@ -15,7 +15,6 @@ COMMANDS = (
     "train",
     "tune",
     "compare",
-    "study",
     "precision",
     "study",
     "evaluate",

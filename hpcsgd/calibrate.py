@@ -19,7 +19,7 @@ from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.comm.workspace import Workspace
 from hpcsgd.cost import Machine
-from hpcsgd.data.shard import Shard
+from hpcsgd.data.shard import Shard, take
 from hpcsgd.products.base import (
     Group,
     Rows,
@@ -40,7 +40,7 @@ Array = NDArray[Any]
 STEPS = 8  # of what is timed
 LONG = 2**16  # words of a long message
 PASS = 2**20  # bytes of rows that passes are timed on, where there are as many
-FEW = 8  # columns of what is as good as no data
+FEW, SOME = 8, 4096  # columns and rows of what is as good as no data
 REPEATS = 5
 PASSES = 9  # over rows: tens of microseconds each
 
@@ -243,12 +243,23 @@ def _stepping(task: Task, few: int, steps: int) -> Callable[[], None]:
 
 
 def narrowed(shard: Shard, width: int) -> Shard:
-    """The same rows with the first columns alone; sparse rows have few values."""
-    if shard.is_sparse:
+    """Some rows with the first columns alone; sparse rows have few values.
+
+    Copied: kernels take rows that lie as they would in a shard of so few columns.
+    """
+    if shard.is_sparse or width >= shard.width:
         return shard
-    few = slice(0, min(width, shard.width))
-    matrix: Any = shard.matrix
-    return replace(shard, matrix=matrix[:, few], columns=few, parts=(few,))
+    few, some = slice(0, min(width, shard.width)), slice(0, min(SOME, shard.height))
+    rows = np.arange(some.stop)
+    return replace(
+        shard,
+        matrix=np.ascontiguousarray(shard.matrix[some, few]),  # type: ignore[index]
+        targets=shard.targets[some],
+        weights=take(shard.weights, rows),
+        offsets=take(shard.offsets, rows),
+        columns=few,
+        parts=(few,),
+    )
 
 
 def _group(task: Task, rows: Array, sizes: tuple[int, ...]) -> Group:

@@ -70,6 +70,7 @@ def _measure(task: Task, kernel: str, rows: int, columns: int) -> tuple[float, .
     """Rates of this rank, of rows that come in no order."""
     task = replace(task, shard=narrowed(task.shard, columns))
     order = np.random.default_rng(0).permutation(task.shard.height)
+    rows = min(rows, task.shard.height)
 
     def some(number: int) -> Any:
         return np.roll(order, -number * rows)[:rows]

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
+from statistics import median
 
 from hpcsgd.comm.base import Communicator
 from hpcsgd.config import GridConfig, RunConfig
@@ -20,6 +21,7 @@ from hpcsgd.tuner.sample import FirstRows
 from hpcsgd.tuner.stage import Burst, Setting, Stage
 
 BURST, SHORTEST = 0.05, 0.005  # seconds of one
+FIRST = 6  # times a burst: a first epoch in which all is kept
 OVERHEAD = 2.0  # times a burst, to put up what it is of
 ROUNDS = 3  # of bursts for a fit, in turns; the middle one counts
 WORD = 4  # bytes of a weight that replicas average
@@ -97,6 +99,7 @@ class Room:
         wanted = self._probes(question, batches)
         each = budget.until(share) / (OVERHEAD * ROUNDS * max(len(wanted), 1))
         each = min(max(each, SHORTEST), BURST)
+        self.stage.first_epoch = FIRST * each
         taken: dict[Setting, list[Burst]] = {}
         for _ in range(ROUNDS):
             for setting in wanted:
@@ -110,8 +113,7 @@ class Room:
         self.model = self.model.fitted(self.bursts)
 
     def _typical(self, bursts: list[Burst]) -> Burst:
-        times = [burst.seconds for burst in bursts]
-        return replace(bursts[-1], seconds=self.stage.typical(times))
+        return replace(bursts[-1], seconds=median(b.seconds for b in bursts))
 
     def _probes(self, question: Question, batches: Sequence[int]) -> list[Setting]:
         """Of every product that may be chosen: few and many steps, ends of batches."""

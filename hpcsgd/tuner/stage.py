@@ -4,11 +4,8 @@ The data are loaded once; every setting gets its own product, feed and engine on
 so that what is timed is what a run does, messages and all.
 """
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from socket import gethostname
-from statistics import median
 
 import numpy as np
 
@@ -77,17 +74,9 @@ class Stage:
         self.opened = open_all(self.config, world, reader, setup)
         self.seconds_reading = setup.seconds.get("read", 0.0)
         self.world = self.opened.grid.world
-        self.crowded = is_crowded(world)
+        self.first_epoch = FIRST_EPOCH  # seconds
         self._task: Task | None = None
         self._runs: dict[Setting, _Rehearsal] = {}
-
-    def typical(self, times: Sequence[float]) -> float:
-        """Of several times of one thing, the one that says what it takes.
-
-        What others do on a machine only ever adds: the shortest, where every rank has
-        a core. Ranks that share cores wait for each other, and that is no accident.
-        """
-        return median(times) if self.crowded else min(times)
 
     @property
     def rows(self) -> int:
@@ -158,8 +147,8 @@ class Stage:
         loaded, replicas = self.opened.loaded, self.opened.grid.replicas.size
         first = Setting(FIRST[setting.product], setting.steps, setting.batch)
         known = self._runs.get(first)
-        each = known.each if known and known.each else FIRST_EPOCH / FEW
-        count = max(int(FIRST_EPOCH / each), LEAST)
+        each = known.each if known and known.each else self.first_epoch / FEW
+        count = max(int(self.first_epoch / each), LEAST)
         height = min(loaded.shard.height, count * setting.rows)
         shard, part = loaded.shard, slice(0, height)
         return replace(
@@ -220,12 +209,6 @@ class _Rehearsal:
         own = (view.seconds - before - waited) / count
         own += waited / max(calls, 1) / engine.looks.every
         return float(max(*world.exchange_objects(own), 1e-9))
-
-
-def is_crowded(world: Communicator) -> bool:
-    """True where some machine has more ranks than cores; asked by all together."""
-    said = world.exchange_objects((gethostname(), os.cpu_count() or 1))
-    return any(said.count(one) > one[1] for one in said)
 
 
 def _silent(config: RunConfig) -> RunConfig:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -199,11 +200,6 @@ def run_best(
     every: Sequence[Candidate], rooms: Sequence[Room], budget: Budget
 ) -> list[Candidate]:
     """Run those that promise most, in turns; what was seen may bring up others."""
-    typical = rooms[0].stage.typical
-
-    def measured(candidate: Candidate, times: Sequence[float]) -> Candidate:
-        return replace(candidate, measured=typical(times))
-
     known: dict[Candidate, list[float]] = {}
     ratios: dict[tuple[Any, ...], float] = {}
     each = budget.until(RUN) / (OVERHEAD * 2 * BEST * TURNS)
@@ -213,16 +209,16 @@ def run_best(
         known |= {candidate: [] for candidate in wanted}
         _take_turns(known, wanted, rooms, budget, each)
         for candidate in wanted:
-            seen = measured(candidate, known[candidate]).measured
+            seen = median(known[candidate])
             ratios[_kind(candidate)] = seen / candidate.predicted
-        best = min(measured(c, times).score for c, times in known.items())
+        best = min(_measured(c, times).score for c, times in known.items())
         ranked = sorted(every, key=lambda c: _corrected(c, ratios))[:BEST]
         wanted = [
             c for c in ranked if c not in known and _corrected(c, ratios) < CLOSE * best
         ]
         if budget.until(RUN) <= OVERHEAD * TURNS * each * len(wanted):
             break
-    found = sorted((measured(c, t) for c, t in known.items()), key=lambda c: c.score)
+    found = sorted((_measured(c, t) for c, t in known.items()), key=lambda c: c.score)
     return found[:BEST]
 
 
@@ -242,6 +238,10 @@ def _take_turns(
             known[candidate].append(_step_seconds(candidate, room, each))
     for room in rooms:
         room.stage.forget()
+
+
+def _measured(candidate: Candidate, times: Sequence[float]) -> Candidate:
+    return replace(candidate, measured=median(times))
 
 
 def _step_seconds(candidate: Candidate, room: Room, each: float) -> float:

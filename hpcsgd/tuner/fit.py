@@ -17,7 +17,8 @@ from hpcsgd.cost import Job, Machine, seconds
 from hpcsgd.cost_terms import SMALL, costs_of, machine_of, parts_of
 
 Array = NDArray[np.float64]
-PULL = 0.02  # weight of "as measured alone", of a time that is known to 100 %
+LEAST = 0.1  # of what was measured alone: nothing is done in no time at all
+PULL = 0.03  # weight of "as measured alone", of a time that is known to 100 %
 ROUNDS = 6  # which of two terms counts, and which times are strange, is found anew
 STRANGE = 0.1  # a time that is off by more counts less
 
@@ -50,7 +51,7 @@ def fit_machine(times: Sequence[Timed], start: Machine) -> Machine:
     # A machine that is slower in all is no reason to pull at each constant.
     first *= np.exp(np.median(np.log(y / [model(first) for model in models])))
     unit = np.where(first > 0, first, SMALL)
-    pull = PULL * np.eye(len(first))
+    pull, least = PULL * np.eye(len(first)), np.where(first > 0, LEAST, 0.0)
     costs, weights = first, np.ones(len(y))
     for _ in range(ROUNDS):
         parts = np.array([parts_of(model, costs) for model in models])
@@ -59,7 +60,7 @@ def fit_machine(times: Sequence[Timed], start: Machine) -> Machine:
         scaled = parts * unit / y[:, None] * weights[:, None]
         rows = np.concatenate([scaled, pull])
         aims = np.concatenate([weights * (1.0 - given / y), PULL * first / unit])
-        costs = unit * _bounded(rows, aims)
+        costs = unit * (least + _bounded(rows, aims - rows @ least))
         off = np.abs((parts @ costs + given) / y - 1.0)
         usual = max(STRANGE, float(np.median(off)))
         weights = np.minimum(1.0, usual / np.maximum(off, 1e-9))

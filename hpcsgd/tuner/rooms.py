@@ -24,6 +24,7 @@ BURST, SHORTEST = 0.05, 0.005  # seconds of one
 FIRST = 6  # times a burst: a first epoch in which all is kept
 OVERHEAD = 2.0  # times a burst, to put up what it is of
 ROUNDS = 3  # of bursts for a fit, in turns; the middle one counts
+AROUND = ("exchange", "step", "alone", "turn")
 WORD = 4  # bytes of a weight that replicas average
 
 
@@ -59,6 +60,17 @@ class Room:
     figures: Figures
     model: Model
     bursts: list[Burst] = field(default_factory=list)
+
+    @property
+    def told(self) -> Machine:
+        """What another machine may be compared with.
+
+        Rates are those of each kernel alone: a fit on one width of rows may lay what
+        one of them takes upon another. What surrounds kernels shows in a fit alone.
+        """
+        fitted = self.model.start
+        around = {name: getattr(fitted, name) for name in AROUND}
+        return replace(self.figures.machine, **around)
 
     def candidates(self, question: Question, ways: Sequence[Learnt]) -> list[Candidate]:
         """All that is open to a run, by what the model says."""

@@ -112,9 +112,7 @@ def tune(question: Question, world: Communicator) -> Tuning:
         learnt=tuple(learnt),
         gaps=gaps,
         figures=figures,
-        rooms={
-            (r.grid, r.recipe): (r.model.start, r.figures.directions) for r in rooms
-        },
+        rooms={(r.grid, r.recipe): (r.told, r.figures.directions) for r in rooms},
         sampled=(sampled, total),
         seconds=budget.spent,
     )

@@ -1,10 +1,12 @@
 """Predictions: limits that hold on any machine, and a crossing by another formula."""
 
+import json
 from dataclasses import replace
 from math import ceil, inf, log2
 
 import pytest
 
+from hpcsgd.cli import main
 from hpcsgd.cost import Machine, seconds
 from hpcsgd.errors import ConfigError
 from hpcsgd.hardware import Hardware, Level, Number, load_hardware
@@ -157,3 +159,36 @@ def test_ranks_that_are_none_are_refused(text):
 def test_ranks_are_powers_of_two_or_as_they_are_written():
     assert parse_ranks("1..65536")[-1] == 65536 and len(parse_ranks("1..65536")) == 17
     assert parse_ranks("3..20") == [3, 6, 12] and parse_ranks("4,1") == [1, 4]
+
+
+def test_the_command_says_it_as_a_table_and_as_a_document(capsys):
+    asked = ["study", "predict", "--machine", "perlmutter-a100"]
+    asked += ["--data", "400000,2000", "--ranks", "1..4096"]
+    assert main(asked) == 0
+    shown = capsys.readouterr().out
+    assert "1x1024" in shown and "CA-SGD wins at 2 to 4096 ranks" in shown
+    assert "15 stated" in shown and "average weights" in shown
+    assert main([*asked, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [p["ranks"] for p in found["points"]] == parse_ranks("1..4096")
+    for point in found["points"]:
+        assert point["speed_up"] == pytest.approx(
+            point["sgd_seconds"] / point["ca_sgd_seconds"]
+        )
+    assert found["machine"]["numbers"]["NVLink.latency"]["mark"] == "stated"
+
+
+def test_where_no_sum_takes_long_nobody_wins(capsys):
+    asked = ["study", "predict", "--machine", "two-core-server"]
+    assert main([*asked, "--data", "20000,2000", "--ranks", "1,2"]) == 0
+    shown = capsys.readouterr().out
+    assert "CA-SGD wins nowhere here" in shown
+    assert "fastest on 2 ranks, by plain SGD" in shown and "0 stated" in shown
+
+
+def test_a_prediction_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "predicted.png"
+    asked = ["study", "predict", "--machine", "laptop", "--data", "9999,500"]
+    assert main([*asked, "--ranks", "1..64", "--plot", str(path)]) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")

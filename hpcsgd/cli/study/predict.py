@@ -142,10 +142,13 @@ def sentences(found: Prediction) -> Iterator[str]:
     else:
         yield "CA-SGD wins nowhere here: no sum takes long enough to be worth a Gram"
     fastest = found.fastest()
-    yield (
-        f"an epoch is fastest on {fastest.ranks} ranks; what limits it there is"
-        f" {fastest.limit}"
-    )
+    if fastest.speed_up < 1.0:
+        yield f"an epoch is fastest on {fastest.ranks} ranks, by plain SGD"
+    else:
+        yield (
+            f"an epoch is fastest on {fastest.ranks} ranks; what limits it there is"
+            f" {fastest.limit}"
+        )
     if fastest.ranks < points[-1].ranks:
         yield f"beyond {fastest.ranks} ranks more of them no longer pay"
     if any(p.grid[0] > 1 for p in points):

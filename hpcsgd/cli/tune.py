@@ -2,8 +2,10 @@
 
 import argparse
 import json
+import os
 import sys
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,10 @@ from hpcsgd.config import RunConfig, read_toml
 from hpcsgd.errors import ConfigError
 from hpcsgd.files import write_text
 from hpcsgd.precision import AUTO
-from hpcsgd.tuner.question import Question, parse_batches
+from hpcsgd.tuner.question import LEAST_SECONDS, Question, parse_batches
 from hpcsgd.tuner.told import document, explained, merged
 
+BEGAN = "HPCSGD_TUNE_BEGAN"  # when the first process of a tuning did
 WIDTH = 120  # where standard output is no terminal
 COLUMNS = ("grid", "recipe", "product", "s", "batch", "period", "predicted", "measured")
 
@@ -79,6 +82,7 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
         _check_place(path)
     if len(counts) > 1:
         return _several(arguments, argv, counts)
+    os.environ.setdefault(BEGAN, repr(time.time()))
     if launch.must_relaunch(counts[0] if counts else None):
         return launch.relaunch(counts[0], argv, remedy="run tune again")
     return _tune(asked, arguments)
@@ -133,6 +137,10 @@ def _check_place(path: str | None) -> None:
 def _tune(asked: Question, arguments: argparse.Namespace) -> int:
     from hpcsgd.tuner.tune import Tuning, tune
 
+    # What it took to start the ranks is time, too.
+    spent = max(time.time() - float(os.environ.pop(BEGAN)), 0.0)
+    asked = replace(asked, seconds=max(asked.seconds - spent, LEAST_SECONDS))
+
     def action(world: Communicator) -> Tuning:
         return tune(asked, world)
 
@@ -150,10 +158,12 @@ def _several(arguments: argparse.Namespace, argv: list[str], counts: list[int]) 
             path = Path(folder) / f"{count}.json"
             own = [*argv, "--ranks", str(count), "--part", str(path)]
             own += ["--seconds", str(arguments.seconds / len(counts))]
+            os.environ[BEGAN] = repr(time.time())
             code = launch.relaunch(count, own, remedy="run tune again")
             if code:
                 return code
             parts.append(json.loads(path.read_text()))
+    del os.environ[BEGAN]
     _finish(merged(parts), arguments)
     return 0
 

@@ -41,7 +41,8 @@ class Rate:
 def measure_kernels(task: Task, world: Communicator, seconds: float) -> list[Rate]:
     """As many of them as fit, the slowest rank's; called by all ranks together."""
     task, began, found = task_alone(task), perf_counter(), []
-    for kernel, rows, columns in _plan(task):
+    # Ranks with a row or a column less follow the same plan, as far as they can.
+    for kernel, rows, columns in world.exchange_objects(_plan(task))[0]:
         spent = max(world.exchange_objects(perf_counter() - began))
         if spent > seconds:
             break
@@ -68,6 +69,7 @@ def _widths(width: int) -> list[int]:
 
 def _measure(task: Task, kernel: str, rows: int, columns: int) -> tuple[float, ...]:
     """Rates of this rank, of rows that come in no order."""
+    columns = min(columns, task.shard.width)
     task = replace(task, shard=narrowed(task.shard, columns))
     order = np.random.default_rng(0).permutation(task.shard.height)
     rows = min(rows, task.shard.height)

@@ -9,19 +9,20 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf, log
+from time import perf_counter
 from typing import Any
 
 from hpcsgd.api import train
-from hpcsgd.comm.base import Communicator
+from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import AgreementConfig, GridConfig, RunConfig, RunSection
 from hpcsgd.errors import ConfigError
 from hpcsgd.precision import PrecisionConfig
 from hpcsgd.products.choose import ProductsConfig
 from hpcsgd.result import Result, Status
 from hpcsgd.trials.pilot import Sample, in_silence
-from hpcsgd.tuner.budget import Budget
 
 log_ = logging.getLogger(__name__)
+AT_ONCE = 8  # steps between two looks at the clock; they change nothing that is learnt
 EPOCHS = 6  # of a run; the loss is that of the first one after half of them
 
 
@@ -78,32 +79,40 @@ LOCAL = (8, 32)  # steps between agreements that are tried
 
 
 def learn(
-    config: RunConfig,
-    sample: Sample,
-    ways: Sequence[Way],
-    world: Communicator,
-    budget: Budget,
-    share: float,
+    config: RunConfig, sample: Sample, ways: Sequence[Way], seconds: float
 ) -> list[Learnt]:
-    """Each way's penalty, as long as there is time; one way alone has none."""
-    if len(ways) == 1:
-        return [Learnt(ways[0], 1.0)]
-    curves: list[Learnt] = []
-    goal, needed, longest = 0.0, 1.0, 0.0
-    for way in ways:
-        before = budget.until(share)
-        if curves and before < longest:
-            said = "no time to try %s; give more --seconds"
-            log_.warning(said, way, extra={"on_all_ranks": True})
-            continue
-        with in_silence():
-            result = train(_short(config, way), **_columns(sample), world=world)
-        if not curves:
+    """Each way's penalty, as long as there is time; on one rank, for all of them.
+
+    What is learnt hangs on batches and replicas alone, not on how many ranks share the
+    columns: replicas are threads here, and nobody waits for a network.
+    """
+    found: list[Learnt] = []
+    goal, needed, longest, end = 0.0, 1.0, 0.0, perf_counter() + seconds
+    for number, way in enumerate(ways):
+        began = perf_counter()
+        if found and began + longest > end:
+            said = (
+                "no time to try %d of %d batches, rates or grids; give more --seconds"
+            )
+            log_.warning(said, len(ways) - number, len(ways))
+            break
+        result = _result(config, sample, way)
+        if not found:
             goal, needed = _goal(result), rows_to(result, _goal(result))
-        penalty = rows_to(result, goal) / needed
-        curves.append(Learnt(way, penalty, result.loss))
-        longest = max(longest, before - budget.until(share))
-    return curves
+        found.append(Learnt(way, rows_to(result, goal) / needed, result.loss))
+        longest = max(longest, perf_counter() - began)
+    return found
+
+
+def _result(config: RunConfig, sample: Sample, way: Way) -> Result:
+    """A short run this way, without a word of it."""
+    short, columns = _short(config, way), _columns(sample)
+    with in_silence():
+        found = run_ranks(
+            way.replicas, lambda world: train(short, **columns, world=world)
+        )
+    first: Result = found[0]
+    return first
 
 
 def rows_to(result: Result, goal: float) -> float:
@@ -148,10 +157,13 @@ def _columns(sample: Sample) -> dict[str, Any]:
 
 def _short(config: RunConfig, way: Way) -> RunConfig:
     """A run that says how much is learnt, as fast as may be, and no more."""
+    steps = way.local if way.replicas > 1 else AT_ONCE
     schedule = replace(
-        config.schedule, batch=way.batch, steps=1, period=way.local, epochs=EPOCHS
+        config.schedule, batch=way.batch, steps=steps, period=1, epochs=EPOCHS
     )
-    run = RunSection(record=0, gap_every=0, fall_back=False, comm=config.run.comm)
+    run = RunSection(
+        comm="threads", record=0, timeout=0.0, gap_every=0, fall_back=False
+    )
     return replace(
         config,
         schedule=schedule,

@@ -81,4 +81,4 @@ def probing_steps(batch: int, rows: int, most: int) -> list[int]:
     return wanted or fits[-1:]
 
 
-PROBED = (2, 6, 20, 48)
+PROBED = (2, 6, 20, 48, 128)

@@ -149,7 +149,8 @@ class Stage:
         known = self._runs.get(first)
         each = known.each if known and known.each else self.first_epoch / FEW
         count = max(int(self.first_epoch / each), LEAST)
-        height = min(loaded.shard.height, count * setting.rows)
+        # Of every replica as many: the last ones may have a row less than the first.
+        height = min(self.rows, count * setting.rows)
         shard, part = loaded.shard, slice(0, height)
         return replace(
             loaded,

@@ -126,10 +126,16 @@ def _learn(
     ways = ways_of(config, question.batches, question.grids(world.size))
     if len(ways) == 1:
         return [Learnt(ways[0], 1.0)]
-    sample = world.together(
-        lambda: draw_sample(reader, 1, config.sampling.seed, config.problem.family)
-    )
-    return learn(config, sample, ways, world, budget, LEARNT)
+    seconds = budget.until(LEARNT)
+
+    def on_first() -> list[Learnt]:
+        if world.rank:
+            return []
+        seed, family = config.sampling.seed, config.problem.family
+        return learn(config, draw_sample(reader, 1, seed, family), ways, seconds)
+
+    found: list[Learnt] = world.exchange_objects(world.together(on_first))[0]
+    return found
 
 
 def _gaps(
@@ -180,14 +186,17 @@ def _rooms(
         good = [n for n in PREFERRED[:-1] if n in good][:MOST_RECIPES] or ["fp64"]
     places = [(g, r) for r in good for g in question.grids(world.size)]
     rooms: list[Room] = []
+    slowest = 0.0
     for grid, recipe in places:
-        if rooms and budget.until(FITTED) <= 0.0:
+        before = budget.until(FITTED)
+        if rooms and before <= slowest:
             said = "no time for %dx%d in %s; give more --seconds"
             log.warning(said, *grid, recipe, extra={"on_all_ranks": True})
             continue
         ends = RECIPES + (OPENED - RECIPES) * (len(rooms) + 1) / len(places)
         found = (question, grid, recipe, world, sampled, reading, budget, ends)
         rooms.append(open_room(*found))
+        slowest = max(slowest, before - budget.until(FITTED))
     return rooms
 
 

@@ -134,7 +134,7 @@ def test_rows_to_a_loss_lie_between_looks():
 
 
 def test_what_is_probed_is_among_what_may_run():
-    assert probing_steps(32, 10**6, 2048) == list(PROBED)
+    assert probing_steps(16, 10**6, 2048) == list(PROBED)
     assert probing_steps(32, 200, 2048) == [2, 6]
     assert probing_steps(100, 100, 2048) == [1]
     assert parse_batches("auto") == BATCHES and parse_batches("32,8,8") == (8, 32)

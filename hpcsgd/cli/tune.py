@@ -139,10 +139,11 @@ def _tune(asked: Question, arguments: argparse.Namespace) -> int:
 
     # What it took to start the ranks is time, too.
     spent = max(time.time() - float(os.environ.pop(BEGAN)), 0.0)
-    asked = replace(asked, seconds=max(asked.seconds - spent, LEAST_SECONDS))
+    own = max(asked.seconds - spent, LEAST_SECONDS)
 
     def action(world: Communicator) -> Tuning:
-        return tune(asked, world)
+        seconds = world.exchange_objects(own)[0]  # ranks start one after the other
+        return tune(replace(asked, seconds=seconds), world)
 
     def show(found: Tuning) -> None:
         _finish(document(found), arguments)

@@ -16,7 +16,7 @@ class Budget:
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.world = world
-        self.seconds = seconds
+        self.seconds: float = world.exchange_objects(seconds)[0]
         self.clock = clock
         self.began = clock()
 

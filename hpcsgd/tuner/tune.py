@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 BEST = 5  # candidates that are run
 TURNS = 3  # of each of them
 LONGEST = 0.2  # seconds of a burst of a candidate
+ROOM_SECONDS = 2.0  # that the bursts of one grid and recipe need for a fit
 CLOSE = 1.15  # one that is expected within this of the best is run, too
 MOST_RECIPES = 3  # that are timed, the cheapest of the good ones
 # What of the time is spent when each part ends.
@@ -77,7 +78,7 @@ def tune(question: Question, world: Communicator) -> Tuning:
     try:
         reading = measure_reading(reader, world)
         most = min(max(question.batches) * 8, MOST_ROWS)
-        sampled = sampled_rows(reader, reading, question.seconds / 10, most)
+        sampled = sampled_rows(reader, reading, budget.seconds / 10, most)
         total = reader.rows
         learnt = _learn(question, reader, world, budget)
         gaps = _gaps(question, reader, world, budget)
@@ -185,6 +186,12 @@ def _rooms(
     if question.any_recipe:  # the widest is what is left where no other will do
         good = [n for n in PREFERRED[:-1] if n in good][:MOST_RECIPES] or ["fp64"]
     places = [(g, r) for r in good for g in question.grids(world.size)]
+    # A fit of a few bursts says less than none of another place.
+    most = max(int((FITTED - OPENED) * budget.seconds / ROOM_SECONDS), 1)
+    if len(places) > most:
+        said = "time for %d of %d grids and recipes; give more --seconds"
+        log.warning(said, most, len(places), extra={"on_all_ranks": True})
+    places = places[:most]
     rooms: list[Room] = []
     slowest = 0.0
     for grid, recipe in places:

@@ -11,7 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.15 python3.14 python3.13 python3.12 \
 ENV = OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 RUN = $(ENV) .venv/bin/python
 
-.PHONY: help environment demo test test-all test-ulfm gpu mutants soak fuzz bench bench-cpu bench-data \
+.PHONY: help environment demo test test-all test-slurm slurm-packages test-ulfm gpu mutants soak fuzz bench bench-cpu bench-data \
   bench-peers bench-ddp bench-model peers check lint clean
 
 help:  ## this list
@@ -25,12 +25,19 @@ environment:
 demo: environment  ## two MPI ranks: plain FP32 SGD beside CA-SGD, one table
 	@$(RUN) examples/demo.py
 
-test: environment  ## the whole suite, real MPI ranks included
+test: slurm-packages  ## the whole suite, real MPI ranks included
 	@$(RUN) -m tests.suite
 
 test-%: environment  ## the tests of real ranks under mpiexec with that many, as test-4
 	@m=.venv/bin/mpiexec; [ -x $$m ] || m=mpiexec; HYDRA_LAUNCHER=fork $(ENV) $$m \
 	  -n $* .venv/bin/python -m pytest -q --with-mpi -p no:cacheprovider tests/ranks
+
+test-slurm: slurm-packages  ## a real Slurm: nodes, arrays, chains, requeues
+	@$(RUN) -m pytest -q tests/slurm
+
+# Changes nothing but as root with HPCSGD_APT=1.
+slurm-packages: environment
+	@.venv/bin/python .ci/slurm.py
 
 test-ulfm: environment  ## lost ranks under Open MPI with ULFM, in .venv-ulfm
 	@[ -x .venv-ulfm/bin/mpiexec ] || { .venv/bin/python -m venv .venv-ulfm && \
@@ -38,7 +45,7 @@ test-ulfm: environment  ## lost ranks under Open MPI with ULFM, in .venv-ulfm
 	@OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 $(ENV) \
 	  .venv-ulfm/bin/python -m pytest -q -m ulfm tests/faults
 
-test-all: environment  ## the full matrices; its summary goes to benchmarks/results/
+test-all: slurm-packages  ## the full matrices; its summary goes to benchmarks/results/
 	@mkdir -p benchmarks/results
 	@$(RUN) -m pytest -q -m "not ulfm" > .test-all.log 2>&1; code=$$?; \
 	  tail -n 40 .test-all.log; \

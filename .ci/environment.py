@@ -186,15 +186,21 @@ def by_uv():
 
 
 def by_apt():
-    """Debian's missing half, where a CI machine lets us install it."""
+    """Debian's missing half, where we are let install it."""
     return apt_install("python3-venv") and by_venv()
 
 
-def apt_install(package):
-    """Where that is ours to do, as root on a CI machine; whether it is there now."""
-    if not os.environ.get("CI") or os.geteuid() or shutil.which("apt-get") is None:
+def may_install():
+    """Whether the system is ours to change: as root, where HPCSGD_APT=1 says so."""
+    asked = os.environ.get("HPCSGD_APT") == "1" and not os.geteuid()
+    return asked and shutil.which("apt-get") is not None
+
+
+def apt_install(*packages):
+    """Where that is ours to do; whether they are there now."""
+    if not may_install():
         return False
-    installs = ["apt-get", "install", "-y", package]
+    installs = ["apt-get", "install", "-y"] + list(packages)
     return not (run(["apt-get", "update"]).returncode or run(installs).returncode)
 
 
@@ -294,6 +300,7 @@ def run(command):
     """A finished process with all it printed."""
     environment = {k: v for k, v in os.environ.items() if k not in ASTRAY}
     environment["PIP_USER"] = "0"
+    environment["DEBIAN_FRONTEND"] = "noninteractive"
     return subprocess.run(
         command,
         cwd=ROOT,

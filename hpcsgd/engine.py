@@ -11,6 +11,8 @@ from hpcsgd.agreement import Agreement
 from hpcsgd.callbacks.base import Callback, View, Wish, wish_of
 from hpcsgd.callbacks.guards import MemberCheck
 from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.ledger import Ledger
+from hpcsgd.energy import Meter
 from hpcsgd.evaluation import Evaluation
 from hpcsgd.events import alarm_text, note, too_coarse
 from hpcsgd.fall_back import Outgrown
@@ -84,6 +86,7 @@ class Engine:
         self.falls_back = falls_back  # False: an alarm is noted, and no more
         self.states = states or GoodStates(0, active=False)
         self.recheck = recheck
+        self.meter = Meter(())  # of energy; the session has one that outlives legs
         self.alarm: dict[str, Any] | None = None  # that ended it
         self.outgrown: Outgrown | None = None  # so did this, in a good state
         self.wish = Wish.NONE
@@ -95,7 +98,9 @@ class Engine:
             self._evaluate(state)
         first = self.view.exchanges
         self.states.begin(state, self.view)
+        self.meter.resume()
         status = self._train(state, groups)
+        self.meter.pause()
         with self.grid.world.working("writing what was recorded"):
             self.recorder.finish(first, self.view.exchanges)
         self.product.finish()
@@ -155,6 +160,7 @@ class Engine:
         if not (epoch_ends or saves or self.looks.is_due(number)):
             return None
         began = perf_counter()
+        self.meter.keep_up()
         wish = max(self.wish, self.saver.wish())
         bad = not np.isfinite(state.weights).all()
         flag = BROKEN if bad else GAP if self.monitor.alarm else wish
@@ -167,7 +173,7 @@ class Engine:
                 return Status.DIVERGED
             answer = Wish.NONE  # wishes are heard the next time
         self.states.passed(number)
-        if epoch_ends and self._evaluates(self.view.epoch) and self._evaluate(state):
+        if epoch_ends and self._evaluates(self.view.epoch) and self._measure(state):
             return Status.DIVERGED
         if epoch_ends and answer < Wish.STOP and self._outgrows(state):
             return Status.STOPPED
@@ -207,11 +213,18 @@ class Engine:
         every = self.pace.evaluate_every
         return bool(every) and epoch % every == 0
 
+    def _measure(self, state: State) -> Status | None:
+        """A loss amid training, whose energy is not that of the solution."""
+        self.meter.pause()
+        bad = self._evaluate(state)
+        self.meter.resume()
+        return bad
+
     def _evaluate(self, state: State) -> Status | None:
         self.clock.start()
         good = self.evaluation.measure(state, self.view)
         self.clock.lap("evaluate")
-        self.view.history.append(_record(self.view))
+        self.view.history.append(_record(self.view, self.grid.world.ledger))
         self._tell("on_evaluate")
         if good:
             self.states.has_good_loss(state, self.view)
@@ -224,7 +237,7 @@ class Engine:
                 self.wish = max(self.wish, wish_of(answer))
 
 
-def _record(view: View) -> dict[str, object]:
+def _record(view: View, ledger: Ledger) -> dict[str, object]:
     """One line of the loss curve."""
     return {
         "epoch": view.epoch,
@@ -233,4 +246,5 @@ def _record(view: View) -> dict[str, object]:
         "rows": view.rows,
         "loss": view.loss,
         "seconds": view.seconds,
+        "words": ledger.words("products") + ledger.words("agreement"),
     }

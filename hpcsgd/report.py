@@ -1,5 +1,6 @@
 """From the live parts to a Result, once the last exchange is done."""
 
+import os
 import platform
 import resource
 import sys
@@ -13,6 +14,7 @@ import hpcsgd
 from hpcsgd.assembly.live import Live
 from hpcsgd.backends.rounded import RoundedBackend
 from hpcsgd.backends.ways import ways
+from hpcsgd.energy import total
 from hpcsgd.products.base import State
 from hpcsgd.profiling import profile
 from hpcsgd.result import Result, Status
@@ -88,14 +90,14 @@ def _facts(
         "seconds_wall": time.perf_counter() - began,
         "seconds_by_phase": phases,
         "rows_per_second": view.rows / view.seconds if view.seconds > 0 else 0.0,
-        "peak_rss_bytes": _peak_rss(live),
+        **_of_all_ranks(live),
         "transport": grid.world.transport,
         "source": live.loaded.source,
         "data_fingerprint": live.loaded.fingerprint,
         "resumes": live.capture.resumes,
         "checkpoints_written": live.engine.saver.written,
         "checkpoints_failed": live.engine.saver.failed,
-        "versions": _versions(),
+        **_where(),
         **({"profile": profile(live, setup)} if config.run.profile else {}),
     }
 
@@ -121,12 +123,27 @@ def _casts(live: Live) -> dict[str, int | float]:
     return found
 
 
-def _peak_rss(live: Live) -> int:
-    """The largest resident set of any rank."""
+def _of_all_ranks(live: Live) -> dict[str, Any]:
+    """The largest resident set of any rank, and the energy of all, in one message."""
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # Linux counts KiB, macOS bytes.
     own *= 1 if sys.platform == "darwin" else 1024
-    return int(max(live.grid.world.exchange_objects(own)))
+    everyone = live.grid.world.exchange_objects((own, live.engine.meter.said()))
+    energy, why = total(said for _, said in everyone)
+    return {
+        "peak_rss_bytes": int(max(rss for rss, _ in everyone)),
+        "energy": energy,
+        "energy_reason": why,
+    }
+
+
+def _where() -> dict[str, Any]:
+    """The machine of this rank, and what ran on it."""
+    return {
+        "host": platform.node(),
+        "cores": os.cpu_count() or 1,
+        "versions": _versions(),
+    }
 
 
 def _versions() -> dict[str, str]:

@@ -20,10 +20,12 @@ from hpcsgd.comm.ledger import Ledger
 from hpcsgd.config import RunConfig
 from hpcsgd.damage import find_damage
 from hpcsgd.data.readers import RowReader
+from hpcsgd.energy import Meter, make_meter
 from hpcsgd.errors import DeviceLost
 from hpcsgd.events import Cause, fallen
 from hpcsgd.fall_back import Outgrown, Rung, moved, next_rung
 from hpcsgd.products import KEEPS
+from hpcsgd.products.on_device import OnDevice
 from hpcsgd.report import report
 from hpcsgd.result import Result, Status
 from hpcsgd.resume import as_it_fell, resume
@@ -64,6 +66,7 @@ class Session:
         self.start: Start | None = None  # None: at zero, or at a checkpoint
         self.rechecks: Callable[[Live], Unchecked] | None = None
         self.wish = Wish.NONE  # of callbacks, in the leg before
+        self.meter: Meter | None = None  # of energy, over all legs
 
     def run(self) -> Result:
         """Train; a rank that leaves takes all others along."""
@@ -167,6 +170,7 @@ class Session:
         world.max_flag(0)
         setup.lap("warm_up")
         log.debug("set-up: %s", setup)
+        self.meter = live.engine.meter = self.meter or make_meter(_gpu(live))
         groups = live.feed.groups(live.engine.view.exchanges)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             state, status = live.engine.run(live.state, groups)
@@ -239,6 +243,13 @@ class Session:
         engine.wish, self.wish = max(engine.wish, self.wish), Wish.NONE
         # At once: what is on disk was made with the settings that failed.
         engine.saver.save(live.state, engine.view)
+
+
+def _gpu(live: Live) -> str:
+    """Where on its bus the GPU is that this rank uses, or nothing."""
+    if not isinstance(live.product, OnDevice):
+        return ""
+    return str(live.product.device.layer.place).split()[1]
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from hpcsgd.comm.base import Communicator
 from hpcsgd.config import RunConfig, read_toml
 from hpcsgd.errors import ConfigError, MissingPackage
 from hpcsgd.study.compare import Comparison, Row, check, compare
+from hpcsgd.study.report import PAGE, make_report, write_page
 from hpcsgd.study.settings import Setting, expanded, make_setting, parse_setting
 
 WIDTH = 150  # where standard output is no terminal
@@ -130,6 +131,7 @@ def _show(found: Comparison, out: str | None, arguments: argparse.Namespace) -> 
             plots.loss_curves(curves, Path(out) / "compare.png")
         except MissingPackage as missing:
             log.info("no figure in %s: %s", out, missing)
+        write_page(make_report([out]), Path(out) / PAGE)
     if arguments.plot:
         plots.loss_curves(curves, arguments.plot)
     if arguments.json:

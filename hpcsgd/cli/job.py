@@ -55,7 +55,7 @@ class Job:
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                preexec_fn=end_with_parent,
+                preexec_fn=_before_mpiexec,
             )
             for number in self._early:
                 self._pass_on(number)
@@ -129,8 +129,18 @@ class Job:
 _PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
 
 
+def _before_mpiexec() -> None:
+    """In mpiexec, before it starts.
+
+    Slurm signals every process of a task, and SIGUSR2 would end a launcher; ranks hear
+    it again (`launch.hear_again`).
+    """
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    end_with_parent()
+
+
 def end_with_parent() -> None:
-    """In mpiexec, before it starts: the kernel sends it SIGTERM when we are killed."""
+    """In a child, before it starts: the kernel sends it SIGTERM when we are killed."""
     if _PRCTL is not None:
         _PRCTL(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,13 @@ def launcher_size() -> int:
 def speaks() -> bool:
     """True on the one rank whose words reach the user."""
     return launcher_rank() in (None, 0)
+
+
+def hear_again() -> None:
+    """In a rank of ours: SIGUSR2 ends it until it trains, whatever mpiexec ignores."""
+    ignored = signal.getsignal(signal.SIGUSR2) is signal.SIG_IGN
+    if EXPECTED in os.environ and ignored:
+        signal.signal(signal.SIGUSR2, signal.SIG_DFL)
 
 
 def relaunch(

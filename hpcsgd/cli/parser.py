@@ -15,6 +15,7 @@ COMMANDS = (
     "train",
     "tune",
     "compare",
+    "report",
     "precision",
     "study",
     "evaluate",
@@ -55,6 +56,7 @@ def make_parser(word: str = "") -> argparse.ArgumentParser:
 
 def run(argv: Sequence[str]) -> int:
     """Parse, run, and turn what is wrong into one sentence and an exit code."""
+    launch.hear_again()
     try:
         arguments = make_parser(*argv[:1]).parse_args(argv)
         logs.set_up(arguments)

@@ -14,6 +14,7 @@ import numpy as np
 
 from hpcsgd.comm.base import Array, Communicator
 from hpcsgd.comm.ledger import Ledger
+from hpcsgd.comm.leftovers import remove_leftovers
 from hpcsgd.comm.mail import MpiMail
 from hpcsgd.comm.ulfm import is_loss, shrink, vanish
 from hpcsgd.comm.watch import Watchdog
@@ -28,6 +29,8 @@ INSTALL = "install one with: pip install mpi4py mpich"
 
 def load_mpi() -> Any:
     """mpi4py's MPI module, initialised."""
+    if "mpi4py.MPI" not in sys.modules:
+        remove_leftovers(os.environ)
     try:
         from mpi4py import MPI
     except ImportError as missing:

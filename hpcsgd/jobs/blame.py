@@ -16,6 +16,13 @@ class Blame:
     text: str
 
 
+# A rank that dies comes first: others then fail, of a broken connection, and say more.
+# Once Slurm ends the step everybody is killed, which says nothing.
+DEATH = re.compile(
+    r"^(?P<text>srun: error: \S+: task (?P<rank>\d+): (?!Exited with|Terminated).*)$",
+    re.MULTILINE,
+)
+ENDING = re.compile(r"(?m)^(srun: Job step aborted|slurmstepd\S*: error: \*\*\* STEP)")
 # What says it best comes first; `rank` and `text` are groups.
 SIGNS = tuple(
     re.compile(pattern, re.MULTILINE)
@@ -26,10 +33,10 @@ SIGNS = tuple(
         r"^hpcsgd: (?P<text>rank \d+ of \d+ has waited .*?\brank (?P<rank>\d+)"
         r" (?:is not there|does not answer).*)$",
         r"^hpcsgd: (?P<text>.*the memory of rank (?P<rank>\d+) holds a value.*)$",
-        r"^(?P<text>srun: error: \S+: task (?P<rank>\d+): .*)$",
         r"^(?P<text>.*application called MPI_Abort\(.*\) - process (?P<rank>\d+).*)$",
         r"^(?P<text>Abort\(\d+\) on node (?P<rank>\d+) .*)$",
         r"^hpcsgd: error: (?P<text>.*)$",
+        r"^(?P<text>srun: error: \S+: task (?P<rank>\d+): .*)$",
         r"^hpcsgd: (?P<text>diverged: .*)$",
         r"^(?P<text>srun: error: .*)$",
         r"^(?P<text>slurmstepd: error: .*)$",
@@ -41,6 +48,9 @@ ENDED_WELL = "Exited with exit code 75"  # saved, to go on later
 def blame(log: Path) -> Blame | None:
     """Whom the log of a failed job names, of its last start."""
     text = last_start(log)
+    death = DEATH.search(ENDING.split(text, maxsplit=1)[0])
+    if death:
+        return _as_blame(death)
     for sign in SIGNS:
         for found in sign.finditer(text):
             if ENDED_WELL not in found[0]:

@@ -35,7 +35,7 @@ def warnings(job: Job, site: Site) -> list[str]:
 
 def _check_gpus(job: Job, site: Site) -> None:
     wanted = job.resources
-    uses = any("cuda" in step.command for step in job.all_steps)
+    uses = any({"cuda", "--device=cuda"} & set(step.command) for step in job.all_steps)
     if site.node.gpu != "cuda" and (wanted.gpus or uses):
         has = "GPUs without CUDA" if site.node.gpu == "rocm" else "no GPUs"
         raise ConfigError(

@@ -13,9 +13,11 @@ def command_words(job: Job, site: Site, step: Step) -> tuple[str, ...]:
             "--ranks in the command of a job: the job's own --tasks says how many"
             " there are; leave it out"
         )
-    if site.launcher.kind == "srun":
+    tasks = step.tasks or job.resources.tasks
+    # Not every command knows --ranks, and one rank needs none.
+    if site.launcher.kind == "srun" or tasks == 1:
         return step.command
-    return (*step.command, "--ranks", str(step.tasks or job.resources.tasks))
+    return (*step.command, "--ranks", str(tasks))
 
 
 def launcher_parts(job: Job, site: Site, step: Step, python: str) -> list[str]:
@@ -36,7 +38,8 @@ def _srun(job: Job, site: Site, tasks: int) -> list[str]:
     common = ["--kill-on-bad-exit=0"]
     if launcher.kind == "task":
         cores = resources.tasks * resources.cpus
-        return [*common, "--ntasks=1", f"--cpus-per-task={cores}"]
+        # Whoever has the variables of a launcher starts no ranks of its own.
+        return ["--mpi=none", *common, "--ntasks=1", f"--cpus-per-task={cores}"]
     nodes = min(resources.nodes, -(-tasks // resources.tasks_per_node))
     counts = [f"--nodes={nodes}", f"--ntasks={tasks}"]
     mpi = [f"--mpi={launcher.mpi}"] if launcher.mpi else []

@@ -1,6 +1,7 @@
 """A job and a site become a script, from the templates in slurm/."""
 
 import sys
+from functools import cache
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -50,6 +51,7 @@ def _steps(job: Job, site: Site, python: str) -> list[dict[str, Any]]:
     return found
 
 
+@cache
 def _environment() -> Environment:
     """Nothing undefined is empty, and nothing breaks a line."""
     environment = Environment(

@@ -54,9 +54,9 @@ def new_site(name: str, source: str) -> str:
     check_name(name, "the name of a site")
     text = find_site(source).read_text(encoding="utf-8")
     begin = (
-        f"# {name}: begun from {source}. Change what differs, then look at\n"
-        f"#     hpcsgd jobs render train --site {name} -- run.toml\n"
-        f"# and prove it with\n"
-        f"#     hpcsgd jobs submit smoke --site {name} --nodes 2 --tasks 4\n\n"
+        f"# {name}: begun from {source}. Change what differs, look at a script with\n"
+        f"#     hpcsgd jobs render train --site {name} --out jobs/a -- run.toml\n"
+        "# and prove it with\n"
+        f"#     hpcsgd jobs submit smoke --site {name} --tasks 4 --out jobs/smoke\n\n"
     )
     return begin + text

@@ -61,6 +61,15 @@ class Reason:
     why: str
     name: str = ""  # of a variable
 
+    def __post_init__(self) -> None:
+        for value in (self.value, self.why):
+            check_line(value, "a line of a site")
+        if self.name and not VARIABLE.fullmatch(self.name):
+            raise ConfigError(
+                f"[[env]] name = {self.name!r} must be the name of a variable of a"
+                " shell: letters, digits and _"
+            )
+
 
 @dataclass(frozen=True)
 class Site:
@@ -75,6 +84,10 @@ class Site:
     flags: tuple[Reason, ...] = ()
     modules: tuple[Reason, ...] = ()
     env: tuple[Reason, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "the name of a site")
+        check_line(self.summary, f"the summary of site {self.name}")
 
     @property
     def has_slurm(self) -> bool:
@@ -98,23 +111,25 @@ def load_site(name: str) -> Site:
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}; mend that line") from error
-    return parse_site(path, tables)
+    try:
+        return parse_site(path, tables)
+    except ConfigError as error:
+        raise ConfigError(f"site {path}: {error}") from error
 
 
 def parse_site(path: Path, tables: Mapping[str, Any]) -> Site:
     """Check the tables of a site's file."""
-    place = f"site {path}:"
-    rows = _table(place, "the file", tables, TOP)
+    rows = _table("the file", tables, TOP)
     return Site(
-        name=check_name(path.stem, f"{place} its name"),
-        summary=check_line(rows.get("summary", ""), f"{place} summary"),
-        node=_node(place, rows.get("node", {})),
-        limits=_limits(place, rows.get("limits", {})),
-        launcher=_launcher(place, rows.get("launcher", {})),
-        defaults=_defaults(place, rows.get("defaults", {})),
-        flags=_reasons(place, "flag", rows, ("value", "why")),
-        modules=_reasons(place, "module", rows, ("value", "why")),
-        env=_reasons(place, "env", rows, ("name", "value", "why")),
+        name=check_name(path.stem, "its name"),
+        summary=rows.get("summary", ""),
+        node=_node(rows.get("node", {})),
+        limits=_limits(rows.get("limits", {})),
+        launcher=_launcher(rows.get("launcher", {})),
+        defaults=_defaults(rows.get("defaults", {})),
+        flags=_reasons("flag", rows, ("value", "why")),
+        modules=_reasons("module", rows, ("value", "why")),
+        env=_reasons("env", rows, ("name", "value", "why")),
     )
 
 
@@ -131,93 +146,82 @@ TOP = {
 
 
 def _table(
-    place: str, name: str, table: Mapping[str, Any], kinds: Mapping[str, type]
+    name: str, table: Mapping[str, Any], kinds: Mapping[str, type]
 ) -> dict[str, Any]:
     """`table` if its keys are known and its values of their types."""
     unknown = sorted(set(table) - set(kinds))
     if unknown:
-        raise ConfigError(f"{place} {name} unknown: {unknown}; known: {sorted(kinds)}")
+        raise ConfigError(f"{name} unknown: {unknown}; known: {sorted(kinds)}")
     for key, value in table.items():
         if type(value) is not kinds[key]:
             raise ConfigError(
-                f"{place} {name} {key} = {value!r} must be of type"
-                f" {kinds[key].__name__}"
+                f"{name} {key} = {value!r} must be of type {kinds[key].__name__}"
             )
     return dict(table)
 
 
-def _node(place: str, table: Mapping[str, Any]) -> Node:
+def _node(table: Mapping[str, Any]) -> Node:
     kinds = {"cpus": int, "gpus": int, "memory": str, "gpu": str}
-    node = Node(**_table(place, "[node]", table, kinds))
+    node = Node(**_table("[node]", table, kinds))
     if node.gpu not in GPUS:
-        raise ConfigError(
-            f"{place} [node] gpu = {node.gpu!r} must be one of {', '.join(GPUS)}"
-        )
+        raise ConfigError(f"[node] gpu = {node.gpu!r} must be one of {', '.join(GPUS)}")
     if node.memory:
         mebibytes_of(node.memory)
-    _check_at_least_0(place, "[node]", {"cpus": node.cpus, "gpus": node.gpus})
+    _check_at_least_0("[node]", {"cpus": node.cpus, "gpus": node.gpus})
     return node
 
 
-def _limits(place: str, table: Mapping[str, Any]) -> Limits:
+def _limits(table: Mapping[str, Any]) -> Limits:
     kinds = {"nodes": int, "walltime": str, "qos": dict}
-    limits = Limits(**_table(place, "[limits]", table, kinds))
+    limits = Limits(**_table("[limits]", table, kinds))
     for text in (limits.walltime, *limits.qos.values()):
         if not isinstance(text, str):
-            raise ConfigError(f"{place} [limits] {text!r} must be a time in quotes")
+            raise ConfigError(f"[limits] {text!r} must be a time in quotes")
         if text:
             seconds_of(text)
-    _check_at_least_0(place, "[limits]", {"nodes": limits.nodes})
+    _check_at_least_0("[limits]", {"nodes": limits.nodes})
     return limits
 
 
-def _launcher(place: str, table: Mapping[str, Any]) -> Launcher:
+def _launcher(table: Mapping[str, Any]) -> Launcher:
     kinds = {"kind": str, "mpi": str, "requeue": bool, "signal_seconds": int}
-    launcher = Launcher(**_table(place, "[launcher]", table, kinds))
+    launcher = Launcher(**_table("[launcher]", table, kinds))
     if launcher.kind not in LAUNCHERS:
         raise ConfigError(
-            f"{place} [launcher] kind = {launcher.kind!r} must be one of"
-            f" {', '.join(LAUNCHERS)}"
+            f"[launcher] kind = {launcher.kind!r} must be one of {', '.join(LAUNCHERS)}"
         )
     if launcher.mpi:
-        check_name(launcher.mpi, f"{place} [launcher] mpi")
+        check_name(launcher.mpi, "[launcher] mpi")
     seconds = {"signal_seconds": launcher.signal_seconds}
-    _check_at_least_0(place, "[launcher]", seconds)
+    _check_at_least_0("[launcher]", seconds)
     return launcher
 
 
-def _defaults(place: str, table: Mapping[str, Any]) -> dict[str, Any]:
-    check_known(table, f"{place} [defaults]")
+def _defaults(table: Mapping[str, Any]) -> dict[str, Any]:
+    check_known(table, "[defaults]")
     return dict(table)
 
 
 def _reasons(
-    place: str, key: str, rows: Mapping[str, Any], names: tuple[str, ...]
+    key: str, rows: Mapping[str, Any], names: tuple[str, ...]
 ) -> tuple[Reason, ...]:
     """The rows of [[key]], each with a reason."""
-    return tuple(_reason(place, key, row, names) for row in rows.get(key, []))
+    return tuple(_reason(key, row, names) for row in rows.get(key, []))
 
 
-def _reason(place: str, key: str, row: Any, names: tuple[str, ...]) -> Reason:
+def _reason(key: str, row: Any, names: tuple[str, ...]) -> Reason:
     if not isinstance(row, dict):
-        raise ConfigError(f"{place} {key} = {row!r}: write it as a table [[{key}]]")
-    found = _table(place, f"[[{key}]]", row, dict.fromkeys(names, str))
+        raise ConfigError(f"{key} = {row!r}: write it as a table [[{key}]]")
+    found = _table(f"[[{key}]]", row, dict.fromkeys(names, str))
     missing = [name for name in names if not found.get(name, "").strip()]
     if missing and missing != ["value"]:
         raise ConfigError(
-            f"{place} [[{key}]] {row} lacks {missing}; every line says {list(names)}"
-        )
-    for name, value in found.items():
-        check_line(value, f"{place} [[{key}]] {name}")
-    if "name" in names and not VARIABLE.fullmatch(found["name"]):
-        raise ConfigError(
-            f"{place} [[{key}]] name = {found['name']!r} must be the name of a"
-            " variable of a shell"
+            f"[[{key}]] {row} lacks {missing}; every line says {list(names)}"
         )
     return Reason(**{"value": "", **found})
 
 
-def _check_at_least_0(place: str, name: str, numbers: Mapping[str, int]) -> None:
+def _check_at_least_0(name: str, numbers: Mapping[str, int]) -> None:
     for key, value in numbers.items():
         if value < 0:
-            raise ConfigError(f"{place} {name} {key} = {value} must be at least 0")
+            raise ConfigError(f"{name} {key} = {value} must be at least 0")

@@ -51,12 +51,25 @@ def need(program: str) -> None:
         )
 
 
-def without_overrides(directives: Sequence[str]) -> dict[str, str]:
-    """The environment without variables that would win over the script's own lines."""
+def clean_environment(directives: Sequence[str]) -> dict[str, str]:
+    """The environment without what would win over the script's own lines.
+
+    Nor has a job that is submitted from inside of another anything of that one.
+    """
     said = {line.partition("=")[0].removeprefix("--") for line in directives}
     names = {f"SBATCH_{name.replace('-', '_').upper()}" for name in said}
     names |= {OTHER[name] for name in said & set(OTHER)}
-    return {k: v for k, v in os.environ.items() if k not in names}
+    around = AROUND if "SLURM_JOB_ID" in os.environ else ()
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in names and (name in KEPT or not name.startswith(around))
+    }
+
+
+# What a job leaves in the environment of those inside; and what is the site's own.
+AROUND = ("SLURM_", "SRUN_", "PMI_", "PMIX_", "OMPI_COMM_WORLD", "HPCSGD_EXPECT")
+KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 
 
 # Where sbatch's variable is not called as its option is.

@@ -82,7 +82,8 @@ def look_at_ranks(world: Communicator, expected: int | None) -> str:
             f"{expected} ranks were asked for and there are {world.size}; ask for"
             f" --tasks {expected}, and look at [launcher] of the site"
         )
-    nodes = Counter(world.exchange_objects(os.uname().nodename))
+    own = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+    nodes = Counter(world.exchange_objects(own))
     places = f"{_count(world.size, 'rank')} on {_count(len(nodes), 'node')}"
     return f"{places}, {max(nodes.values())} at most on one, {world.transport}"
 

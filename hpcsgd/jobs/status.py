@@ -90,7 +90,7 @@ def _state(
     """The verdict on one job, and who is to blame."""
     said, seen = notes(folder, job), known.seen(job)
     word, why = judge(said, seen, known.queue is not None)
-    if word not in (*ACTIVE, "finished") and known.was_cancelled(job):
+    if word not in (*ACTIVE, "completed") and known.was_cancelled(job):
         word, why = "cancelled", ""
     log = folder / "log" / f"{job}.log"
     blamed = blame(log) if word in BAD else None

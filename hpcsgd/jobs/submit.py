@@ -11,10 +11,12 @@ from hpcsgd.errors import ConfigError, TransportError
 from hpcsgd.files import write_text
 from hpcsgd.jobs.directives import directives
 from hpcsgd.jobs.job import Job
-from hpcsgd.jobs.records import SCRIPT, STATE, add_record
+from hpcsgd.jobs.records import LOG, SCRIPT, STATE, add_record
 from hpcsgd.jobs.render import render
 from hpcsgd.jobs.sites import Site
-from hpcsgd.jobs.slurm import ask, need, without_overrides
+from hpcsgd.jobs.slurm import ask, clean_environment, need
+from hpcsgd.jobs.status import ACTIVE, states
+from hpcsgd.jobs.syntax import After
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ def submit(
             f"site {site.name} has no Slurm to submit to; run it by hand: bash {script}"
         )
     need("sbatch")
+    check_idle(job)
     write_script(job, text)
     number = _send(command, directives(job, site))
     record = add_record(
@@ -65,6 +68,20 @@ def submit(
     )
     write_text(job.path / f"job-{number}.sbatch", text)
     return Submitted(number, job.name, script, command, record)
+
+
+def check_idle(job: Job) -> None:
+    """Refuse a folder with a job that waits or runs, unless this one comes after it."""
+    if not (job.path / LOG).is_file():
+        return
+    before = {After.parse(text).job for text in job.after}
+    found = [s.job for s in states(job.path) if s.state in ACTIVE]
+    busy = [j for j in found if not before & {j, j.partition("_")[0]}]
+    if busy:
+        raise ConfigError(
+            f"job {busy[0]} of {job.path} is not over: two would write into one folder;"
+            f" cancel it, name another --out, or add --after {busy[0]}:any"
+        )
 
 
 def write_script(job: Job, text: str) -> None:
@@ -82,7 +99,7 @@ def write_script(job: Job, text: str) -> None:
 
 def _send(command: tuple[str, ...], lines: list[str]) -> str:
     """Slurm's number of the job."""
-    answer = ask(command, without_overrides(lines))
+    answer = ask(command, clean_environment(lines))
     if answer is None:
         raise TransportError("sbatch did not answer within a minute; try again later")
     if answer.code:

@@ -11,8 +11,8 @@ Notes = Sequence[dict[str, Any]]
 ENDS = {
     "TIMEOUT": (
         "timeout",
-        "the time limit came before it had saved; ask for a longer --walltime, or for"
-        " an earlier --signal",
+        "the time limit came before its end; submit it again to go on, with a longer"
+        " --walltime, or with an earlier --signal where it had no time to save",
     ),
     "DEADLINE": ("timeout", "its deadline came before its end"),
     "NODE_FAIL": ("failed", "a node failed; submit it again to go on"),
@@ -25,13 +25,13 @@ ENDS = {
     "REVOKED": ("cancelled", ""),
     "PREEMPTED": ("preempted", "preempted; submit it again to go on"),
 }
-SAID = {"COMPLETED": "finished", "FAILED": "failed"}
+SAID = {"COMPLETED": "completed", "FAILED": "failed"}
 
 
 def judge(notes: Notes, seen: Seen | None, has_queue: bool) -> tuple[str, str]:
     """(word, why).
 
-    The word is pending, running, requeued, finished, preempted, failed, timeout,
+    The word is pending, running, requeued, completed, preempted, failed, timeout,
     cancelled, terminated, lost or unknown.
     """
     if seen is not None and seen.is_active:
@@ -69,7 +69,7 @@ def _of_notes(last: dict[str, Any], has_queue: bool) -> tuple[str, str]:
     if event == "ended" and code == REQUEUE:
         return "preempted", "its state is saved; submit it again to go on"
     if event == "ended":
-        return ("failed", "") if code else ("finished", "")
+        return ("failed", "") if code else ("completed", "")
     if event == "given-up":
         return "failed", "start after start saved nothing new; ask for more --walltime"
     if event == "terminated":

@@ -19,8 +19,9 @@ class Row:
     """All repeats and seeds of one setting on so many ranks.
 
     `speed_up` is against the method's own fewest ranks, `speed_up_sgd` against sgd on
-    the study's fewest, `gain` against sgd on as many ranks. In a weak study the work
-    grows with the ranks, and with it what a speed-up is multiplied by.
+    the study's fewest, `gain` against sgd on as many ranks; a run of more ranks than
+    cores is held against by its like alone. In a weak study the work grows with the
+    ranks, and with it what a speed-up is multiplied by.
     """
 
     setting: str  # its key without seed and repeat
@@ -96,10 +97,13 @@ class _Times:
     def __init__(self, plan: Plan, lines: Mapping[str, Line]) -> None:
         self.plan = plan
         self.of: dict[str, list[float]] = {}
+        self.crowded: set[str] = set()  # settings that had too few cores
         self.points: dict[str, Point] = {}
         for point in plan.runs():
             self.points.setdefault(point.setting, point)
             line = lines.get(point.key)
+            if line and line.get("oversubscribed"):
+                self.crowded.add(point.setting)
             if line and line["status"] == "finished" and line["seconds"]:
                 self.of.setdefault(point.setting, []).append(line["seconds"])
 
@@ -130,6 +134,9 @@ class _Times:
     def _batches_of(self, point: Point) -> Iterable[Point]:
         """Points that see as many rows a step, or as many a rank."""
         for other in self.points.values():
+            # What had too few cores says nothing of what had them.
+            if other.setting in self.crowded and point.setting not in self.crowded:
+                continue
             grown = other.batch * point.ranks == point.batch * other.ranks
             if grown if self.plan.batch_grows else other.batch == point.batch:
                 yield other

@@ -7,8 +7,9 @@ from typing import Any
 from hpcsgd.comm.grid import parse_grid
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
+from hpcsgd.study.checks import check
 from hpcsgd.study.methods import Grid
-from hpcsgd.study.plan import Plan, check
+from hpcsgd.study.plan import Plan
 from hpcsgd.study.points import Steps
 from hpcsgd.study.rows import rows_in
 

@@ -50,6 +50,7 @@ class Sent:
     job: str
     state: str
     why: str
+    log: str
 
     @property
     def is_under_way(self) -> bool:
@@ -121,7 +122,9 @@ def _names(record: Mapping[str, Any]) -> Iterator[str]:
 
 def _sent(job: str, by_job: Mapping[str, State]) -> Sent:
     state = by_job.get(job)
-    return Sent(job, state.state, state.why) if state else Sent(job, "lost", "")
+    if state is None:
+        return Sent(job, "lost", "", "")
+    return Sent(job, state.state, state.why, state.log)
 
 
 def gather(plan: Plan, folder: StudyFolder) -> int:
@@ -177,5 +180,6 @@ def _is_news(newest: Line | None, known: Sent) -> bool:
 def _lost(point: Point, known: Sent) -> dict[str, Any]:
     """The line of a run of which nothing is left but its job."""
     why = f": {known.why}" if known.why else ""
+    why += f"; see {known.log}" if known.log else ""
     error = f"job {known.job} ended ({known.state}) and left nothing of it{why}"
     return line(point, source_of(point), None, error=error, machine={"job": known.job})

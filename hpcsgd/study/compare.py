@@ -28,7 +28,7 @@ from hpcsgd.study.settings import (
 )
 
 log = logging.getLogger(__name__)
-FILES = ("compare.json", "compare.png")
+FILES = ("compare.json", "compare.png", "report.html")
 TRAFFIC = ("products", "agreement")  # what training sends; losses and control are not
 
 

@@ -31,8 +31,6 @@ def line(
 ) -> dict[str, Any]:
     """Everything of one run; `status` is that of one that left no report."""
     figures = _figures(report) if report else dict.fromkeys(FIGURES)
-    if point.emulated and report:  # what other ranks would have said was made up
-        figures |= {"loss": None, "history": []}
     advice = str(report.get("advice") or "") if report else ""
     return {
         "schema": SCHEMA,

@@ -1,6 +1,7 @@
 """Every point of a plan, one after the other; none takes the others down."""
 
 import logging
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,10 @@ from typing import Any
 from hpcsgd.errors import ConfigError
 from hpcsgd.study import machine
 from hpcsgd.study.account import Account, account
+from hpcsgd.study.checks import check
 from hpcsgd.study.folder import DONE, StudyFolder
 from hpcsgd.study.launch import Ended, launch
-from hpcsgd.study.plan import Plan, check
+from hpcsgd.study.plan import Plan
 from hpcsgd.study.points import Point
 from hpcsgd.study.record import line
 from hpcsgd.study.rows import first_rows
@@ -64,9 +66,17 @@ def _run_all(plan: Plan, folder: StudyFolder, timeout: float) -> None:
             " %d times one rank as one of them",
             *(crowd, machine.cores(), crowd),
         )
+    began = time.monotonic()
     for number, point in enumerate(todo, 1):
         said = run_point(point, folder, timeout)
-        log.info("%d of %d: %s %s", number, len(todo), point.key, said)
+        each = (time.monotonic() - began) / number
+        left = _left(each * (len(todo) - number))
+        log.info("%d of %d: %s %s%s", number, len(todo), point.key, said, left)
+
+
+def _left(seconds: float) -> str:
+    """How long the rest takes, where that is worth a word."""
+    return f"; about {seconds / 60:.0f} min left" if seconds >= 60 else ""
 
 
 def run_point(point: Point, folder: StudyFolder, timeout: float) -> str:

@@ -6,9 +6,10 @@ from typing import Any
 
 from hpcsgd.study.account import Account, account
 from hpcsgd.study.ask import make_plan
+from hpcsgd.study.checks import check
 from hpcsgd.study.cluster import Where, gather, send
 from hpcsgd.study.folder import StudyFolder, read_plan
-from hpcsgd.study.plan import Plan, check
+from hpcsgd.study.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,7 @@ def test_every_page_is_linked_from_the_readme():
         "hpcsgd.prediction",
         "hpcsgd.assessment",
         "hpcsgd.study.settings",
+        "hpcsgd.jobs.resources",
     ],
 )
 def test_examples_in_docstrings_run(name):

@@ -36,6 +36,8 @@ LAYERS = (
         "machine_file",
         "parts",
         "engine",
+        "energy",
+        "nvml",
         "evaluation",
         "callbacks",
         "result",
@@ -72,7 +74,7 @@ LAYERS = (
         "config",
         "api",
     ),
-    ("estimators", "plots", "verify", "cli", "jobs", "study", "__main__"),
+    ("estimators", "charts", "plots", "verify", "cli", "jobs", "study", "__main__"),
 )
 SIBLINGS = ("backends", "comm", "data")
 HOMES = {

@@ -17,6 +17,8 @@ ASSETS = (
     "kernels/cpu/rows.c",
     "kernels/README.md",
     "slurm/README.md",
+    "slurm/train.sbatch",
+    "slurm/sites/generic-cpu.toml",
     "data/catalog.toml",
 )
 CODE = (

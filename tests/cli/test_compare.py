@@ -1,6 +1,7 @@
 """`hpcsgd compare`: full runs, in turns, at an equal global batch, in one table."""
 
 import json
+import os
 import re
 
 import pytest
@@ -33,7 +34,7 @@ def no_matplotlib(tmp_path, monkeypatch):
     (tmp_path / "fake" / "matplotlib").mkdir(parents=True)
     text = "raise ImportError('not here')\n"
     (tmp_path / "fake" / "matplotlib" / "__init__.py").write_text(text)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fake"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fake"), prepend=os.pathsep)
 
 
 def test_each_row_is_a_full_run_of_train(hpcsgd, susy):
@@ -161,12 +162,14 @@ def test_run_folders_account_and_figure(hpcsgd, susy, tmp_path):
     for _ in range(2):
         assert hpcsgd(*command).returncode == 0
     runs = {f"{name}-{k}" for name in ("sgd", "ca-sgd") for k in (1, 2)}
-    account = {"compare.json", "compare.png"}
-    earlier = {"compare-earlier-1.json", "compare-earlier-1.png"}
+    account = {"compare.json", "compare.png", "report.html"}
+    earlier = {f"compare-earlier-1.{kind}" for kind in ("json", "png", "html")}
     assert {p.name for p in (tmp_path / "c").iterdir()} == runs | account | earlier
     said = json.loads((tmp_path / "c" / "compare.json").read_text())
     result = load_result(tmp_path / "c" / "ca-sgd-2")
     assert result.weights_sha256 == said["settings"][1]["weights_sha256"]
+    page = (tmp_path / "c" / "report.html").read_text()
+    assert "4 runs in c" in page and ">ca-sgd</th>" in page
     for figure in (tmp_path / "c" / "compare.png", tmp_path / "curve.png"):
         assert figure.read_bytes().startswith(b"\x89PNG")
 
@@ -178,6 +181,7 @@ def test_a_figure_without_matplotlib(hpcsgd, susy, tmp_path, no_matplotlib):
     assert done.returncode == 0, done.stderr
     assert "no figure in c" in done.stderr and "pip install" in done.stderr
     assert (tmp_path / "c" / "compare.json").exists()
+    assert "<svg" in (tmp_path / "c" / "report.html").read_text()
 
 
 def test_a_figure_that_cannot_be_written(hpcsgd, susy):

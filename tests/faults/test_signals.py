@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,38 @@ def test_the_ranks_get_the_signal_once_and_end_in_order(
     heard = [(tmp_path / f"got{rank}").read_text() for rank in range(RANKS)]
     assert heard == [got] * RANKS
     assert all_gone(family, 0.1) and "error" not in output
+
+
+def test_a_notice_to_every_process_of_a_task_ends_the_ranks_in_order(start, tmp_path):
+    """As Slurm sends it: mpiexec hears it, too, and must not die of it."""
+    process, ranks = start("obeys")
+    for pid in (*launcher.descendants(process.pid), *ranks, process.pid):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR2)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 75, output
+    heard = [(tmp_path / f"got{rank}").read_text() for rank in range(RANKS)]
+    # Once or more: a wish to save is one, however often it is heard.
+    assert {name for said in heard for name in said.split()} == {"SIGUSR2"}
+    assert "error" not in output
+
+
+@pytest.mark.parametrize("launched", [True, False])
+def test_ranks_of_ours_hear_what_their_launcher_is_deaf_to(launched):
+    code = (
+        "import signal; from hpcsgd.cli import main; main(['data', 'list', '--json'])"
+    )
+    shown = "; print('is', signal.getsignal(signal.SIGUSR2).name)"
+    done = subprocess.run(
+        [sys.executable, "-c", code + shown],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}
+        | ({"HPCSGD_EXPECT_RANKS": "1"} if launched else {}),
+        preexec_fn=lambda: signal.signal(signal.SIGUSR2, signal.SIG_IGN),
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert f"is {'SIG_DFL' if launched else 'SIG_IGN'}" in done.stdout, done.stderr
 
 
 def test_ctrl_c_on_a_terminal_reaches_the_ranks_once(start, tmp_path):

@@ -9,6 +9,7 @@ from hpcsgd.api import train
 from hpcsgd.comm.delayed import Delayed, Network
 from hpcsgd.comm.mpi import MpiCommunicator
 from hpcsgd.data.partition import split_range
+from hpcsgd.jobs.smoke import smoke
 from hpcsgd.products import GATHERS
 from tests.contracts.communicator import CHECKS, holds_the_same_bits_when_reproducible
 from tests.harness import config_for, make_problem, oracle_for, relative_error
@@ -139,3 +140,11 @@ def test_every_group_of_a_run_is_given_back(comm, sharing, monkeypatch):
     assert len(groups) == 4
     assert not any(bool(group._comm) for group in groups)
     world.close()
+
+
+@pytest.mark.ranks(4)
+def test_a_smoke_job_finds_all_well(comm, tmp_path):
+    folder = comm.bcast(tmp_path)
+    checks = smoke(MpiCommunicator(comm.Dup()), folder, expected=comm.size)
+    assert all(check.good for check in checks), checks
+    assert checks == comm.bcast(checks)

@@ -1,4 +1,4 @@
-"""The Slurm scripts that slurm/README.md shows, under a Slurm that is played."""
+"""The Slurm script that slurm/README.md shows, under a Slurm that is played."""
 
 import os
 import re
@@ -40,10 +40,10 @@ def play(script, folder, code):
 
 
 def test_there_are_scripts():
-    assert len(SCRIPTS) == 2
+    assert len(SCRIPTS) == 1
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=["ranks", "task"])
+@pytest.mark.parametrize("script", SCRIPTS, ids=["ranks"])
 @pytest.mark.parametrize("code", [0, 1, 2, REQUEUE, 137])
 def test_who_asks_to_be_started_again_is(script, code, tmp_path):
     ended, requeued = play(script, tmp_path, code)
@@ -51,7 +51,7 @@ def test_who_asks_to_be_started_again_is(script, code, tmp_path):
     assert requeued == ("requeue 42\n" if code == REQUEUE else "")
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=["ranks", "task"])
+@pytest.mark.parametrize("script", SCRIPTS, ids=["ranks"])
 def test_the_command_goes_on_in_a_folder_of_the_job(script, tmp_path):
     play(script, tmp_path, 0)
     words = (tmp_path / "srun.txt").read_text().split()
@@ -59,14 +59,14 @@ def test_the_command_goes_on_in_a_folder_of_the_job(script, tmp_path):
     assert vars(parsed)["run.out"] == "runs/42" and vars(parsed)["run.resume"] == "auto"
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=["ranks", "task"])
+@pytest.mark.parametrize("script", SCRIPTS, ids=["ranks"])
 def test_everything_that_is_expanded_is_quoted(script):
     assert '"$' in script
     bare = re.sub(r'"[^"]*"', "", script).replace("code=$?", "")
     assert "$" not in bare and "`" not in bare, bare
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=["ranks", "task"])
+@pytest.mark.parametrize("script", SCRIPTS, ids=["ranks"])
 def test_slurm_is_told_to_warn_the_ranks_and_may_requeue(script):
     options = " ".join(re.findall(r"(?m)^#SBATCH (.*)", script)).split()
     assert {"--signal=USR2@120", "--requeue"} <= set(options)

@@ -153,3 +153,17 @@ def test_emulated_settings_are_never_the_best():
     whole = found(plan, {("casgd", 1): [3], ("casgd", 4): [1]}, loss=None)
     assert whole.best is not None and whole.best.ranks == 1
     assert rows(whole)["casgd", 4].speed_up == 3.0 and whole.rows[0].loss is None
+
+
+def test_times_without_cores_are_no_baseline_of_others():
+    plan = Plan("strong", (2,), emulated=(4,), repeats=1)
+    took = {("sgd", 2): 50.0, ("sgd", 4): 8.0, ("casgd", 2): 100.0, ("casgd", 4): 2.0}
+    lines = {
+        p.key: line_of(p, took[p.method, p.ranks], oversubscribed=p.ranks == 2)
+        for p in plan.runs()
+    }
+    seen = rows(account(plan, lines, "there"))
+    assert (seen["casgd", 4].speed_up, seen["casgd", 4].gain) == (1.0, 4.0)
+    assert seen["casgd", 4].speed_up_sgd is None
+    assert (seen["casgd", 2].speed_up, seen["casgd", 2].gain) == (1.0, 0.5)
+    assert seen["casgd", 2].oversubscribed and not seen["casgd", 4].oversubscribed

@@ -129,7 +129,10 @@ def test_what_is_lost_is_said_once_and_submitted_again(tmp_path, study, queue):
     begin(asked, study, where())
     queue.set("101", "")
     ended(study / "jobs" / "p1", "101", 1)
+    log = study / "jobs" / "p1" / "log" / "101.log"
+    log.write_text("srun: no such luck\n")
     found, active = collect(study)
+    assert found.failures[0]["error"].endswith(f"see {log}")
     assert active == 0 and len(found.failures) == 2
     assert found.failures[0]["error"].startswith("job 101 ended (failed) and left")
     collect(study)

@@ -59,6 +59,15 @@ def test_a_late_run_is_ended_however_deaf_it_is(program, tmp_path, monkeypatch, 
     assert "longer than the 1 s of --point-timeout" in ended.error
 
 
+def test_the_last_words_of_a_late_run_are_no_report(program, tmp_path):
+    """It was preempted: what it prints then is of half a run."""
+    leave = "signal.signal(signal.SIGTERM, lambda *_: (print('{}'), sys.exit(75)))"
+    program(f"import signal, sys, time; {leave}; time.sleep(300)")
+    ended = launch(tmp_path / "x.toml", 1, tmp_path / "x.log", 1.0)
+    assert ended.timed_out and ended.report is None
+    assert ended.code in (75, -15), "-15 where it was ended before it could listen"
+
+
 def test_the_command():
     alone, many = command("x.toml", 1), command("x.toml", 4)
     assert alone[1:5] == ["-m", "hpcsgd", "train", "x.toml"] and "--ranks" not in alone
@@ -81,4 +90,8 @@ def test_a_failed_run_has_a_line_of_nulls():
     assert json.loads(json.dumps(said)) == said
     roomy = line(POINT, "x.h5", None, machine={"cores": 2})
     assert roomy["oversubscribed"] is False
+    eight = list(Plan("strong", (1,), emulated=(8,), methods=("sgd",)).runs())[1]
+    assert line(eight, "x.h5", None, machine={"cores": 1})["oversubscribed"] is False
+    wide = next(Plan("strong", (2,), base={"run": {"threads": 2}}).runs())
+    assert line(wide, "x.h5", None, machine={"cores": 3})["oversubscribed"] is True
     assert line(POINT, "x.h5", None)["oversubscribed"] is None

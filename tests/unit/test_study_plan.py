@@ -4,8 +4,9 @@ import pytest
 
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
+from hpcsgd.study.checks import check
 from hpcsgd.study.methods import LOOP, METHODS, both, every_grid
-from hpcsgd.study.plan import Plan, check, difference
+from hpcsgd.study.plan import Plan, difference
 from hpcsgd.study.points import Point
 
 

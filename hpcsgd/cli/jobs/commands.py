@@ -23,18 +23,23 @@ def steps_of(arguments: argparse.Namespace, resources: Resources) -> tuple[Step,
 
 
 def _train(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
-    return (Step(training(arguments.words, os.path.join(arguments.out, "run"))),)
+    folder = os.path.join(arguments.out, "run")
+    return (Step(training(arguments.words, folder, resources.gpus)),)
 
 
-def training(words: Sequence[str], folder: str) -> Words:
-    """A run that goes on by itself in `folder`, unless another was named."""
+def training(words: Sequence[str], folder: str, gpus: int) -> Words:
+    """A run that goes on by itself in `folder`, unless another was named.
+
+    It is on GPUs where the job asks for some, unless it says otherwise.
+    """
     if _says(words, "--resume"):
         raise ConfigError(
             "--resume in the command of a job: it goes on by itself in its own run"
             " folder; leave it out"
         )
     out = () if _says(words, "--out") else ("--out", folder)
-    return ("train", *words, *out, "--resume", "auto")
+    device = ("--device", "cuda") if gpus and not _says(words, "--device") else ()
+    return ("train", *words, *device, *out, "--resume", "auto")
 
 
 def _sweep(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
@@ -46,9 +51,10 @@ def _sweep(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, .
     points = list(product(*axes))
     if len(points) > MOST_ELEMENTS:
         raise ConfigError(f"{len(points)} runs are too many for one array; vary less")
+    folders = [_folder(arguments, number) for number in range(len(points))]
     return tuple(
-        Step(training((*arguments.words, *_sets(point)), _folder(arguments, number)))
-        for number, point in enumerate(points)
+        Step(training((*arguments.words, *_sets(point)), folder, resources.gpus))
+        for point, folder in zip(points, folders, strict=True)
     )
 
 
@@ -71,10 +77,11 @@ def _sets(point: Sequence[str]) -> Words:
 def _scaling(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
     """The same run on other numbers of ranks."""
     _refuse_out(arguments)
-    return tuple(
-        Step(training(arguments.words, _folder(arguments, f"ranks-{ranks}")), ranks)
-        for ranks in ranks_of(arguments.ranks)
-    )
+    found = []
+    for ranks in ranks_of(arguments.ranks):
+        folder = _folder(arguments, f"ranks-{ranks}")
+        found.append(Step(training(arguments.words, folder, resources.gpus), ranks))
+    return tuple(found)
 
 
 def ranks_of(text: str) -> list[int]:

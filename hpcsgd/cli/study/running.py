@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 # Flags of `train` that are lists here, or mean something else.
 OWN = (
     *("--ranks", "--steps", "--batch", "--precision", "--seed", "--grid"),
-    *("--emulate-members", "--resume"),
+    *("--emulate-members", "--resume", "--out"),
 )
 # flag, the key of [study] that it stands for, what is shown for its value, its help
 LISTS = (
@@ -78,6 +78,9 @@ def add_study(actions: Any, kind: str, text: str) -> None:
             default=None,
             help="the global batch grows with the ranks, as the rows do",
         )
+    parser.add_argument(
+        "--out", dest="run.out", metavar="DIR", help="folder of the study"
+    )
     parser.add_argument(
         "--on", dest="study.on", choices=PLACES, help="where; default local"
     )

@@ -1,0 +1,51 @@
+"""`hpcsgd report`: what was measured, as one page and as figures for a paper."""
+
+import argparse
+import json
+from typing import Any
+
+from hpcsgd.study.report import PAGE, make_report, write_figures, write_page
+
+
+def add_parser(commands: Any) -> None:
+    """Add `report` to the commands."""
+    parser = commands.add_parser(
+        "report",
+        help="make a page with figures of studies, runs or comparisons",
+        description="Read the folders of studies, runs (--out) and comparisons, and"
+        " write one HTML page with all figures and tables in it; it needs no network.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "folders", nargs="+", metavar="DIR", help="of a study, a run or a comparison"
+    )
+    parser.add_argument(
+        "--out", metavar="FILE.html", help=f"the page; {PAGE} unless --json is given"
+    )
+    parser.add_argument(
+        "--figures",
+        metavar="FOLDER",
+        help="write every figure there too, as .svg, .csv and, with matplotlib, .png",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the figures as one JSON document"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, argv: list[str]) -> int:
+    """Read, write, and say what is best."""
+    report = make_report(arguments.folders)
+    written = []
+    if arguments.out or not arguments.json:
+        written.append(write_page(report, arguments.out or PAGE))
+    if arguments.figures:
+        written += write_figures(report, arguments.figures)
+    if arguments.json:
+        files = [str(path) for path in written]
+        print(json.dumps(report.as_dict() | {"files": files}, indent=2), flush=True)
+        return 0
+    for part in report.parts:
+        print(f"{part.problem.title}: {part.verdict}")
+    print(f"{written[0]} holds {len(report.charts)} figures", flush=True)
+    return 0

@@ -1,0 +1,13 @@
+"""Reports on studies, runs and comparisons: one page, and every figure as files.
+
+`point` and `reading` say what was measured, `groups` what belongs together, `verdict`
+what is best; `curves`, `scaling`, `bars` and `maps` make charts of it, `tables` tables,
+`contents` puts them in order, and `page` is the HTML.
+"""
+
+from hpcsgd.study.report.contents import Report, make_report
+from hpcsgd.study.report.writing import write_figures, write_page
+
+PAGE = "report.html"  # what it is called where nobody says
+
+__all__ = ["PAGE", "Report", "make_report", "write_figures", "write_page"]

@@ -1,0 +1,92 @@
+"""Scripts line by line. `python -m tests.jobs.test_golden` accepts what is new."""
+
+import difflib
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hpcsgd.jobs.render import render
+from hpcsgd.jobs.resources import Resources
+from hpcsgd.jobs.sites import load_site
+from tests.jobs.examples import COMMANDS, PYTHON, SITES, STEPS, example
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "jobs"
+ACCEPT = "python -m tests.jobs.test_golden"
+GPU = Resources(
+    nodes=2,
+    tasks=8,
+    gpus=4,
+    cpus=32,
+    walltime="1-00:00:00",
+    account="m1234_g",
+    qos="regular",
+    constraint="gpu&hbm80g",
+)
+TEMPLATES = (*COMMANDS, *STEPS)
+
+
+def cases():
+    """File -> (job, site): every template, train at every site, and what differs."""
+    found = {
+        f"{name}.generic-cpu": (example(name), "generic-cpu") for name in TEMPLATES
+    }
+    for site in SITES[1:]:
+        found[f"train.{site}"] = (example("train"), site)
+    found["sweep.workstation"] = (example("sweep"), "workstation")
+    found["train.perlmutter-gpu"] = (on_gpus(), "perlmutter-gpu")
+    found["train.one-task"] = (example("train"), str(GOLDEN / "one-task.toml"))
+    found["train.waiting"] = (waiting(), "generic-cpu")
+    return found
+
+
+def on_gpus():
+    """Eight ranks on eight cards."""
+    command = (*COMMANDS["train"], "--device", "cuda")
+    return example("train", command=command, resources=GPU)
+
+
+def waiting():
+    """Behind others, with little notice, in a folder that needs quoting."""
+    return example(
+        "train",
+        after=("12", "13_4:any"),
+        signal_seconds=300,
+        out="jobs/a second, 100%",
+        restarts=5,
+    )
+
+
+def rendered(name):
+    job, site = cases()[name]
+    return render(job, load_site(site), PYTHON)
+
+
+@pytest.mark.parametrize("name", cases())
+def test_the_script_is_the_one_that_was_accepted(name):
+    path = GOLDEN / f"{name}.sbatch"
+    found, accepted = rendered(name), path.read_text()
+    lines = [text.splitlines(True) for text in (accepted, found)]
+    diff = "".join(difflib.unified_diff(*lines, "accepted", "rendered"))
+    assert not diff, f"{path.name} differs; if it is meant: {ACCEPT}\n{diff}"
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="no bash here")
+@pytest.mark.parametrize("name", cases())
+def test_bash_can_read_it(name):
+    done = subprocess.run(
+        ["bash", "-n"], input=rendered(name), text=True, capture_output=True, timeout=30
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_no_golden_file_is_left_over():
+    assert {p.stem for p in GOLDEN.glob("*.sbatch")} == set(cases())
+
+
+if __name__ == "__main__":
+    for old in GOLDEN.glob("*.sbatch"):
+        old.unlink()
+    for name in cases():
+        (GOLDEN / f"{name}.sbatch").write_text(rendered(name))

@@ -1,0 +1,140 @@
+"""The smoke job: what is well passes, and each thing that can be wrong is named."""
+
+import json
+import os
+import time
+
+import numpy as np
+import pytest
+
+from hpcsgd.cli import main
+from hpcsgd.comm.threads import run_ranks
+from hpcsgd.jobs import smoke_files
+from hpcsgd.jobs.smoke import smoke, verdict
+
+RANKS = 3
+
+
+def look(folder, ranks=RANKS, **more):
+    """The checks of all ranks, which have to be alike."""
+    said = run_ranks(ranks, lambda world: smoke(world, folder, **more))
+    assert all(checks == said[0] for checks in said)
+    return said[0]
+
+
+def bad(checks):
+    return {check.name: check.text for check in checks if not check.good}
+
+
+@pytest.mark.parametrize("ranks", [1, RANKS])
+def test_a_good_place_has_a_good_verdict(ranks, tmp_path):
+    checks = look(tmp_path / "new" / "folder", ranks)
+    assert bad(checks) == {}
+    said = verdict(checks)
+    assert said.startswith("smoke: good: ") and "\n" not in said
+    assert ("1 rank on 1 node," if ranks == 1 else "3 ranks on 1 node,") in said
+    assert list((tmp_path / "new" / "folder").iterdir()) == []
+
+
+def test_other_ranks_than_were_asked_for(tmp_path):
+    said = bad(look(tmp_path, expected=4))
+    assert (
+        list(said) == ["ranks"]
+        and "4 ranks were asked for and there are 3" in said["ranks"]
+    )
+
+
+def test_a_wrong_sum_names_the_rank(tmp_path):
+    """One rank reads something else than what was summed."""
+
+    def on_rank(world):
+        if world.rank == 1:
+            world.sum_workspace = lambda workspace, purpose: spoilt(world, workspace)
+        return smoke(world, tmp_path)
+
+    def spoilt(world, workspace):
+        total = np.array(type(world).sum_workspace(world, workspace, "control"))
+        total[-1] += 1
+        return total
+
+    said = bad(run_ranks(RANKS, on_rank)[0])
+    assert list(said) == ["sums"] and "wrong on rank 1" in said["sums"]
+
+
+def test_other_versions_name_the_rank(tmp_path):
+    def on_rank(world):
+        ask = world.exchange_objects
+
+        def lie(item, purpose="control"):
+            if world.rank == 2 and isinstance(item, dict):
+                item = {**item, "numpy": "1.0"}
+            return ask(item, purpose)
+
+        world.exchange_objects = lie
+        return smoke(world, tmp_path)
+
+    said = bad(run_ranks(RANKS, on_rank)[0])
+    assert list(said) == ["versions"]
+    assert f"rank 2 has numpy 1.0 and rank 0 has {np.__version__}" in said["versions"]
+
+
+def test_clocks_that_differ(tmp_path, monkeypatch):
+    def on_rank(world):
+        ask = world.exchange_objects
+
+        def late(item, purpose="control"):
+            shift = 60.0 if world.rank == 1 and isinstance(item, float) else None
+            is_time = shift and abs(item - time.clock_gettime(time.CLOCK_REALTIME)) < 9
+            return ask(item + shift if is_time else item, purpose)
+
+        world.exchange_objects = late
+        return smoke(world, tmp_path)
+
+    said = bad(run_ranks(RANKS, on_rank)[0])
+    assert list(said) == ["clocks"] and "rank 1 is 60 s ahead" in said["clocks"]
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    said = bad(look(tmp_path / "file"))
+    assert list(said) == ["files"] and "cannot write into" in said["files"]
+    assert "all nodes share" in said["files"]
+
+
+def test_a_folder_that_nodes_do_not_share(tmp_path, monkeypatch):
+    """Rank 2 writes into a folder of its own, as on a disk of its node."""
+    monkeypatch.setattr(smoke_files, "PATIENCE", 0.2)
+
+    def on_rank(world):
+        place = tmp_path / "of-2" if world.rank == 2 else tmp_path / "of-all"
+        return smoke(world, place)
+
+    said = bad(run_ranks(RANKS, on_rank)[0])
+    assert list(said) == ["files"] and "does not see the file of rank" in said["files"]
+
+
+def test_a_file_that_is_cut_off_is_not_seen(tmp_path, monkeypatch):
+    monkeypatch.setattr(smoke_files, "PATIENCE", 0.2)
+    whole = smoke_files.replace_file
+    monkeypatch.setattr(
+        smoke_files, "replace_file", lambda path, data: whole(path, data[:-1])
+    )
+    assert "does not see" in bad(look(tmp_path))["files"]
+
+
+def test_gpus_that_are_not_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    said = bad(look(tmp_path, device="cuda"))
+    assert list(said) == ["gpus"]
+
+
+@pytest.mark.parametrize("words, code", [([], 0), (["--expect", "7"], 1)])
+def test_the_command_prints_one_verdict(words, code, tmp_path, capsys):
+    assert main(["jobs", "smoke", "--folder", str(tmp_path), *words]) == code
+    out, err = capsys.readouterr()
+    assert out.startswith("smoke: bad: ranks" if code else "smoke: good: ")
+    assert len(out.splitlines()) == 1 and len(err.splitlines()) == 6
+    assert main(["jobs", "smoke", "--folder", str(tmp_path), "--json", *words]) == code
+    said = json.loads(capsys.readouterr().out)
+    assert said["good"] == (not code) and len(said["checks"]) == 6
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,149 @@
+"""The jobs of the tests, what happens to them, and in which order they are sent."""
+
+from hpcsgd.cli.parser import COMMANDS
+from tests.slurm import keeper
+
+ACROSS = ("--nodes", "2", "--tasks", "4")
+PAIR = ("--tasks", "2")
+# An exchange is a wait asleep, so that many jobs share two cores. 190 of 0.2 s are
+# longer than the 30 s from one of Slurm's looks at time limits to the next.
+SLOW = ("--network", "alpha=0.1,bandwidth=1e9")
+BRISK = ("--network", "alpha=0.03,bandwidth=1e9")
+
+
+def limited(desk, sent):
+    """Has one minute, and is told to save 6 s ahead of its end, or 30 s earlier."""
+    flags = (*ACROSS, "--walltime", "00:01:00", "--signal", "6")
+    return desk.submit("train", "limited", desk.run, *SLOW, flags=flags)
+
+
+def loses_first(desk, sent):
+    """Will lose the node on which its script runs."""
+    flags = (*ACROSS, "--partition", "frail")
+    return desk.submit("train", "loses_first", desk.run, *BRISK, flags=flags)
+
+
+def loses_last(desk, sent):
+    """Will lose another node than that of its script."""
+    flags = (*ACROSS, "--partition", "frail")
+    return desk.submit("train", "loses_last", desk.run, *BRISK, flags=flags)
+
+
+def sweep(desk, sent):
+    """Three rates, one of which is told to save."""
+    flags = (*PAIR, "--vary", "rate.value=0.02,0.05,0.1")
+    return desk.submit("sweep", "sweep", desk.run, *BRISK, flags=flags)
+
+
+def train(desk, sent):
+    """Four ranks on two nodes, to the goal."""
+    return desk.submit("train", "train", desk.run, flags=ACROSS)
+
+
+def converted(desk, sent):
+    """The first of a chain: text to a data file."""
+    return desk.submit("convert", "converted", desk.text, desk.folder / "text.h5")
+
+
+def trained(desk, sent):
+    """The second, on what the first makes."""
+    flags = (*PAIR, "--after", sent.sent("converted").job)
+    words = (desk.run, "--data", desk.folder / "text.h5")
+    return desk.submit("train", "trained", *words, flags=flags)
+
+
+def reported(desk, sent):
+    """The third, about what the second leaves."""
+    flags = ("--after", sent.sent("trained").job)
+    run = sent.sent("trained").out / "run"
+    if "report" not in COMMANDS:
+        return desk.submit("command", "reported", "inspect", run, flags=flags)
+    words = ("report", run, "--out", desk.folder / "report.html")
+    return desk.submit("command", "reported", *words, flags=flags)
+
+
+def unconverted(desk, sent):
+    """The first of a chain that breaks: there is no such text."""
+    missing = desk.folder / "missing.csv"
+    return desk.submit("convert", "unconverted", missing, desk.folder / "missing.h5")
+
+
+def never(desk, sent):
+    """Waits for what never comes."""
+    flags = ("--after", sent.sent("unconverted").job)
+    words = (desk.run, "--data", desk.folder / "missing.h5")
+    return desk.submit("train", "never", *words, flags=flags)
+
+
+def failing(desk, sent):
+    """One of its ranks will be killed."""
+    return desk.submit("train", "failing", desk.run, *SLOW, flags=ACROSS)
+
+
+def unwanted(desk, sent):
+    """Will be cancelled while it runs."""
+    return desk.submit("train", "unwanted", desk.run, *SLOW, flags=PAIR)
+
+
+def smoke(desk, sent):
+    """Looks whether all is well."""
+    return desk.submit("smoke", "smoke", flags=ACROSS)
+
+
+def kill_a_rank(job, cluster):
+    """As a node short of memory would."""
+    job.until(job.checkpoints, "saved anything")
+    keeper.kill(cluster.ranks(job.job)[2])
+
+
+def cancel(job, cluster):
+    """As a user does."""
+    job.until(job.checkpoints, "saved anything")
+    assert job.desk.hpcsgd("jobs", "cancel", job.out).split() == [job.job]
+
+
+def tell_an_element(job, cluster):
+    """As Slurm does ahead of a time limit, or of preemption."""
+    run = job.out / "runs/1"
+    job.until(lambda: list(run.glob("checkpoints/*.h5")), "saved anything")
+    cluster.call("scancel", "--signal=USR2", f"{job.job}_1")
+
+
+def lose_first(job, cluster, which=0):
+    """A node goes off, and whoever looks after nodes says so."""
+    job.until(lambda: len(job.checkpoints()) == 2, "saved anything")
+    job.lost = cluster.hosts(job.show()[0]["NodeList"])[which]
+    cluster.kill_node(job.lost)
+    down = ("state=down", "reason=test")
+    cluster.call("scontrol", "update", f"nodename={job.lost}", *down)
+
+
+def lose_last(job, cluster):
+    """The same of the other node."""
+    lose_first(job, cluster, -1)
+
+
+ORDER = (
+    limited,
+    loses_first,
+    loses_last,
+    sweep,
+    unconverted,
+    never,
+    converted,
+    trained,
+)
+ORDER += (reported, failing, unwanted, train, smoke)
+JOBS = {send.__name__: send for send in ORDER}
+BEFORE = {  # what a job waits for
+    "trained": {"converted"},
+    "reported": {"converted", "trained"},
+    "never": {"unconverted"},
+}
+ACTS = {  # what happens to a job while it runs
+    "failing": kill_a_rank,
+    "unwanted": cancel,
+    "sweep": tell_an_element,
+    "loses_first": lose_first,
+    "loses_last": lose_last,
+}

@@ -1,0 +1,63 @@
+"""Chains, a smoke job, and what Slurm was really sent."""
+
+import json
+import re
+
+
+def test_a_chain_runs_in_its_order(converted, trained, reported):
+    first, second, third = (
+        job.ends("COMPLETED") for job in (converted, trained, reported)
+    )
+    assert first["EndTime"] <= second["StartTime"]
+    assert second["EndTime"] <= third["StartTime"]
+    assert trained.result()["status"] == "completed"
+    said = reported.log()
+    page = reported.desk.folder / "report.html"
+    assert "logistic" in said or "trained/run" in page.read_text(), said
+
+
+def test_what_waits_for_a_failure_is_told_so(unconverted, never):
+    unconverted.ends("FAILED")
+    never.ends("CANCELLED")
+    (state,) = unconverted.status(code=1)
+    assert (state["state"], state["code"]) == ("failed", 2) and "missing.csv" in state[
+        "why"
+    ]
+    (state,) = never.status(code=None)
+    assert state["state"] == "cancelled" and not (never.out / "run").exists()
+
+
+def test_the_smoke_job_gives_one_verdict(smoke):
+    smoke.ends("COMPLETED")
+    (verdict,) = re.findall(r"^smoke: .*$", smoke.log(), re.MULTILINE)
+    assert verdict.startswith("smoke: good: 4 ranks on ")
+
+
+def test_what_was_sent_is_what_render_prints(train, cluster):
+    sent = cluster.call("scontrol", "write", "batch_script", train.job, "-")
+    assert sent.strip() == (train.out / "job.sbatch").read_text().strip()
+    place = [
+        "--site",
+        "generic-cpu",
+        "--out",
+        train.out,
+        "--nodes",
+        "2",
+        "--tasks",
+        "4",
+    ]
+    words = ["jobs", "render", "train", *place, "--", train.desk.run]
+    assert train.desk.hpcsgd(*words) == (train.out / "job.sbatch").read_text()
+
+
+def test_the_folder_knows_where_slurm_does_not(train, cluster, tmp_path):
+    """There is no accounting here, and after a while the controller forgets a job."""
+    train.ends("COMPLETED")
+    cluster.call("sacct", "-j", train.job, code=1)
+    forgotten = {"SLURM_CONF": str(tmp_path / "none")}
+    cluster.call("squeue", code=1, **forgotten)
+    words = ("jobs", "status", train.out, "--json")
+    (known,) = train.status()
+    (state,) = json.loads(train.desk.hpcsgd(*words, **forgotten))
+    for said in (known, state):
+        assert (said["state"], said["code"], said["restarts"]) == ("completed", 0, 0)

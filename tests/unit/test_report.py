@@ -1,0 +1,545 @@
+"""Reports: what folders hold, what belongs together, what is best, and the page."""
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from hpcsgd import plots
+from hpcsgd.charts.drawing import svg
+from hpcsgd.charts.model import CROWDED, EMULATED, Heat
+from hpcsgd.charts.svg import SIZE, width_of
+from hpcsgd.errors import ConfigError, DataError, MissingPackage
+from hpcsgd.study.compare import compare
+from hpcsgd.study.report import make_report, write_figures, write_page
+from hpcsgd.study.report.groups import problems_of
+from hpcsgd.study.report.page import page
+from hpcsgd.study.report.point import read_point
+from hpcsgd.study.report.reading import read_folder, read_folders
+from hpcsgd.study.report.scaling import scaling_charts
+from hpcsgd.study.report.verdict import ranking, time_to, verdict
+from hpcsgd.study.settings import make_setting
+from tests.problems import make_problem
+from tests.studies import line_of, real_run, strong_lines, sweep_lines, write_study
+
+EVIL = '"><script>alert(1)</script><img src=x onerror=alert(2)>'
+STRONG = [
+    *("loss-time", "loss-steps", "loss-words"),
+    *("time-ranks", "speed-up", "efficiency", "time-split"),
+]
+
+
+@pytest.fixture(scope="module")
+def lines():
+    return strong_lines()
+
+
+@pytest.fixture(scope="module")
+def strong(tmp_path_factory, lines):
+    return write_study(tmp_path_factory.mktemp("studies") / "strong", lines)
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    return write_study(tmp_path_factory.mktemp("studies") / "sweep", sweep_lines())
+
+
+def made_up(method="casgd", ranks=1, seconds=1.0, losses=(0.7, 0.5, 0.4), **over):
+    """A line without a run behind it, for what only numbers decide."""
+    repeat = over.get("repeat", 1)
+    count = len(losses) - 1
+    history = [
+        {"exchanges": k, "seconds": seconds * k / count, "loss": loss, "iterations": k}
+        for k, loss in enumerate(losses)
+    ]
+    return {
+        **{"key": f"{method}/p{ranks}/{seconds}/r{repeat}", "method": method},
+        **{"study": "strong", "ranks": ranks, "status": "finished", "epochs": 1},
+        **{
+            "seconds": seconds,
+            "history": history,
+            "iterations": 10,
+            "loss": losses[-1],
+        },
+        **{"grid": {"replicas": 1, "members": ranks}, "batch": 4, "steps": 2},
+        **{"data": "d.h5", "rows": 10, "columns": 3, "cores": 8},
+        **over,
+    }
+
+
+def problem(*lines):
+    (found,) = problems_of([read_point(line, "here") for line in lines])
+    return found
+
+
+class Reader(HTMLParser):
+    """Tags, attributes and the text between them; every tag is closed."""
+
+    VOID = {"meta", "br", "img", "link"}
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.attributes, self.open, self.text = [], [], [], ""
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += [(tag, *pair) for pair in attributes]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += [(tag, *pair) for pair in attributes]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self.open:
+            self.text += data
+
+
+def test_the_newest_line_of_a_key_counts_and_half_a_line_does_not(tmp_path, lines):
+    again = lines[0] | {"loss": 0.25}
+    folder = write_study(tmp_path / "s", [lines[0], lines[1], again])
+    with (folder / "points.jsonl").open("a") as file:
+        file.write('{"key": "casgd/p4", "sta')
+    points = read_folder(folder)
+    assert [p.loss for p in points] == [0.25, lines[1]["loss"]]
+
+
+def test_a_line_of_another_shape_is_read_as_far_as_it_goes(tmp_path):
+    odd = {
+        "key": 3,
+        "ranks": "many",
+        "loss": True,
+        "seconds": 1e999,
+        "grid": [],
+        "x": 1,
+    }
+    odd |= {"history": [1, {"loss": "low"}], "ledger": {"products": 5}, "load": "high"}
+    (point,) = read_folder(write_study(tmp_path / "s", [odd]))
+    assert point.ranks == 1 and point.loss is None and point.seconds is None
+    assert not point.is_good
+    assert "Nothing" not in page(make_report([tmp_path / "s"]))
+
+
+@pytest.mark.parametrize("what", ["nothing", "missing", "empty"])
+def test_a_folder_without_runs_is_a_sentence(tmp_path, what):
+    folder = tmp_path / "x"
+    if what != "missing":
+        folder.mkdir()
+    if what == "empty":
+        (folder / "points.jsonl").write_text("\n")
+    with pytest.raises(DataError, match=str(folder)):
+        read_folders([folder])
+
+
+def test_a_run_folder_is_read_and_its_words_held_against_the_formula(tmp_path):
+    result = real_run("casgd", 2)
+    result.save(tmp_path / "first")
+    (point,) = read_folder(tmp_path / "first")
+    assert point.label == "first" and point.ranks == 2 and point.batch == 4
+    assert point.seconds == result.report["seconds_total"]
+    assert point.traffic("words") == result.ledger["products"]["words"] > 0
+    assert point.expected["words"] == point.traffic("words")
+    assert point.expected["calls"] == point.traffic("calls")
+    (again,) = read_folder(tmp_path)  # of the folder around it
+    assert again == point
+
+
+def test_repeats_are_one_setting_and_medians_are_theirs(lines):
+    found = problem(*lines)
+    assert len(found.settings) == 9 and {len(s.points) for s in found.settings} == {3}
+    assert found.labels == ["SGD", "CA-SGD", "local SGD"]
+    for setting in found.settings:
+        times = sorted(p.seconds / p.epochs for p in setting.points)
+        spread = setting.per_epoch
+        assert [spread.low, spread.median, spread.high] == pytest.approx(times)
+
+
+def test_the_best_is_first_at_the_loss_that_all_reach():
+    fast = [made_up("casgd", 2, 1.0, (0.7, 0.5, 0.4), repeat=r) for r in (1, 2, 3)]
+    slow = [made_up("sgd", 2, 4.0, (0.7, 0.6, 0.3), repeat=r) for r in (1, 2, 3)]
+    found = problem(*fast, *slow)
+    loss, order = ranking(found.settings)
+    assert loss == 0.4 and [r.setting.label for r in order] == ["CA-SGD", "SGD"]
+    assert [r.seconds.median for r in order] == [1.0, 4.0]
+    said = verdict(found)
+    assert "0.4000" in said and "(4.00 times)" in said
+    assert "is CA-SGD: 1.00\u00a0s, against 4.00\u00a0s of SGD" in said
+    assert "chance" not in said and "rests on" not in said
+
+
+def test_time_to_a_loss_is_that_of_a_measured_one():
+    (setting,) = problem(made_up("sgd", 1, 4.0, (0.7, 0.6, 0.3))).settings
+    assert time_to(setting.first, 0.6) == 2.0
+    assert time_to(setting.first, 0.59) == 4.0
+    assert time_to(setting.first, 0.2) is None
+
+
+def test_a_sentence_says_what_it_rests_on():
+    one = made_up("casgd", 1, 1.0)
+    other = made_up("sgd", 1, 1.2)
+    assert "Only one setting" in verdict(problem(one))
+    assert "rests on one run" in verdict(problem(one, other))
+    both = [
+        made_up(method, 1, seconds * (1 + 0.2 * r), repeat=r)
+        for method, seconds in (("casgd", 1.0), ("sgd", 1.1))
+        for r in (1, 2, 3)
+    ]
+    assert "may be chance" in verdict(problem(*both))
+    crowded = [line | {"cores": 1, "ranks": 4} for line in both]
+    assert "more ranks than cores" in verdict(problem(*crowded))
+    failed = one | {"status": "failed", "seconds": None}
+    assert "No run of it was finished" in verdict(problem(failed))
+
+
+def test_weak_scaling_asks_for_no_common_loss():
+    weak = [
+        made_up("sgd", ranks, seconds, study="weak", rows=10 * ranks)
+        for ranks, seconds in ((1, 1.0), (2, 1.25), (4, 2.0))
+    ]
+    found = problem(*weak)
+    assert "50 % of the ideal" in verdict(found)
+    time, efficiency = scaling_charts(found)
+    assert time.series[0].y == (1.0, 1.25, 2.0)
+    assert time.ideal.y == (1.0, 1.0, 1.0)
+    assert efficiency.series[0].y == pytest.approx((100.0, 80.0, 50.0))
+
+
+def test_speed_up_and_efficiency_from_medians_with_bars_of_repeats():
+    times = {1: (8.0, 8.0, 8.0), 2: (3.0, 4.0, 5.0), 4: (4.0, 4.0, 4.0)}
+    found = problem(
+        *(
+            made_up("sgd", ranks, seconds, repeat=r)
+            for ranks, each in times.items()
+            for r, seconds in enumerate(each, 1)
+        )
+    )
+    time, speed_up, efficiency = scaling_charts(found)
+    assert time.series[0].x == (1.0, 2.0, 4.0) and time.series[0].y == (8.0, 4.0, 4.0)
+    assert time.ideal.y == (8.0, 4.0, 2.0)
+    assert speed_up.series[0].y == pytest.approx((1.0, 2.0, 2.0))
+    assert speed_up.series[0].low[1] == pytest.approx(8 / 5)
+    assert speed_up.series[0].high[1] == pytest.approx(8 / 3)
+    assert speed_up.ideal.y == (1.0, 2.0, 4.0)
+    assert efficiency.series[0].y == pytest.approx((100.0, 100.0, 50.0))
+
+
+def test_emulated_and_crowded_points_are_marked_and_apart():
+    found = problem(
+        *(made_up("sgd", r, 8.0 / r, cores=2) for r in (1, 2, 4)),
+        *(made_up("sgd", 1, 1.0, emulated=n, losses=(0.7, 0.7)) for n in (16, 64)),
+    )
+    charts = scaling_charts(found)
+    real, emulated = charts[0].series
+    assert real.name == "SGD" and real.marks == ("", "", CROWDED)
+    assert emulated.name == "SGD (emulated)" and emulated.x == (1.0, 16.0, 64.0)
+    assert emulated.marks == ("", EMULATED, EMULATED)
+    assert real.look != emulated.look
+
+
+def test_what_failed_is_listed_and_in_no_figure(strong, tmp_path, lines):
+    bad = {"key": "hybrid/p8/r1", "method": "hybrid", "ranks": 8, "status": "failed"}
+    bad |= {"error": "rank 3 was killed", "seconds": None, "study": "strong"}
+    folder = write_study(tmp_path / "s", [*lines, bad])
+    report = make_report([folder])
+    (part,) = report.parts
+    assert [t.name for t in part.tables] == ["settings", "traffic", "failed"]
+    said = Reader(page(report)).text
+    assert "rank 3 was killed" in said and "27 runs in s; 1 failed" in said
+    assert "hybrid" not in {s.name for c in part.charts[:4] for s in c.series}
+
+
+def test_words_that_differ_from_the_formula_are_marked(tmp_path, lines):
+    line = next(x for x in lines if x["method"] == "casgd" and x["ranks"] == 2)
+    # Of three repeats one alone differs, and not the middle one.
+    again = [line | {"key": f"again{r}", "seconds": float(r)} for r in (1, 2, 3)]
+    odd = again[2] | {"expected": line["expected"] | {"words": 1}}
+    for said, wanted in ((again, False), ([*again[:2], odd], True)):
+        folder = write_study(tmp_path / str(wanted), said)
+        (part,) = make_report([folder]).parts
+        assert bool(part.tables[1].marked) is wanted
+        assert ('class="marked"' in page(make_report([folder]))) is wanted
+
+
+def test_figures_of_a_strong_study(strong, lines):
+    report = make_report([strong])
+    assert [chart.name for chart in report.charts] == STRONG
+    by_name = {chart.name: chart for chart in report.charts}
+    # On four ranks, as all methods have been: curves of the runs of median time.
+    for series, method in zip(
+        by_name["loss-words"].series, ("sgd", "casgd", "local"), strict=True
+    ):
+        line = next(
+            x for x in lines if (x["method"], x["ranks"], x["repeat"]) == (method, 4, 2)
+        )
+        assert series.y[-1] == line["history"][-1]["loss"]
+        sent = sum(line["ledger"][p]["words"] for p in ("products", "agreement"))
+        assert series.x[-1] == pytest.approx(sent, rel=0.2)
+    for chart in report.charts[:3]:
+        assert [s.look for s in chart.series] == [0, 1, 2]
+    (split,) = [c for c in report.charts if c.name == "time-split"]
+    for bar in split.bars:
+        assert bar.low <= bar.whole <= bar.high
+
+
+def test_heat_maps_of_a_sweep(sweep):
+    report = make_report([sweep])
+    maps = [chart for chart in report.charts if isinstance(chart, Heat)]
+    assert [m.name for m in maps] == ["time-s-b-0", "loss-s-b-0"]
+    time, loss = maps
+    assert time.rows == ("2", "4", "8") and time.columns == ("2", "4")
+    points = {(p.steps, p.batch): p for p in read_folder(sweep)}
+    for steps, row in zip((2, 4, 8), range(3), strict=True):
+        for batch, column in zip((2, 4), range(2), strict=True):
+            point = points[steps, batch]
+            each = point.seconds / point.iterations
+            assert time.cells[row][column] == pytest.approx(each)
+            assert loss.cells[row][column] == point.loss
+
+
+def test_energy_is_drawn_where_it_is_known(tmp_path):
+    energy = {"joules": 1234.0, "source": "rapl"}
+    known = [made_up("sgd", 1, 1.0, energy=energy), made_up("casgd", 1, 2.0)]
+    report = make_report([write_study(tmp_path / "s", known)])
+    (chart,) = [c for c in report.charts if c.name == "energy"]
+    assert [bar.parts for bar in chart.bars] == [(1234.0,)]
+    assert "RAPL" in chart.caption and "1.23\u00a0kJ" in Reader(page(report)).text
+
+
+def test_several_problems_have_files_of_their_own(strong, tmp_path):
+    other = write_study(tmp_path / "o", [made_up("sgd", 1), made_up("casgd", 1)])
+    report = make_report([strong, other])
+    assert len(report.parts) == 2
+    names = [chart.name for chart in report.charts]
+    assert len(set(names)) == len(names) and "loss-time-of-2" in names
+    ids = re.findall(r' id="([^"]+)"', page(report))
+    assert len(set(ids)) == len(ids)
+
+
+def test_the_page_needs_nothing_else(strong, sweep):
+    """No script, no request, all figures in it; every reference is to itself."""
+    text = page(make_report([strong, sweep]))
+    reader = Reader(text)
+    assert not {"script", "link", "img", "iframe", "object"} & set(reader.tags)
+    assert reader.tags.count("svg") == reader.tags.count("figure") >= 8
+    assert reader.tags.count("figcaption") == reader.tags.count("figure")
+    for _, name, value in reader.attributes:
+        assert not name.startswith("on")
+        if name in ("src", "href", "xlink:href", "action", "data"):
+            raise AssertionError(f"{name}={value}")
+    style = re.search(r"<style>(.*?)</style>", text, re.S).group(1)
+    assert "url(" not in style and "@import" not in style and "@media print" in style
+    assert {m[:1] for m in re.findall(r"url\(([^)]*)\)", text)} == {"#"}
+    assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", text)
+
+
+def test_every_picture_of_the_page_parses(strong, sweep):
+    for found in re.findall(r"<svg.*?</svg>", page(make_report([strong, sweep])), re.S):
+        ElementTree.fromstring(found)
+
+
+def extent(element):
+    """From where to where a text goes, a little more than estimated."""
+    said, x = element.text or "", float(element.get("x"))
+    wide = 1.05 * width_of(said, float(element.get("font-size", SIZE)))
+    wide *= 1.07 if element.get("font-weight") else 1.0
+    share = {"start": 0.0, "middle": 0.5, "end": 1.0}[element.get("text-anchor")]
+    return x - share * wide, x + (1 - share) * wide
+
+
+def test_no_text_leaves_its_picture(strong, sweep, tmp_path):
+    long = [made_up(f"{k} {'long name ' * 9}", 1, 1.0 + k) for k in range(5)]
+    folders = [strong, sweep, write_study(tmp_path / "s", long)]
+    for chart in make_report(folders).charts:
+        tree = ElementTree.fromstring(svg(chart))
+        for element in tree.iter("{http://www.w3.org/2000/svg}text"):
+            left, right = extent(element)
+            assert left >= 0 and right <= float(tree.get("width")) + 1, element.text
+            assert 0 < float(element.get("y")) < float(tree.get("height"))
+
+
+def test_no_two_texts_touch(strong, sweep):
+    for chart in make_report([strong, sweep]).charts:
+        tree, seen = ElementTree.fromstring(svg(chart)), []
+        for element in tree.iter("{http://www.w3.org/2000/svg}text"):
+            (left, right), y = extent(element), float(element.get("y"))
+            for a, b, other, said in seen:
+                near = abs(other - y) < 9
+                assert not (near and left < b - 2 and a < right - 2), (
+                    chart.name,
+                    element.text,
+                    said,
+                )
+            seen.append((left, right, y, element.text))
+
+
+def test_what_data_call_themselves_is_text(tmp_path):
+    """Names, errors, hosts and keys from anybody's file."""
+    evil = [
+        made_up(EVIL, ranks, 1.0 / ranks, data=EVIL, network=EVIL, host=EVIL)
+        | {
+            "product": EVIL,
+            "recipe": EVIL,
+            "versions": {EVIL: EVIL},
+            "key": f"a{ranks}",
+        }
+        for ranks in (1, 2)
+    ]
+    evil += [{"key": EVIL, "status": EVIL, "error": EVIL, "study": EVIL, "data": EVIL}]
+    folder = write_study(tmp_path / "x<script>y", evil)
+    reader = Reader(page(make_report([folder])))
+    assert not {"script", "img"} & set(reader.tags)
+    assert not any(name.startswith("on") for _, name, _ in reader.attributes)
+    assert "<script>alert(1)</script>" in reader.text
+
+
+def test_figures_are_written_as_svg_and_csv(strong, tmp_path, monkeypatch):
+    def missing():
+        raise MissingPackage("figures need matplotlib; install it with pip")
+
+    monkeypatch.setattr(plots, "require", missing)
+    written = write_figures(make_report([strong]), tmp_path / "f")
+    names = sorted(path.name for path in written)
+    assert names == sorted(f"{n}.{kind}" for n in STRONG for kind in ("svg", "csv"))
+    for path in written:
+        assert path.stat().st_size > 100
+        if path.suffix == ".svg":
+            ElementTree.parse(path)
+
+
+def test_figures_are_drawn_by_matplotlib_where_it_is(strong, sweep, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    wanted = {type(c).__name__: c for c in make_report([strong, sweep]).charts}
+    assert set(wanted) == {"Lines", "Bars", "Heat"}
+    marked = problem(
+        *(made_up("sgd", r, 8.0 / r, cores=2) for r in (1, 2, 4)),
+        *(made_up("sgd", 1, 1.0, emulated=n) for n in (16, 64)),
+    )
+    for name, chart in (*wanted.items(), ("marked", scaling_charts(marked)[0])):
+        path = plots.chart(replace(chart, title="$\\frac{$ " + name), tmp_path / name)
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_place_that_cannot_be_written_is_a_sentence(strong, tmp_path):
+    (tmp_path / "file").write_text("")
+    report = make_report([strong])
+    with pytest.raises(ConfigError, match="cannot write the report"):
+        write_page(report, tmp_path / "file" / "report.html")
+    with pytest.raises(ConfigError, match="cannot write figures"):
+        write_figures(report, tmp_path / "file" / "f")
+
+
+def test_the_document_is_json(strong):
+    said = json.loads(json.dumps(make_report([strong]).as_dict(), allow_nan=False))
+    (part,) = said["parts"]
+    assert part["figures"] == STRONG and len(part["settings"]) == 9
+    assert part["settings"][0]["seconds_per_epoch"][1] > 0
+
+
+def test_a_line_of_a_study_is_what_the_test_makes(tmp_path):
+    """The folder of the tests is read as the study's own."""
+    line = line_of(real_run("sgd", 2), "sgd", energy=None)
+    (point,) = read_folder(write_study(tmp_path / "s", [line]))
+    assert point.is_good and point.label == "SGD" and point.width == 2
+    total = sum(point.split())
+    assert total == pytest.approx(point.seconds, rel=1e-6)
+
+
+@pytest.fixture
+def comparison(tmp_path):
+    """Two settings, two runs of each, as `hpcsgd compare --out` leaves them."""
+    drawn = make_problem("logistic")
+    base = {"schedule": {"batch": 4, "epochs": 2}, "rate": {"value": 0.1}}
+    settings = [
+        make_setting(name, base, {"products": {"kind": kind}, "schedule": {"steps": 3}})
+        for name, kind in (("plain", "direct"), ("ca-sgd", "gram"))
+    ]
+    given = {"repeats": 2, "out": tmp_path, "X": drawn.X, "y": drawn.y}
+    compare(settings, **given).save(tmp_path)
+    return tmp_path
+
+
+def test_a_comparison_is_read_with_its_run_folders(comparison):
+    points = read_folder(comparison)
+    said = json.loads((comparison / "compare.json").read_text())
+    times = [t for row in said["settings"] for t in row["seconds_of_repeats"]]
+    assert [p.seconds for p in points] == times
+    assert [p.label for p in points] == ["plain", "plain", "ca-sgd", "ca-sgd"]
+    assert all(p.phases and p.rows for p in points)
+    # A sum in every step has one step between two messages, whatever s is.
+    assert [p.steps for p in points] == [1, 1, 3, 3]
+    assert "4 runs" in page(make_report([comparison]))
+
+
+def test_a_run_of_another_comparison_is_not_taken_for_this_one(comparison):
+    path = comparison / "ca-sgd-2" / "result.json"
+    other = json.loads(path.read_text()) | {"seconds_total": 99.0, "loss": 99.0}
+    path.write_text(json.dumps(other))
+    (comparison / "plain-1" / "result.json").unlink()
+    points = read_folder(comparison)
+    assert len(points) == 4 and all(p.seconds < 99 and p.loss < 99 for p in points)
+    assert not points[0].phases and not points[3].phases
+
+
+def test_words_are_those_that_were_counted_not_a_share(tmp_path):
+    """What is cached is sent in the first epoch: no word follows in the others."""
+    line = made_up("sgd", 2, losses=(0.7, 0.6, 0.5))
+    for record, words in zip(line["history"], (0, 100, 100), strict=True):
+        record["words"] = words
+    line["ledger"] = {"products": {"words": 100, "calls": 4}}
+    older = made_up("casgd", 2, losses=(0.7, 0.6, 0.5), ledger=line["ledger"])
+    for one, wanted, said in (
+        (line, (0.0, 100.0, 100.0), False),
+        (older, (0.0, 50.0, 100.0), True),
+    ):
+        folder = write_study(tmp_path / one["method"], [one])
+        (chart,) = [c for c in make_report([folder]).charts if c.name == "loss-words"]
+        assert chart.series[0].x == wanted
+        assert ("in proportion" in chart.caption) is said
+
+
+ODD = (
+    None,
+    "",
+    -1,
+    0,
+    1e308,
+    -1e308,
+    0.5,
+    [],
+    {},
+    [None],
+    {"a": None},
+    "x" * 300,
+    True,
+)
+
+
+@pytest.mark.parametrize("key", sorted({*made_up(), "ledger", "load", "expected"}))
+def test_no_value_of_any_key_breaks_the_page(tmp_path, key):
+    """A file may hold anything; the report says what it can."""
+    for number, value in enumerate(ODD):
+        lines = [made_up("sgd", r, 1.0 / r) for r in (1, 2)]
+        lines.append(made_up("casgd", 2, 2.0) | {key: value})
+        folder = write_study(tmp_path / str(number), lines)
+        report = make_report([folder])
+        Reader(page(report))
+        for chart in report.charts:
+            ElementTree.fromstring(svg(chart))
+
+
+def test_no_name_moves_the_cursor_of_a_terminal(tmp_path):
+    name = "\x1b[2J\x9b1m\u202egeht"
+    lines = [made_up(name, 1, 1.0, data=name), made_up("sgd", 1, 2.0, data=name)]
+    (part,) = make_report([write_study(tmp_path / "s", lines)]).parts
+    for said in (part.verdict, part.problem.title):
+        assert "geht" in said
+        assert all(c.isprintable() or c == "\u00a0" for c in said)

@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
         _check_place(path)
     if len(counts) > 1:
         return _several(arguments, argv, counts)
-    os.environ.setdefault(BEGAN, repr(time.time()))
+    os.environ.setdefault(BEGAN, repr(time.monotonic()))
     if launch.must_relaunch(counts[0] if counts else None):
         return launch.relaunch(counts[0], argv, remedy="run tune again")
     return _tune(asked, arguments)
@@ -138,7 +138,7 @@ def _tune(asked: Question, arguments: argparse.Namespace) -> int:
     from hpcsgd.tuner.tune import Tuning, tune
 
     # What it took to start the ranks is time, too.
-    spent = max(time.time() - float(os.environ.pop(BEGAN)), 0.0)
+    spent = max(time.monotonic() - float(os.environ.pop(BEGAN)), 0.0)
     own = max(asked.seconds - spent, LEAST_SECONDS)
 
     def action(world: Communicator) -> Tuning:
@@ -159,7 +159,7 @@ def _several(arguments: argparse.Namespace, argv: list[str], counts: list[int]) 
             path = Path(folder) / f"{count}.json"
             own = [*argv, "--ranks", str(count), "--part", str(path)]
             own += ["--seconds", str(arguments.seconds / len(counts))]
-            os.environ[BEGAN] = repr(time.time())
+            os.environ[BEGAN] = repr(time.monotonic())
             code = launch.relaunch(count, own, remedy="run tune again")
             if code:
                 return code

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from hpcsgd.cost import Job, Machine, seconds
 from hpcsgd.cost_terms import SMALL, costs_of, machine_of, parts_of
@@ -78,5 +77,8 @@ def _time_of(timed: Timed) -> Callable[[Array], float]:
 
 
 def _bounded(rows: Array, aims: Array) -> Array:
+    """Least squares without negative parts."""
+    from scipy.optimize import nnls  # heavy: other commands do without
+
     found: Array = nnls(rows, aims)[0]
     return found

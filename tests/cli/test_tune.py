@@ -124,7 +124,8 @@ class FakeResult:
 
     def __init__(self, losses):
         self.history = [{"epoch": i, "loss": loss} for i, loss in enumerate(losses)]
-        self.status = None
+        self.status, self.loss = None, losses[-1]
+        self.config = {"schedule": {"batch": 8}, "rate": {"value": 0.1}}
 
 
 def test_rows_to_a_loss_lie_between_looks():
@@ -132,6 +133,31 @@ def test_rows_to_a_loss_lie_between_looks():
     assert learning.rows_to(curve, 0.25) == pytest.approx(2.0)
     assert learning.rows_to(curve, 0.25 * 2**0.5) == pytest.approx(1.5)
     assert learning.rows_to(curve, 0.1) == float("inf")
+
+
+def test_penalties_are_rows_over_those_of_the_first(monkeypatch):
+    """Planted curves: the goal is the first's loss of epoch 3; the second needs 4.5
+    epochs for it, the third never gets there.
+    """
+    curves = {
+        8: [1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64],
+        16: [2 ** (-i / 1.5) for i in range(7)],
+        32: [1.0] * 7,
+    }
+    ways = [learning.Way(batch, 0.1) for batch in curves]
+    monkeypatch.setattr(
+        learning, "_result", lambda c, s, way: FakeResult(curves[way.batch])
+    )
+    found = learning.learn(RunConfig(), None, ways, 9.0)
+    assert [one.penalty for one in found] == pytest.approx([1.0, 1.5, float("inf")])
+    (only,) = learning.learn(RunConfig(), None, ways, -9.0)
+    assert only.way == ways[0], "without time, the first alone"
+
+
+def test_a_loss_that_does_not_fall_is_no_goal(monkeypatch):
+    monkeypatch.setattr(learning, "_result", lambda *_: FakeResult([1.0] * 7))
+    with pytest.raises(tune.ConfigError, match="does not fall"):
+        learning.learn(RunConfig(), None, [learning.Way(8, 0.1)] * 2, 9.0)
 
 
 def test_what_is_probed_is_among_what_may_run():

@@ -12,7 +12,7 @@ ENV = OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 RUN = $(ENV) .venv/bin/python
 
 .PHONY: help environment demo test test-all test-slurm slurm-packages test-ulfm gpu mutants soak fuzz bench bench-cpu bench-data \
-  bench-peers bench-ddp peers check lint clean
+  bench-peers bench-ddp bench-model peers check lint clean
 
 help:  ## this list
 	@sed -n 's/^\([a-zA-Z0-9_%-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -106,6 +106,9 @@ bench-peers: peers  ## time to 0.5 % of the optimum beside others; ARGS="--rows 
 
 bench-ddp: peers  ## steps/s on two ranks beside PyTorch DDP and a bare MPI loop
 	@$(RUN) -m benchmarks.bench_ddp $(ARGS)
+
+bench-model: environment  ## the cost model beside runs, the tuner beside a sweep; ARGS="--quick"
+	@$(RUN) -m benchmarks.bench_model $(ARGS)
 
 check: lint test  ## lint, then the whole suite
 

@@ -15,9 +15,9 @@ for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
 HERE = Path(__file__).parent
-# What make bench-data, bench-peers and bench-ddp run, beside what is compared with.
+# What other targets of make run: bench-data, bench-peers, bench-ddp, bench-model, gpu.
 TEXT = ("bench_data", "bench_convert", "bench_store", "bench_stream")
-APART = (*TEXT, "bench_peers", "bench_ddp", "bench_gpu")
+APART = (*TEXT, "bench_peers", "bench_ddp", "bench_gpu", "bench_model")
 sys.path.insert(0, str(HERE.parent))
 
 

@@ -5,11 +5,14 @@ first exchange.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from hpcsgd.assembly.choice import Earlier
 from hpcsgd.assembly.gpu import open_gpu
 from hpcsgd.assembly.live import Live, assemble
-from hpcsgd.assembly.vocabulary import resolve
+from hpcsgd.assembly.vocabulary import Vocabulary, resolve
 from hpcsgd.backends import cpu, threads
+from hpcsgd.backends.device import Device
 from hpcsgd.callbacks.base import Callback
 from hpcsgd.checkpoint import Checkpoint
 from hpcsgd.comm.base import Communicator
@@ -18,10 +21,20 @@ from hpcsgd.config import RunConfig
 from hpcsgd.data.readers import RowReader
 from hpcsgd.data.sampling import make_sampler
 from hpcsgd.data.stream import Route
-from hpcsgd.load import load
+from hpcsgd.load import Loaded, load
 from hpcsgd.memory import check_memory
 from hpcsgd.resume import earlier_choice
 from hpcsgd.timing import Clock
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What is there before anything is chosen: names looked up, ranks, data."""
+
+    words: Vocabulary
+    grid: Grid
+    loaded: Loaded
+    device: Device | None
 
 
 def build(
@@ -36,6 +49,33 @@ def build(
 
     `known` is the checkpoint that survivors of a failure go on from.
     """
+    opened = open_all(config, world, reader, setup)
+    earlier = earlier_choice(config, opened.grid.world, known)
+    live = put_together(config, opened, callbacks, earlier)
+    setup.lap("build")
+    return live
+
+
+def put_together(
+    config: RunConfig,
+    opened: Opened,
+    callbacks: list[Callback],
+    earlier: Earlier | None = None,
+) -> Live:
+    """A run on what was opened, on all ranks together."""
+    found = opened.words, opened.grid, opened.loaded
+    return opened.grid.world.together(
+        lambda: assemble(config, *found, callbacks, earlier, opened.device)
+    )
+
+
+def open_all(
+    config: RunConfig,
+    world: Communicator,
+    reader: Callable[[Communicator], RowReader],
+    setup: Clock,
+) -> Opened:
+    """The grid of ranks, each with its block of the data."""
     own = world.together(cpu.instructions)
     cpu.settle(world.exchange_objects(own))
     _use_threads(config.run.threads, world)
@@ -57,12 +97,7 @@ def build(
         config.precision.scale,
     )
     setup.lap("read")
-    earlier = earlier_choice(config, grid.world, known)
-    live = world.together(
-        lambda: assemble(config, words, grid, loaded, callbacks, earlier, device)
-    )
-    setup.lap("build")
-    return live
+    return Opened(words, grid, loaded, device)
 
 
 def _router(config: RunConfig, replica: int) -> Callable[[int], Route | None]:

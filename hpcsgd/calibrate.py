@@ -19,7 +19,7 @@ from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.comm.workspace import Workspace
 from hpcsgd.cost import Machine
-from hpcsgd.data.shard import Shard
+from hpcsgd.data.shard import Shard, take
 from hpcsgd.products.base import (
     Group,
     Rows,
@@ -40,7 +40,7 @@ Array = NDArray[Any]
 STEPS = 8  # of what is timed
 LONG = 2**16  # words of a long message
 PASS = 2**20  # bytes of rows that passes are timed on, where there are as many
-FEW = 8  # columns of what is as good as no data
+FEW, SOME = 8, 4096  # columns and rows of what is as good as no data
 REPEATS = 5
 PASSES = 9  # over rows: tens of microseconds each
 
@@ -78,19 +78,21 @@ def _rates(task: Task, batch: int) -> dict[str, float]:
     """What one member does between two messages."""
     shard = task.shard
     blocks = uniform_blocks(batch, max(min(STEPS, shard.height // batch), 1))
-    plain = _plain(task)
+    plain = task_alone(task)
     order = np.random.default_rng(0).permutation(shard.height)
-    each = shard.width * _value_bytes(shard)  # bytes of a row
+    each = shard.width * value_bytes(shard)  # bytes of a row
     # Enough of narrow rows for a call of microseconds to be nothing beside them.
     sizes = (max(blocks.rows, min(shard.height, int(PASS / each))), blocks.rows)
-    read, again = _fastest_of(
-        lambda i: _passes(plain, np.roll(order, -i * sizes[0])[: sizes[0]])
+    read, again = fastest_of(
+        lambda i: time_passes(plain, np.roll(order, -i * sizes[0])[: sizes[0]])
     )
-    (steps,) = _fastest_of(
+    (steps,) = fastest_of(
         lambda i: _steps(plain, np.roll(order, -i * sizes[0])[: sizes[0]], batch)
     )
     steps = min(steps, read + again)
-    (gram,) = _fastest_of(lambda i: _gram(plain, np.roll(order, -i * sizes[1]), blocks))
+    (gram,) = fastest_of(
+        lambda i: time_gram(plain, np.roll(order, -i * sizes[1]), blocks)
+    )
     words, size = blocks.gram_words, sizes[0] * each
     exchange, step = _overheads(plain, batch)
     inner, link = _recurrence(plain, blocks)
@@ -106,7 +108,7 @@ def _rates(task: Task, batch: int) -> dict[str, float]:
     }
 
 
-def _plain(task: Task) -> Task:
+def task_alone(task: Task) -> Task:
     """The same task for one member with one column of weights and no momentum."""
     return Task(
         shard=task.shard,
@@ -121,7 +123,7 @@ def _plain(task: Task) -> Task:
     )
 
 
-def _passes(task: Task, rows: Array) -> tuple[float, float]:
+def time_passes(task: Task, rows: Array) -> tuple[float, float]:
     """Seconds of scores on rows from memory, and of the update after them."""
     shard, backend = task.shard, task.backend
     weights = backend.zeros((shard.width, task.columns))
@@ -149,10 +151,10 @@ def _steps(task: Task, rows: Array, batch: int) -> tuple[float]:
     return (float("inf") if found is None else perf_counter() - began,)
 
 
-def _gram(task: Task, order: Array, blocks: Blocks) -> tuple[float]:
+def time_gram(task: Task, order: Array, blocks: Blocks) -> tuple[float]:
     """Seconds of the Gram of the first rows of `order`."""
     rows = order[: blocks.rows]
-    packed = np.zeros(blocks.gram_words, dtype=_inner(task))
+    packed = np.ones(blocks.gram_words, dtype=_inner(task))  # touched
     sampled: Rows = task.backend.gather(*task.shard.at(rows), _room(task, len(rows)))
     began = perf_counter()
     task.backend.strict_gram(sampled, blocks, packed)
@@ -160,13 +162,15 @@ def _gram(task: Task, order: Array, blocks: Blocks) -> tuple[float]:
 
 
 def _room(task: Task, rows: int) -> Array | None:
-    """Where a copy of sampled rows may go."""
+    """Where a copy of sampled rows may go, touched: a run does that once, not here."""
     if task.shard.is_sparse:
         return None
-    return np.empty((rows, task.shard.width), dtype=task.precision.working)
+    room = np.empty((rows, task.shard.width), dtype=task.precision.working)
+    room.fill(0)
+    return room
 
 
-def _fastest_of(sample: Callable[[int], tuple[float, ...]]) -> tuple[float, ...]:
+def fastest_of(sample: Callable[[int], tuple[float, ...]]) -> tuple[float, ...]:
     """Of each of its times, after one that wakes everything.
 
     What others do on the machine only ever adds, and hits one rate more than another:
@@ -202,16 +206,26 @@ def _overheads(task: Task, batch: int) -> tuple[float, float]:
 
     Of so little data that arithmetic is nothing beside them.
     """
-    shard = _few_columns(task.shard)
+    shard = narrowed(task.shard, FEW)
     task = replace(task, shard=shard)
     few = min(4, batch, shard.height)
     steps = max(min(STEPS, shard.height // few), 1)
-    rows = np.arange(few * steps, dtype=np.int64)
-    group = _group(task, rows, (few,) * steps)
     weights = task.backend.zeros((shard.width, task.columns))
     state = State(weights=weights, intercept=None)
-    product, scratch = Gram(task), Scratch()
+    product, rows = Gram(task), np.arange(few * steps, dtype=np.int64)
+    group = _group(task, rows, (few,) * steps)
+    exchange = _seconds(lambda: product.advance(state, group, None), REPEATS)
+    one, many = (_seconds(_stepping(task, few, n), REPEATS) for n in (1, steps))
+    # What surrounds all steps together is in the first of them, and counted above.
+    return exchange, max((many - one) / max(steps - 1, 1), many / steps / 4)
 
+
+def _stepping(task: Task, few: int, steps: int) -> Callable[[], None]:
+    """So many plain steps of a few rows, one after the other, messages left out."""
+    rows, scratch = np.arange(few * steps, dtype=np.int64), Scratch()
+    group = _group(task, rows, (few,) * steps)
+    weights = task.backend.zeros((task.shard.width, task.columns))
+    state = State(weights=weights, intercept=None)
     margins = np.empty(few * task.columns, dtype=task.margin_dtype)
 
     def step_by_step() -> None:
@@ -225,17 +239,27 @@ def _overheads(task: Task, batch: int) -> tuple[float, float]:
         for j in range(steps):
             by_kernel[0](j, margins, margins)
 
-    exchange = _seconds(lambda: product.advance(state, group, None), REPEATS)
-    return exchange, _seconds(step_by_step, REPEATS) / steps
+    return step_by_step
 
 
-def _few_columns(shard: Shard) -> Shard:
-    """The same rows with the first columns alone; sparse rows have few values."""
-    if shard.is_sparse:
+def narrowed(shard: Shard, width: int) -> Shard:
+    """Some rows with the first columns alone; sparse rows have few values.
+
+    Copied: kernels take rows that lie as they would in a shard of so few columns.
+    """
+    if shard.is_sparse or width >= shard.width:
         return shard
-    few = slice(0, min(FEW, shard.width))
-    matrix: Any = shard.matrix
-    return replace(shard, matrix=matrix[:, few], columns=few, parts=(few,))
+    few, some = slice(0, min(width, shard.width)), slice(0, min(SOME, shard.height))
+    rows = np.arange(some.stop)
+    return replace(
+        shard,
+        matrix=np.ascontiguousarray(shard.matrix[some, few]),  # type: ignore[index]
+        targets=shard.targets[some],
+        weights=take(shard.weights, rows),
+        offsets=take(shard.offsets, rows),
+        columns=few,
+        parts=(few,),
+    )
 
 
 def _group(task: Task, rows: Array, sizes: tuple[int, ...]) -> Group:
@@ -250,7 +274,7 @@ def _inner(task: Task) -> Any:
     return task.no_gram.dtype
 
 
-def _value_bytes(shard: Shard) -> float:
+def value_bytes(shard: Shard) -> float:
     """Of a value as it is stored; of sparse rows, per column."""
     if shard.is_sparse:
         matrix: Any = shard.matrix

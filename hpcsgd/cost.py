@@ -3,7 +3,8 @@
 Per step, with m = s·b rows of d_c columns, g = (m² − s b²)/2 words of Gram and r(·) the
 bytes that a ring moves:
 
-    direct       α + β r(e_z b) + plain + c_1; c_2 and no message on one member
+    direct       α + β r(e_z b) + plain + c_0 / s + c_1; c_2 and no message on one
+                 member
     gram         [α + β r(e_G g + e_z m) + g d_c / F + read + inner + update + c_0] / s
                  + c_3
     cached       the same in one epoch, without G in all others
@@ -23,6 +24,7 @@ from hpcsgd.schedule import Blocks, uniform_blocks
 
 COMPUTED = 4  # bytes of a word that sums are computed with, at least
 CAST = 1e-9  # seconds of a word that is rounded, added and widened on its way
+RATES = ("gram", "read", "again", "plain", "inner")  # of a machine: more is faster
 
 
 @dataclass(frozen=True)
@@ -48,10 +50,9 @@ class Machine:
 
     def slowest(self, other: "Machine") -> "Machine":
         """What both of them can do: ranks wait for each other."""
-        rates = ("gram", "read", "again", "plain", "inner")
         return Machine(
             **{
-                f.name: (min if f.name in rates else max)(
+                f.name: (min if f.name in RATES else max)(
                     getattr(self, f.name), getattr(other, f.name)
                 )
                 for f in fields(Machine)
@@ -172,9 +173,9 @@ class _Exchange:
 
 
 def _direct(x: _Exchange) -> float:
-    steps = x.plain(x.job.held)
+    steps = x.plain(x.job.held) + x.machine.exchange
     if x.job.members == 1:
-        return steps + x.machine.exchange + x.steps * x.machine.alone
+        return steps + x.steps * x.machine.alone
     return steps + x.steps * (x.margins(x.job.batch) + x.machine.step)
 
 

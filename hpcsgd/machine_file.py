@@ -47,15 +47,34 @@ class MachineFile:
             "machine": known.machine.as_dict(),
             "corrections": known.corrections,
         }
+        self._store(table)
+
+    def _forget(self, key: str) -> None:
+        table = self._load()
+        table.pop(key, None)
+        self._store(table)
+
+    def _store(self, table: dict[str, Any]) -> None:
         try:
             write_text(self.path, json.dumps(table, indent=1, sort_keys=True) + "\n")
         except OSError as error:
             log.warning("%s cannot be written: %s; the run goes on", self.path, error)
 
-    def correct(self, key: str, product: str, ratio: float) -> None:
-        """Half-way from what was known to what was seen: one run is noisy."""
+    def correct(self, key: str, product: str, ratio: float, sure: bool = False) -> None:
+        """Half-way from what was known to what was seen: one run is noisy.
+
+        Where a run was long enough to be `sure`, figures that are off by more than any
+        noise are of another machine, or of another load: they are forgotten, and the
+        next run measures them.
+        """
         known = self.read(key)
         if known is None:
+            return
+        if sure and not 1 / MOST <= ratio <= MOST:
+            log.info(
+                "%s: off by a factor of %.2g, forgotten: %s", self.path, ratio, key
+            )
+            self._forget(key)
             return
         before = known.corrections.get(product, 1.0)
         after = min(max(before * (1 + ratio) / 2, 1 / MOST), MOST)

@@ -10,6 +10,7 @@ from hpcsgd.charts.model import EMULATED, Axis, Bars, Chart, Heat, Lines, Series
 from hpcsgd.charts.scales import Unit, figures, number, unit_for, unit_of
 from hpcsgd.errors import ConfigError, MissingPackage
 
+STYLES = ("-o", "--s", ":^", "-.d", "-x", "--v", ":*")  # that black ink can tell
 MARKERS = {
     **{"circle": "o", "square": "s", "triangle": "^", "diamond": "D", "down": "v"},
     **{"pentagon": "p", "hexagon": "h", "bow": "X"},
@@ -57,6 +58,32 @@ def error_bars(report: Mapping[str, Any], path: str | Path) -> Path:
     rows = report["recipes"]
     _bars(axes[-1][0], [row["recipe"] for row in rows], rows)
     axes[-1][0].set(title="whole recipes")
+    return _saved(figure, path)
+
+
+def predicted(report: Mapping[str, Any], path: str | Path) -> Path:
+    """Draw seconds of a step over ranks, and what CA-SGD's are spent on.
+
+    Parameters
+    ----------
+    report : the document of `hpcsgd study predict`
+    path : where the PNG goes
+    """
+    figure, ((left, right),) = _figure(1)
+    points = report["points"]
+    ranks = [point["ranks"] for point in points]
+    for key, style in (("sgd_seconds", "--s"), ("ca_sgd_seconds", "-o")):
+        name = {"sgd_seconds": "SGD", "ca_sgd_seconds": "CA-SGD"}[key]
+        left.plot(ranks, [1e6 * point[key] for point in points], style, label=name)
+    for name, style in zip(points[0]["terms"], cycle(STYLES), strict=False):
+        shares = [p["terms"].get(name, 0.0) / p["ca_sgd_seconds"] for p in points]
+        right.plot(ranks, shares, style, label=name)
+    left.set(title=report["machine"]["name"], xlabel="ranks", ylabel="µs of a step")
+    right.set(title="what CA-SGD's time goes into", xlabel="ranks", ylabel="share")
+    for axis in (left, right):
+        axis.set_xscale("log", base=2)
+        axis.legend(fontsize="small")
+    left.set_yscale("log")
     return _saved(figure, path)
 
 

@@ -13,6 +13,7 @@ from hpcsgd.assembly.live import Live
 from hpcsgd.backends.ways import emulated
 from hpcsgd.build import build
 from hpcsgd.callbacks import Callback, History, Wish
+from hpcsgd.callbacks.pace import PaceCheck
 from hpcsgd.checkpoint import ASKED, PRECISION_AUTO, Checkpoint
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.ledger import Ledger
@@ -23,6 +24,7 @@ from hpcsgd.energy import Meter, make_meter
 from hpcsgd.errors import DeviceLost
 from hpcsgd.events import Cause, fallen
 from hpcsgd.fall_back import Outgrown, Rung, moved, next_rung
+from hpcsgd.products import KEEPS
 from hpcsgd.products.on_device import OnDevice
 from hpcsgd.report import report
 from hpcsgd.result import Result, Status
@@ -181,8 +183,9 @@ class Session:
             return None
         more = {"damage": damage, "lost_ranks": self.lost, **self.notes}
         result = report(live, state, status, self.began, setup.seconds, more)
-        each = result.report["seconds_total"] / max(result.iterations, 1)
-        note_measured(config, live.chosen, each, world.rank)
+        total = result.report["seconds_total"]
+        each = total / max(result.iterations, 1)
+        note_measured(config, live.chosen, each, world.rank, total)
         with world.working("writing the result"):
             unsaved = world.exchange_objects(folder.finish(result))[0]
         if unsaved:
@@ -230,6 +233,9 @@ class Session:
             live.capture.facts[PRECISION_AUTO] = self.notes[PRECISION_AUTO]
         if self.rechecks is not None:
             live.engine.recheck = self.rechecks(live)
+        if live.chosen.rival is not None and self.world.rank == 0:
+            keeps = live.product_name in KEEPS
+            live.engine.callbacks.append(PaceCheck(live.chosen, keeps))
         if self.asked is None:
             return
         engine = live.engine

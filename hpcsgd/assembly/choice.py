@@ -27,6 +27,7 @@ from hpcsgd.products.clip import may_clip, refuse
 
 log = logging.getLogger(__name__)
 WORTH_MEASURING = 2.0  # seconds of training from which a tenth of one is no matter
+SURE = 0.5  # seconds of a run whose time no accident makes
 FASTER_GRAM = 2.5  # bf16 in pairs against float32
 
 
@@ -49,6 +50,7 @@ class Chosen:
     look_ahead: bool
     seconds: float = 0.0  # of a step, by the model; 0 = it was not asked
     key: str = ""  # under which the machine file knows this kind of run
+    rival: Choice | None = None  # the best of the other products
 
 
 def choose_run(
@@ -70,14 +72,14 @@ def choose_run(
     if clips and kind != "auto" and not may_clip(kind, steps, over):
         raise refuse(kind, how)
     if config.run.device == "cuda":
-        job = _job(config, words, task, loaded)
+        job = job_of(config, words, task, loaded)
         there = choose_on_gpu(config, job, task.members, task.shard.is_sparse)
         ahead = uses_look_ahead(config.products, there.product, words.latency)
         return Chosen(there.product, there.steps, ahead, there.seconds)
     if kind != "auto" and steps:
         ahead = uses_look_ahead(config.products, kind, words.latency)
         return Chosen(kind, steps, ahead)
-    job = _job(config, words, task, loaded)
+    job = job_of(config, words, task, loaded)
     open_to = list(candidates(kind, steps, job, Machine()))
     if len(open_to) == 1:  # on one rank with steps given: nothing to ask a machine
         (only,) = open_to
@@ -87,12 +89,11 @@ def choose_run(
     found = candidates(kind, steps, job, known.machine)
     if clips:
         found = (c for c in found if may_clip(c.product, c.steps, over))
-    best = min(
-        _corrected(found, known),
-        key=lambda choice: choice.seconds,
-    )
+    ranked = sorted(_corrected(found, known), key=lambda choice: choice.seconds)
+    best = ranked[0]
+    rival = next((c for c in ranked if c.product != best.product), None)
     ahead = uses_look_ahead(config.products, best.product, words.latency)
-    return Chosen(best.product, best.steps, ahead, best.seconds, key)
+    return Chosen(best.product, best.steps, ahead, best.seconds, key, rival)
 
 
 def _check(config: RunConfig) -> None:
@@ -110,7 +111,8 @@ def _check(config: RunConfig) -> None:
         )
 
 
-def _job(config: RunConfig, words: Vocabulary, task: Task, loaded: Loaded) -> Job:
+def job_of(config: RunConfig, words: Vocabulary, task: Task, loaded: Loaded) -> Job:
+    """What is to be done, for the cost model."""
     shard, precision = loaded.shard, words.precision
     largest = split_range(shard.total_rows, config.grid.replicas, 0)
     schedule = config.schedule
@@ -208,11 +210,11 @@ def _corrected(found: Iterable[Choice], known: Known) -> list[Choice]:
 
 
 def note_measured(
-    config: RunConfig, chosen: Chosen, measured: float, rank: int
+    config: RunConfig, chosen: Chosen, measured: float, rank: int, total: float = 0.0
 ) -> None:
     """Say what the model was worth; a machine file learns from it.
 
-    `measured` are the seconds of a step in the run that is over.
+    `measured` are the seconds of a step in the run that is over, `total` all of them.
     """
     if rank or not chosen.seconds or not measured:
         return
@@ -224,4 +226,5 @@ def note_measured(
     )
     if chosen.key:
         file = MachineFile(Path(config.products.machine))
-        file.correct(chosen.key, chosen.product, measured / chosen.seconds)
+        ratio, sure = measured / chosen.seconds, total >= SURE
+        file.correct(chosen.key, chosen.product, ratio, sure)

@@ -13,10 +13,11 @@ from hpcsgd.errors import ConfigError, HpcsgdError
 # Modules of this package, loaded when they are asked for.
 COMMANDS = (
     "train",
+    "tune",
     "compare",
     "report",
-    "study",
     "precision",
+    "study",
     "evaluate",
     "predict",
     "inspect",

@@ -26,7 +26,7 @@ LAYERS = (
     ),
     ("families", "penalties", "rates", "updates", "codecs"),
     ("backends", "comm", "data"),
-    ("products", "agreement", "objective", "cost", "bound"),
+    ("products", "agreement", "objective", "cost", "cost_terms", "bound"),
     (
         "build",
         "assembly",
@@ -62,6 +62,8 @@ LAYERS = (
         "good_states",
         "session",
         "trials",
+        "tuner",
+        "hardware",
         "auto_precision",
         "recheck",
         "unchecked",

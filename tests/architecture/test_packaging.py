@@ -147,6 +147,7 @@ def test_a_wheel_carries_assets_and_kernels(checkout, tmp_path):
     assert where == str(target / "hpcsgd" / "__init__.py")
     assert found == [str(target / "hpcsgd" / "_shared" / name) for name in ASSETS]
     assert why.startswith("compiled: ")
+    assert (target / "hpcsgd" / "machines" / "laptop.toml").exists()
     check_template(target, tmp_path)
 
 

@@ -13,11 +13,14 @@ from hpcsgd.assembly import choice
 from hpcsgd.build import build
 from hpcsgd.calibrate import calibrate
 from hpcsgd.callbacks import Callback
-from hpcsgd.callbacks.base import Wish
+from hpcsgd.callbacks.base import View, Wish
+from hpcsgd.callbacks.pace import PaceCheck
 from hpcsgd.comm.threads import run_ranks
+from hpcsgd.config import RunConfig
 from hpcsgd.cost import Machine
 from hpcsgd.data.memory import MemoryReader
 from hpcsgd.errors import ConfigError
+from hpcsgd.machine_file import Known, MachineFile
 from hpcsgd.timing import Clock
 from tests.harness import (
     config_for,
@@ -206,3 +209,59 @@ def test_nothing_is_measured_where_there_is_no_choice(monkeypatch):
 class StopAtOnce(Callback):
     def on_exchange(self, view):
         return True
+
+
+def test_a_wrong_machine_file_corrects_itself(tmp_path, monkeypatch):
+    """Planted: messages for nothing, a Gram that takes for ever. The run that trusts it
+    takes far longer than it said; the next run measures, and a third keeps that.
+    """
+    problem, path = make_problem("logistic"), tmp_path / "machine.json"
+    config = config_for(
+        problem, schedule=OPEN, products={"kind": "auto", "machine": str(path)}
+    )
+    train_on(2, config, problem)
+    (key,) = json.loads(path.read_text())
+    free = dict.fromkeys(("gram", "read", "again", "plain", "inner"), 1e30)
+    free |= dict.fromkeys(("latency", "per_byte", "link", "exchange", "alone"), 0.0)
+    wrong = Machine(**{**free, "step": 1e-9, "turn": 0.0})
+    file = MachineFile(path)
+    file.write(key, Known(wrong))
+    monkeypatch.setattr(choice, "SURE", 0.0)
+    train_on(2, config, problem)
+    assert file.read(key) is None, "forgotten: off by more than any noise"
+    monkeypatch.undo()
+    train_on(2, config, problem)
+    again = file.read(key)
+    assert again is not None and again.machine.latency > 0.0
+
+
+def test_figures_that_are_a_little_wrong_are_corrected(tmp_path):
+    """A product that was expected to take half of what it takes is not chosen twice."""
+    file = MachineFile(tmp_path / "machine.json")
+    file.write("key", Known(Machine(), {"gram": 0.5}))
+    config = RunConfig.parse({"products": {"machine": str(file.path)}})
+    chosen = choice.Chosen("gram", 8, False, seconds=1e-5, key="key")
+    choice.note_measured(config, chosen, 3e-5, rank=0)
+    assert file.read("key").corrections == {"gram": pytest.approx(0.5 * (1 + 3) / 2)}
+
+
+def test_a_run_that_is_slower_than_its_rival_says_so_and_goes_on(caplog):
+    chosen = choice.Chosen(
+        "gram", 8, False, seconds=1e-5, rival=choice.Choice("direct", 4, 2e-5)
+    )
+    check = PaceCheck(chosen, keeps=False)
+    view = View(epochs=1, exchanges_planned=9, total_rows=9)
+    with caplog.at_level("INFO"):
+        view.steps, view.seconds = 10, 0.5
+        check.on_exchange(view)
+        assert not caplog.records, "too early to tell"
+        view.steps, view.seconds = 20000, 2.0
+        assert check.on_exchange(view) is None, "it asks for nothing"
+        check.on_exchange(view)
+    (record,) = caplog.records
+    said = record.getMessage()
+    assert "--products direct --steps 4" in said and "100.0 µs" in said
+    swift = PaceCheck(chosen, keeps=False)
+    view.steps = 10**6  # 2 µs a step: nothing to say
+    swift.on_exchange(view)
+    assert len(caplog.records) == 1 and not swift.is_open

@@ -89,7 +89,7 @@ def test_the_recurrence_and_the_links():
 
 
 def test_what_surrounds_an_exchange_and_a_step():
-    assert step("direct", exchange=1.0, step=3.0) == pytest.approx(3.0)
+    assert step("direct", exchange=1.0, step=3.0) == pytest.approx(3.0 + 1 / S)
     for product in ("gram", "cached", "gather", "gather-once"):
         assert step(product, exchange=1.0, step=3.0) == pytest.approx(1 / S)
 

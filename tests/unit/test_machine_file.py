@@ -29,11 +29,21 @@ def test_corrections_go_half_way_and_not_too_far(file):
     file.correct("one", "gram", 2.0)
     assert file.read("one").corrections == {"gram": 1.5}
     for _ in range(9):
-        file.correct("one", "gram", 100.0)
-        file.correct("one", "direct", 1e-9)
+        file.correct("one", "gram", 3.5)
+        file.correct("one", "direct", 0.3)
     assert file.read("one").corrections == {"gram": MOST, "direct": 1 / MOST}
     file.correct("unknown", "gram", 2.0)
     assert file.read("unknown") is None
+
+
+@pytest.mark.parametrize("ratio", [MOST * 1.01, 0.99 / MOST, float("inf")])
+def test_figures_that_are_off_by_more_than_noise_are_forgotten(file, ratio):
+    file.write("one", Known(Machine()))
+    file.write("two", Known(Machine()))
+    file.correct("one", "gram", ratio)
+    assert file.read("one") is not None, "a short run is no proof"
+    file.correct("one", "gram", ratio, sure=True)
+    assert file.read("one") is None and file.read("two") is not None
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,16 @@
 
 from typing import Any
 
-from hpcsgd.cli.study import collect, point, strong, sweep, weak
+from hpcsgd.cli.study import collect, point, predict, strong, sweep, weak
 
-ACTIONS = (strong, weak, sweep, collect, point)
+ACTIONS = (strong, weak, sweep, predict, collect, point)
 
 
 def add_parser(commands: Any) -> None:
     """Add `study` and its own commands."""
     parser = commands.add_parser(
         "study",
-        help="strong and weak scaling, sweeps over settings and grids",
+        help="strong and weak scaling, sweeps over settings and grids, predictions",
         allow_abbrev=False,
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)

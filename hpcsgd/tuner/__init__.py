@@ -1,0 +1,1 @@
+"""Measure a machine, predict what settings would take there, run the best of them."""

@@ -1,0 +1,194 @@
+"""Predictions: limits that hold on any machine, and a crossing by another formula."""
+
+import json
+from dataclasses import replace
+from math import ceil, inf, log2
+
+import pytest
+
+from hpcsgd.cli import main
+from hpcsgd.cost import Machine, seconds
+from hpcsgd.errors import ConfigError
+from hpcsgd.hardware import Hardware, Level, Number, load_hardware
+from hpcsgd.study.collectives import sums_over
+from hpcsgd.study.predict import Asked, grid_of, job_on, parse_ranks, predict
+
+FREE = {"gram": 1e30, "gram_narrow": 1e30, "read": 1e30, "again": 1e30}
+FREE |= {"plain": 1e30, "inner": 1e30, "link": 0.0, "exchange": 0.0}
+FREE |= {"step": 0.0, "alone": 0.0, "turn": 0.0}
+
+
+def number(value):
+    return Number(value, "stated", "made up for a test")
+
+
+def hardware(alpha=0.0, bandwidth=1e30, **rank):
+    level = Level("wire", 0, number(alpha), number(bandwidth))
+    figures = {key: number(value) for key, value in (FREE | rank).items()}
+    return Hardware("made up", "", figures, (level,))
+
+
+ASKED = Asked(rows=10**6, columns=4096, batch=32, epochs=10)
+
+
+def test_one_rank_sends_nothing():
+    slow, swift = hardware(alpha=1.0, bandwidth=1.0), hardware()
+    for machine in (slow, swift):
+        (point,) = predict(machine, ASKED, [1]).points
+        assert point.grid == (1, 1) and point.by == "none"
+        assert point.terms["latency"] + point.terms["bandwidth"] < 1e-15
+    assert sums_over(slow, 1)[0].latency == 0.0
+
+
+@pytest.mark.parametrize("name", ["laptop", "perlmutter-a100", "h200-nvlink"])
+def test_a_slower_network_never_helps_and_ca_sgd_feels_it_less(name):
+    machine = load_hardware(name)
+    slow = replace(
+        machine,
+        levels=tuple(
+            replace(one, latency=number(100 * one.latency.value))
+            for one in machine.levels
+        ),
+    )
+    ranks = parse_ranks("2..1024")
+    fast, behind = (predict(m, ASKED, ranks).points for m in (machine, slow))
+    for a, b in zip(fast, behind, strict=True):
+        assert b.sgd > a.sgd and b.best.seconds > a.best.seconds
+        assert b.speed_up > a.speed_up
+
+
+@pytest.mark.parametrize("name", ["laptop", "perlmutter-a100", "h200-nvlink"])
+def test_the_terms_are_the_time(name):
+    asked = replace(ASKED, columns=512)
+    for point in predict(load_hardware(name), asked, parse_ranks("1..4096")).points:
+        assert sum(point.terms.values()) == pytest.approx(point.best.seconds, rel=1e-6)
+        assert point.terms[point.limit] == max(point.terms.values())
+        assert (point.agreement > 0) == (point.grid[0] > 1)
+
+
+def test_latency_alone_is_divided_by_s():
+    """Nothing but α: a step of CA-SGD waits 1/s of what a step of SGD does."""
+    asked = replace(ASKED, steps=16, epochs=1)
+    for point in predict(hardware(alpha=1e-3), asked, [2, 8, 64]).points:
+        assert point.sgd == pytest.approx(1e-3 * log2(point.ranks))
+        assert point.speed_up == pytest.approx(16)
+
+
+def crossing(alpha, rate, asked):
+    """The first p where α ⌈log2 p⌉ (1 − 1/s) > b² (s−1)/2 · d/(p F), by hand."""
+    b, s, d = asked.batch, asked.steps, asked.columns
+    for power in range(1, 13):
+        p = 2**power
+        wait = alpha * ceil(log2(p)) * (1 - 1 / s)
+        if wait > b * b * (s - 1) / 2 * ceil(d / p) / rate:
+            return p
+    return inf
+
+
+@pytest.mark.parametrize("alpha", [1e-7, 1e-6, 4e-6, 3e-5])
+def test_where_ca_sgd_begins_to_pay(alpha):
+    """One epoch, given s, latency against the Gram's arithmetic: nothing else."""
+    rate, asked = 2e10, replace(ASKED, steps=8, epochs=1)
+    machine = hardware(alpha=alpha, gram=rate)
+    expected = crossing(alpha, rate, asked)
+    assert 2 <= expected <= 4096
+    for p in parse_ranks("2..4096"):
+        grid = grid_of(asked, p)
+        own = replace(machine.machine(), latency=alpha * ceil(log2(p)), per_byte=0.0)
+        plain, gram = (
+            seconds(k, 8, job_on(asked, grid), own) for k in ("direct", "gram")
+        )
+        assert (gram < plain) == (p >= expected), p
+
+
+def test_where_more_ranks_stop_paying():
+    """α log2 p against w/p: the least of both is at p = w ln 2 / α, by calculus."""
+    asked = Asked(rows=10**6, columns=65536, batch=1, epochs=1, steps=1)
+    alpha, read = 1e-6, 1e9
+    found = predict(hardware(alpha=alpha, plain=read), asked, parse_ranks("1..16384"))
+    work = 65536 * 4 / read
+    best = work * 0.6931 / alpha
+    plain = {p.ranks: p.sgd for p in found.points}
+    least = min(plain, key=plain.get)
+    assert best / 2 <= least <= 2 * best
+    assert plain[16384] > plain[least] < plain[1]
+
+
+@pytest.mark.parametrize("way", ["tree", "halves", "rings"])
+def test_long_sums_go_by_shares_and_short_ones_by_trees(way):
+    machine = hardware(alpha=1e-6, bandwidth=1e9)
+    found = {one.way: one for one in sums_over(machine, 64)}
+    latency = {"tree": 6e-6, "halves": 12e-6, "rings": 126e-6}
+    assert found[way].latency == pytest.approx(latency[way])
+    factor = {"tree": 6 * 64 / 126, "halves": 1.0, "rings": 1.0}
+    assert found[way].per_byte == pytest.approx(factor[way] * 1e-9)
+
+
+def test_a_share_of_a_node_goes_on_to_the_fabric():
+    """Four ranks of a node send a quarter each: the fabric feels no more than that."""
+    near, far = number(1e12), number(1e9)
+    levels = (
+        Level("near", 4, number(0.0), near),
+        Level("far", 0, number(0.0), far),
+    )
+    machine = replace(hardware(), levels=levels)
+    rings = {one.way: one for one in sums_over(machine, 8)}["rings"]
+    expected = (2 * 3 / 4 / 1e12 + 2 * 1 / 8 / 1e9) / (2 * 7 / 8)
+    assert rings.per_byte == pytest.approx(expected) and rings.slowest == "far"
+
+
+def test_more_ranks_than_columns_are_replicas():
+    asked = replace(ASKED, columns=18)
+    assert grid_of(asked, 16) == (1, 16)
+    assert grid_of(asked, 64) == (4, 16)
+    assert grid_of(asked, 36) == (2, 18)
+
+
+def test_narrow_rows_take_the_narrow_rate():
+    machine = hardware(gram=1.0, gram_narrow=4.0)
+    assert isinstance(machine.machine(), Machine)
+    assert machine.machine().gram == 1.0 and machine.machine(narrow=True).gram == 4.0
+
+
+@pytest.mark.parametrize("text", ["", "0", "4..1", "1..", "a,b", "-1", "1,0"])
+def test_ranks_that_are_none_are_refused(text):
+    with pytest.raises(ConfigError, match="--ranks"):
+        parse_ranks(text)
+
+
+def test_ranks_are_powers_of_two_or_as_they_are_written():
+    assert parse_ranks("1..65536")[-1] == 65536 and len(parse_ranks("1..65536")) == 17
+    assert parse_ranks("3..20") == [3, 6, 12] and parse_ranks("4,1") == [1, 4]
+
+
+def test_the_command_says_it_as_a_table_and_as_a_document(capsys):
+    asked = ["study", "predict", "--machine", "perlmutter-a100"]
+    asked += ["--data", "400000,2000", "--ranks", "1..4096"]
+    assert main(asked) == 0
+    shown = capsys.readouterr().out
+    assert "1x1024" in shown and "CA-SGD wins at 2 to 4096 ranks" in shown
+    assert "15 stated" in shown and "average weights" in shown
+    assert main([*asked, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [p["ranks"] for p in found["points"]] == parse_ranks("1..4096")
+    for point in found["points"]:
+        assert point["speed_up"] == pytest.approx(
+            point["sgd_seconds"] / point["ca_sgd_seconds"]
+        )
+    assert found["machine"]["numbers"]["NVLink.latency"]["mark"] == "stated"
+
+
+def test_where_no_sum_takes_long_nobody_wins(capsys):
+    asked = ["study", "predict", "--machine", "two-core-server"]
+    assert main([*asked, "--data", "20000,2000", "--ranks", "1,2"]) == 0
+    shown = capsys.readouterr().out
+    assert "CA-SGD wins nowhere here" in shown
+    assert "fastest on 2 ranks, by plain SGD" in shown and "0 stated" in shown
+
+
+def test_a_prediction_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "predicted.png"
+    asked = ["study", "predict", "--machine", "laptop", "--data", "9999,500"]
+    assert main([*asked, "--ranks", "1..64", "--plot", str(path)]) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.errors import DataError
+from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.jobs.checks import check
 from hpcsgd.jobs.job import Job, Step
 from hpcsgd.jobs.records import LOG, submitted
 from hpcsgd.jobs.resources import Resources
@@ -75,24 +76,42 @@ def send(plan: Plan, folder: StudyFolder, where: Where) -> list[str]:
     for point in waiting(plan, folder.lines()):
         if point.name not in known or not known[point.name].is_under_way:
             todo.setdefault(point.launched, []).append(point)
-    return [_send(plan, folder, where, n, points) for n, points in todo.items()]
+    jobs = [_job(plan, folder, where, n, points) for n, points in todo.items()]
+    for job in jobs:  # none is sent where another would be refused
+        _check(job, where.site)
+    for points in todo.values():
+        for point in points:
+            folder.configure(point, data_of(point, folder))
+    return [_send(job, where) for job in jobs]
 
 
-def _send(
+def _check(job: Job, site: Site) -> None:
+    try:
+        check(job, site)
+    except ConfigError as error:
+        raise ConfigError(
+            f"the job of {job.resources.tasks} ranks: {error}; a study says"
+            " --ranks-per-node N for --nodes, and --ask NAME=VALUE for the others"
+        ) from error
+
+
+def _job(
     plan: Plan, folder: StudyFolder, where: Where, ranks: int, points: list[Point]
-) -> str:
+) -> Job:
     """One job, whose script goes through the points."""
-    for point in points:
-        folder.configure(point, data_of(point, folder))
-    job = Job(
+    return Job(
         template="scaling",
         name=f"{plan.kind}-p{ranks}",
         resources=where.resources_of(ranks),
         steps=tuple(_step(folder, point, where.timeout) for point in points),
         out=str(folder.path / JOBS / f"p{ranks}"),
     )
+
+
+def _send(job: Job, where: Where) -> str:
     sent = submit(job, where.site)
-    log.info("job %s: %d runs on %d ranks", sent.job, len(points), ranks)
+    said = (sent.job, len(job.steps), job.resources.tasks)
+    log.info("job %s: %d runs on %d ranks", *said)
     return sent.job
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcsgd.errors import ConfigError
 from hpcsgd.study.account import Account, account
 from hpcsgd.study.ask import make_plan
 from hpcsgd.study.checks import check
@@ -41,6 +42,11 @@ def begin(plan: Plan, out: str | Path, where: Where, *, resume: bool = False) ->
     Begun
     """
     check(plan)
+    if not where.site.has_slurm:
+        raise ConfigError(
+            f"site {where.site.name} has no Slurm to submit to; name another --site, or"
+            " run the study here with --on local"
+        )
     folder = StudyFolder(out)
     folder.open(plan, resume)
     try:

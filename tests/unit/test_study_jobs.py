@@ -193,5 +193,15 @@ def test_gpus_are_refused_where_there_is_no_cuda(tmp_path, study):
 
 def test_a_site_without_slurm_is_refused(tmp_path, study):
     site = Where(load_site("workstation"), Resources())
-    with pytest.raises(ConfigError, match="no Slurm"):
+    with pytest.raises(ConfigError, match="no Slurm .* --on local"):
         begin(plan(tmp_path), study, site)
+    assert not study.exists()
+
+
+def test_no_job_is_sent_where_another_is_refused(tmp_path, study, queue):
+    """128 ranks do not fit onto a node of 56 cores: said before 1 rank is queued."""
+    asked = plan(tmp_path, ranks=(1, 128), batch=[128])
+    site = Where(load_site("frontier-like"), Resources())
+    with pytest.raises(ConfigError, match="of 128 ranks: .*--ranks-per-node"):
+        begin(asked, study, site)
+    assert list(queue.folder.glob("*.job")) == []

@@ -214,11 +214,12 @@ def _reason(key: str, row: Any, names: tuple[str, ...]) -> Reason:
         raise ConfigError(f"{key} = {row!r}: write it as a table [[{key}]]")
     found = _table(f"[[{key}]]", row, dict.fromkeys(names, str))
     missing = [name for name in names if not found.get(name, "").strip()]
-    if missing and missing != ["value"]:
+    # A variable may be empty on purpose; a word of srun or a module may not.
+    if missing and (missing != ["value"] or key != "env" or "value" not in found):
         raise ConfigError(
             f"[[{key}]] {row} lacks {missing}; every line says {list(names)}"
         )
-    return Reason(**{"value": "", **found})
+    return Reason(**found)
 
 
 def _check_at_least_0(name: str, numbers: Mapping[str, int]) -> None:

@@ -19,6 +19,7 @@ from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError, HpcsgdError
 from hpcsgd.files import write_text
 from hpcsgd.result import Result, Status, finite
+from hpcsgd.study.account import TRAFFIC
 from hpcsgd.study.settings import (
     Setting,
     check_equal_batch,
@@ -29,7 +30,6 @@ from hpcsgd.study.settings import (
 
 log = logging.getLogger(__name__)
 FILES = ("compare.json", "compare.png", "report.html")
-TRAFFIC = ("products", "agreement")  # what training sends; losses and control are not
 
 
 @dataclass(frozen=True)

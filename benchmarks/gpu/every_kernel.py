@@ -112,6 +112,7 @@ def calls() -> dict[str, Callable[[Any], None]]:
         "test_gram": _gram,
         "test_margin": lambda m: m.agrees(some, *m.SIZES[1]),
         "test_pack": lambda m: m.agrees(m.STARTS[-2]),
+        "test_parts": lambda m: m.adds_as_the_host(*m.SIZES[3], 0, None),
         "test_pieces": lambda m: m.rows_agree(*m.SIZES[1], some),
         "test_recurrence": _recurrence,
         "test_round": lambda m: m.agrees(some),

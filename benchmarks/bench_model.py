@@ -5,7 +5,7 @@ model to bursts at the steps of `hpcsgd.tuner.question.PROBED`. Then every produ
 with other steps, JUDGED: how far off was the prediction, and how far from the fastest
 of them all is what the tuner chooses among the same? Medians of runs that take turns.
 
-python -m benchmarks.bench_model [--quick] [--ranks 1,2,4] [--out FILE.json]
+python -m benchmarks.bench_model [--quick] [--ranks 1,2,3,4] [--out FILE.json]
 """
 
 import argparse
@@ -274,13 +274,13 @@ def _line(row: dict) -> str:
 def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two shapes, two networks")
-    parser.add_argument("--ranks", default="", help="1,2,4; with --quick 1,2")
+    parser.add_argument("--ranks", default="", help="1,2,3,4; with --quick 1,2")
     parser.add_argument("--out", default=str(OUT))
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--shapes", help=argparse.SUPPRESS)
     parser.add_argument("--networks", help=argparse.SUPPRESS)
     asked = parser.parse_args(argv)
-    text = asked.ranks or ("1,2" if asked.quick else "1,2,4")
+    text = asked.ranks or ("1,2" if asked.quick else "1,2,3,4")
     asked.ranks = [int(word) for word in text.split(",")]
     return asked
 

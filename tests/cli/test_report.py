@@ -106,9 +106,8 @@ def seen(page, folder):
         text=True,
         timeout=60,
     )
-    if not picture.exists():
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        pytest.skip(f"{BROWSER} does not start here: {last}")
+    last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    assert picture.exists(), f"{BROWSER} drew nothing: {last}"
     said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     events = json.loads(log.read_text())["events"]
     urls = {e["params"].get("url", "") for e in events if "params" in e}
@@ -116,7 +115,21 @@ def seen(page, folder):
     return picture, said, asked
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no chromium is installed")
+@pytest.fixture
+def browser(tmp_path):
+    """One that draws an empty page: then it has to draw ours."""
+    if BROWSER is None:
+        pytest.skip("no chromium is installed")
+    blank, folder = tmp_path / "blank.html", tmp_path / "blank"
+    blank.write_text("<!doctype html><title>blank</title>")
+    folder.mkdir()
+    try:
+        seen(blank, folder)
+    except AssertionError as error:
+        pytest.skip(f"it does not start here: {error}")
+
+
+@pytest.mark.usefixtures("browser")
 def test_a_browser_draws_it_in_silence_and_asks_nobody(report, study, tmp_path):
     assert report(study)[0] == 0
     picture, said, asked = seen(tmp_path / "report.html", tmp_path)
@@ -125,7 +138,7 @@ def test_a_browser_draws_it_in_silence_and_asks_nobody(report, study, tmp_path):
     assert said == [] and asked == set()
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no chromium is installed")
+@pytest.mark.usefixtures("browser")
 def test_a_browser_tells_of_what_is_planted(tmp_path):
     page = tmp_path / "x.html"
     page.write_text(

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from hpcsgd.errors import HpcsgdError
-from hpcsgd.families import get_family
 from hpcsgd.schedule import blocks_of
 from hpcsgd.storage import decode, encode
 from hpcsgd.updates.linear import HeavyBall, Nesterov, NesterovClassic, Sgd
 from hpcsgd.updates.unroll import unroll
 from tests import oracle
+from tests.kernels.exchanges import targets_of
 
 L = np.longdouble
 L2 = 0.01
@@ -84,7 +84,7 @@ def problem_of(
     density=1.0,
     seed=0,
 ):
-    """One of these sizes; targets of a softmax are the numbers of classes."""
+    """One of these sizes."""
     rng, m = np.random.default_rng([seed, n, d]), sum(sizes)
     n = max(n, m)
     states = UPDATES[update].states
@@ -94,7 +94,7 @@ def problem_of(
     wide = states * classes
     return Problem(
         X=np.ascontiguousarray(X),
-        targets=_targets(rng, family, n, classes)[:, None].astype(float),
+        targets=targets_of(rng, family, n, classes)[:, None].astype(float),
         sampled=rng.integers(0, n, size=m),
         sizes=tuple(sizes),
         weights=rng.normal(size=(d, wide)),
@@ -103,19 +103,6 @@ def problem_of(
         intercept=rng.normal(size=(states, classes)) if sides else None,
         **{"form": form, "family": family, "update": update, "classes": classes},
     )
-
-
-def _targets(rng, family, n, classes):
-    if family == "softmax":
-        return rng.integers(0, classes, size=n)
-    kind = get_family(family).targets
-    return {
-        "binary": rng.integers(0, 2, size=n),
-        "signed": 2 * rng.integers(0, 2, size=n) - 1,
-        "counts": rng.poisson(2.0, size=n),
-        "positive": rng.uniform(0.2, 3.0, size=n),
-        "real": rng.normal(size=n),
-    }[kind]
 
 
 def exact(problem):

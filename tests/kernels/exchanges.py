@@ -95,7 +95,7 @@ def exchange(
         starts=on_device(np.concatenate([[0], np.cumsum(sizes)]), np.int32),
         gram=(y @ y.T).astype(np.float32),
         z=on_device(rng.normal(size=(m, width)), np.float32),
-        targets=on_device(_targets(rng, family, m, classes), np.float32),
+        targets=on_device(targets_of(rng, family, m, classes), np.float32),
         weights=_side(rng.uniform(0.5, 2.0, size=m), "weights" in sides),
         offsets=_side(rng.normal(size=m), "offsets" in sides),
         intercept=on_device(rng.normal(size=(how.states, classes)), np.float64)
@@ -110,7 +110,8 @@ def _side(values, is_there):
     return on_device(values, np.float32) if is_there else None
 
 
-def _targets(rng, family, m, classes):
+def targets_of(rng, family, m, classes):
+    """m of them that the family takes; of a softmax the numbers of classes."""
     if family == "softmax":
         return rng.integers(0, classes, size=m)
     kind = get_family(family).targets

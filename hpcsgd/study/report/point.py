@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
+from hpcsgd.study.account import TRAFFIC
+
 GOOD = ("finished", "completed", "stopped")
 METHODS = {
     "sgd": "SGD",
@@ -12,7 +14,6 @@ METHODS = {
     "local": "local SGD",
     "hybrid": "hybrid",
 }
-TRAFFIC = ("products", "agreement")  # what training sends; losses and control are not
 NETWORK = ("communicate", "copy")
 INPUT = ("gather", "read")
 PYTHON = ("sample",)

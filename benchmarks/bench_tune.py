@@ -1,7 +1,7 @@
 """How long `hpcsgd tune` takes, beside what it was given.
 
-From the command to its last word, the start of Python and of MPI included, on wide and on
-narrow data.
+From the command to its last word, the start of Python and of MPI included, on wide and
+on narrow data.
 
 python -m benchmarks.run bench_tune
 """

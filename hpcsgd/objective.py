@@ -6,7 +6,7 @@ A matrix stored low is not asked: the rows are read again, so that a loss says t
 same of every precision.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,16 @@ def block_rows(total_columns: int) -> int:
 
 
 @dataclass(frozen=True)
+class Slope:
+    """F and its gradient at some weights, of all rows."""
+
+    loss: float
+    weights: Array  # ∂F/∂w at this member's columns, (d_c, K)
+    intercept: Array | None  # ∂F/∂β, (K,), the same on every rank
+    clips: int
+
+
+@dataclass(frozen=True)
 class Objective:
     """What is needed to say how good weights are."""
 
@@ -45,15 +55,53 @@ class Objective:
         The clips are the scores whose exponential had to be cut off: with any of
         them the loss is a lower bound.
         """
-        sums = np.zeros(3)
-        step = block_rows(self.shard.total_columns)
-        for start in range(0, self.shard.height, step):
-            rows = slice(start, min(start + step, self.shard.height))
-            sums += self._block(rows, weights.astype(np.float64), intercept)
+        sums, weights = np.zeros(3), weights.astype(np.float64)
+        for rows in self._blocks():
+            sums += self._sums(*self._scores(rows, weights, intercept))
         self.grid.replicas.sum(sums, "evaluate")
         return float(sums[0] / sums[1]) + self._penalty(weights), int(sums[2])
 
-    def _block(self, rows: slice, weights: Array, intercept: Array | None) -> Array:
+    def slope(self, weights: Array, intercept: Array | None) -> Slope:
+        """F and ∇F, in one pass: a sum of scores over members for each block of rows,
+        and one sum over replicas of d_c·K + K + 3 words.
+        """
+        weights = weights.astype(np.float64)
+        width, columns = weights.shape
+        sums = np.zeros(3 + columns + weights.size)
+        steps, gradient = sums[3 : 3 + columns], sums[3 + columns :].reshape(width, -1)
+        for rows in self._blocks():
+            scores, targets, c = self._scores(rows, weights, intercept)
+            sums[:3] += self._sums(scores, targets, c)
+            residuals = self.family.residual(scores, targets) * c
+            steps += residuals.sum(axis=0)
+            gradient += self.read(rows).T @ residuals
+        self.grid.replicas.sum(sums, "evaluate")
+        loss, total = float(sums[0] / sums[1]), sums[1]
+        return Slope(
+            loss=loss + self._penalty(weights),
+            weights=gradient / total + self.penalty.l2 * weights,
+            intercept=None if intercept is None else steps / total,
+            clips=int(sums[2]),
+        )
+
+    def norm(self, slope: Slope) -> float:
+        """‖∇F‖ over all columns and the intercept."""
+        square = np.array([np.sum(np.square(slope.weights))])
+        self.grid.members.sum(square, "evaluate")
+        if slope.intercept is not None:
+            square += np.sum(np.square(slope.intercept))
+        return float(np.sqrt(square[0]))
+
+    def _blocks(self) -> Iterator[slice]:
+        """The local rows that are looked at together, one block after the other."""
+        step = block_rows(self.shard.total_columns)
+        for start in range(0, self.shard.height, step):
+            yield slice(start, min(start + step, self.shard.height))
+
+    def _scores(
+        self, rows: slice, weights: Array, intercept: Array | None
+    ) -> tuple[Array, Array, Array]:
+        """t of whole rows, their targets and their weights, in float64."""
         shard = self.shard
         scores = exact_scores(self.read(rows), weights)
         self.grid.members.sum(scores, "evaluate")
@@ -62,11 +110,14 @@ class Objective:
         if shard.offsets is not None:
             scores += shard.offsets[rows]
         targets = shard.targets[rows].astype(np.float64)
-        losses, clips = self.family.loss(scores, targets), self.family.clipped(scores)
         if shard.weights is None:
-            return np.array([losses.sum(), len(losses), clips])
-        c = shard.weights[rows].astype(np.float64)
-        return np.array([(c * losses).sum(), c.sum(), clips])
+            return scores, targets, np.ones((len(scores), 1))
+        return scores, targets, shard.weights[rows].astype(np.float64)
+
+    def _sums(self, scores: Array, targets: Array, c: Array) -> Array:
+        """Σcℓ, Σc and the clips of these rows."""
+        losses = self.family.loss(scores, targets)
+        return np.array([(c * losses).sum(), c.sum(), self.family.clipped(scores)])
 
     def _penalty(self, weights: Array) -> float:
         if self.penalty.l2 == 0.0:

@@ -3,7 +3,11 @@
 import numpy as np
 import pytest
 
+from hpcsgd.build import build
+from hpcsgd.comm.threads import run_ranks
+from hpcsgd.data.memory import MemoryReader
 from hpcsgd.families import get_family
+from hpcsgd.timing import Clock
 from tests.harness import config_for, make_problem, train_on
 from tests.problems import FAMILIES
 
@@ -42,3 +46,38 @@ def test_clipped_scores_are_counted_and_said(caplog):
     result = train_on(2, config, problem)
     assert result.report["clipped_scores"] > 0
     assert "were clipped; lower the rate" in caplog.text
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("grid", [(1, 1), (1, 3), (2, 2)])
+def test_the_slope_is_that_of_the_loss(family, grid):
+    """Central differences of F along random directions, intercept included."""
+    problem = make_problem(family, n=53, d=7)
+    config = config_for(
+        problem,
+        problem={"l2": 0.3, "intercept": True},
+        products={"kind": "direct"},
+        grid={"replicas": grid[0], "members": grid[1]},
+    )
+    rng = np.random.default_rng(5)
+    classes = int(problem.y.max()) + 1 if family == "softmax" else 1
+    w, way = 0.1 * rng.normal(size=(2, 7, classes))
+    b, b_way = 0.1 * rng.normal(size=(2, classes))
+
+    def on_rank(world):
+        reader = MemoryReader(problem.X, problem.y, problem.weights, problem.offset)
+        live = build(config, world, lambda _: reader, [], Clock())
+        objective, own = live.engine.evaluation.objective, live.columns.own
+        slope = objective.slope(w[own], b)
+        assert slope.loss == objective.loss(w[own], b)[0]
+        step = 1e-6
+        up = objective.loss((w + step * way)[own], b + step * b_way)[0]
+        down = objective.loss((w - step * way)[own], b - step * b_way)[0]
+        whole = live.columns.join(slope.weights)
+        along = np.sum(whole * way) + np.sum(slope.intercept * b_way)
+        assert (up - down) / (2 * step) == pytest.approx(along, rel=1e-6, abs=1e-9)
+        square = np.sum(whole**2) + np.sum(slope.intercept**2)
+        assert objective.norm(slope) == pytest.approx(np.sqrt(square), rel=1e-12)
+        return True
+
+    assert all(run_ranks(grid[0] * grid[1], on_rank))

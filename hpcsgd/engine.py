@@ -19,6 +19,7 @@ from hpcsgd.fall_back import Outgrown
 from hpcsgd.good_states import GoodStates
 from hpcsgd.looks import BROKEN, GAP, Looks
 from hpcsgd.products.base import Group, Product, State
+from hpcsgd.products.hooks import NO_HOOKS, Hooks
 from hpcsgd.products.watcher import UNWATCHED, Unwatched
 from hpcsgd.recording import Recorder
 from hpcsgd.result import Status
@@ -69,6 +70,7 @@ class Engine:
         states: GoodStates | None = None,
         falls_back: bool = False,
         recheck: Unchecked = UNCHECKED,
+        hooks: Hooks = NO_HOOKS,
     ) -> None:
         self.grid = grid
         self.product = product
@@ -86,6 +88,7 @@ class Engine:
         self.falls_back = falls_back  # False: an alarm is noted, and no more
         self.states = states or GoodStates(0, active=False)
         self.recheck = recheck
+        self.hooks = hooks
         self.meter = Meter(())  # of energy; the session has one that outlives legs
         self.alarm: dict[str, Any] | None = None  # that ended it
         self.outgrown: Outgrown | None = None  # so did this, in a good state
@@ -107,6 +110,8 @@ class Engine:
         if self.outgrown is not None:  # nothing is over: replicas stay as they are
             return self._end(state, status, FALLING)
         self.agreement.settle(state, self.view.exchanges)
+        if status.is_finished:
+            self.hooks.settle(state, self.view.exchanges)
         if status.is_finished and not self.evaluation.is_fresh(self.view):
             status = self._evaluate(state) or status
         if status is Status.DIVERGED:
@@ -131,6 +136,9 @@ class Engine:
         for number in range(self.view.exchanges + 1, self.pace.exchanges + 1):
             self.recorder.before(state, number)
             began = perf_counter()
+            epoch, place = divmod(number - 1, self.pace.exchanges_per_epoch)
+            if place == 0:
+                self.hooks.before_epoch(state, epoch)
             self.clock.start()
             upcoming = next(groups, None)
             self.clock.lap("sample")
@@ -139,10 +147,12 @@ class Engine:
                 self.view.steps += len(group.blocks.sizes)
                 self.view.rows += len(group.rows) * self.grid.replicas.size
             self.recorder.after(state, number)
+            self.hooks.after_steps(state, group)
             group = upcoming
             self.view.exchanges = number
             self.agreement.after_exchange(state, number)
             self.guard.after_exchange(state, number)
+            self.hooks.after_exchange(state, number)
             self.states.after_exchange(state, self.view)
             self.view.seconds += perf_counter() - began
             self._tell("on_exchange")

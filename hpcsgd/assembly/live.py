@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hpcsgd.agreement import Agreement
 from hpcsgd.assembly.casting import Place, cast
 from hpcsgd.assembly.choice import Chosen, Earlier, choose_run
 from hpcsgd.assembly.feed import Feed, make_feed, steps_in
@@ -139,7 +138,7 @@ def assemble(
         columns=columns,
         capture=capture,
         engine=engine,
-        state=_first_state(config, task, product, columns, engine.agreement),
+        state=_first_state(config, task, product, columns, engine),
     )
 
 
@@ -210,7 +209,7 @@ def _first_state(
     task: Task,
     product: Product,
     columns: Columns,
-    agreement: Agreement,
+    engine: Engine,
 ) -> State:
     height, width = columns.own.stop - columns.own.start, task.states * task.columns
     intercept = np.zeros((task.states, task.columns))
@@ -221,5 +220,6 @@ def _first_state(
     )
     if isinstance(product, OnDevice):
         state.hold(product.device, product.scale)  # type: ignore[attr-defined]
-    agreement.prepare(state)
+    engine.agreement.prepare(state)
+    engine.hooks.prepare(state)
     return state

@@ -6,6 +6,7 @@ from typing import Any
 
 from hpcsgd.agreement import AGREEMENTS, Agreement
 from hpcsgd.assembly.feed import Feed
+from hpcsgd.assembly.hooks import make_hooks
 from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.callbacks.base import Callback, View
 from hpcsgd.callbacks.guards import MemberCheck
@@ -77,6 +78,7 @@ def make_engine(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Engin
         monitor=task.monitor,
         states=_good_states(parts),
         falls_back=_falls_back(parts),
+        hooks=make_hooks(config),
     )
 
 

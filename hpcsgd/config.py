@@ -7,10 +7,13 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
+from hpcsgd.agreement.settings import AgreementConfig
 from hpcsgd.checkpoint import CheckpointConfig
+from hpcsgd.codecs.settings import CodecConfig
 from hpcsgd.data.partition import PARTITIONS
 from hpcsgd.data.sampling import SamplingConfig
 from hpcsgd.errors import ConfigError
+from hpcsgd.methods import with_method
 from hpcsgd.precision import PrecisionConfig
 from hpcsgd.products.choose import ProductsConfig
 from hpcsgd.rates import RateConfig
@@ -69,13 +72,6 @@ class UpdateConfig:
     clip: str = "none"  # gradients that are too large: by value, or in norm
     clip_at: float = 1.0  # the largest value, or norm
     clip_over: str = "step"  # exchange: the mean of s gradients, another method
-
-
-@dataclass(frozen=True)
-class AgreementConfig:
-    """How replicas agree."""
-
-    kind: str = "auto"  # average where there is more than one replica
 
 
 @dataclass(frozen=True)
@@ -172,6 +168,7 @@ class RunConfig:
     schedule: Schedule = field(default_factory=Schedule)
     products: ProductsConfig = field(default_factory=ProductsConfig)
     agreement: AgreementConfig = field(default_factory=AgreementConfig)
+    codec: CodecConfig = field(default_factory=CodecConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
     rate: RateConfig = field(default_factory=RateConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
@@ -183,7 +180,7 @@ class RunConfig:
     @classmethod
     def parse(cls, tables: Mapping[str, Mapping[str, Any]]) -> "RunConfig":
         """Check `tables` (section -> key -> value) against the sections."""
-        kinds = _hints(cls)
+        tables, kinds = with_method(tables), _hints(cls)
         _reject_unknown("sections", tables, kinds)
         sections = {}
         for name, table in tables.items():

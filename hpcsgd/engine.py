@@ -144,7 +144,7 @@ class Engine:
             self.clock.lap("sample")
             if group is not None:
                 state = self.product.advance(state, group, upcoming)
-                self.view.steps += len(group.blocks.sizes)
+                self.view.steps += self.agreement.updates(len(group.blocks.sizes))
                 self.view.rows += len(group.rows) * self.grid.replicas.size
             self.recorder.after(state, number)
             self.hooks.after_steps(state, group)

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from typing import Any
 
 from hpcsgd.comm.grid import Grid
 from hpcsgd.products.base import State
@@ -42,6 +43,14 @@ class Agreement(ABC):
         if self.grid.replicas.size == 1:
             return True
         return not state.memory and exchanges % self.period == 0
+
+    def updates(self, batches: int) -> int:
+        """Steps that an exchange of so many batches takes."""
+        return batches
+
+    def facts(self) -> dict[str, Any]:
+        """What it has to say in the report of a run."""
+        return {}
 
     @abstractmethod
     def agree(self, state: State, purpose: str) -> None:

@@ -119,6 +119,8 @@ def evaluations(epochs: int, every: int) -> int:
 
 
 def _agreement(parts: Parts) -> Agreement:
+    if isinstance(parts.task.gradient, Agreement):
+        return parts.task.gradient
     shard = parts.loaded.shard
     share = shard.height / shard.total_rows
     kind, period = AGREEMENTS[parts.words.agreement], parts.config.schedule.period
@@ -175,8 +177,9 @@ def _saver(parts: Parts, capture: Capture) -> Saver:
 def _recorder(parts: Parts) -> Recorder:
     config, grid = parts.config, parts.grid
     run, total = config.run, parts.feed.exchanges_per_epoch * config.schedule.epochs
-    clips = config.update.clip != "none"  # a replay of plain SGD would not be the same
-    if run.out is None or not run.record or grid.replica or clips:
+    # A replay of plain SGD on the rows of one replica would not be the same.
+    differs = config.update.clip != "none" or parts.task.gradient is not None
+    if run.out is None or not run.record or grid.replica or differs:
         return Recorder(frozenset())
     return Recorder(
         chosen=choose_exchanges(run.record, config.sampling.seed, total),

@@ -18,9 +18,7 @@ CODECS = {
 def get_codec(name: str) -> type[Codec]:
     """The class of the codec called `name`."""
     if name not in CODECS:
-        raise ConfigError(
-            f"[agreement] unknown codec: {name!r}; known: {list(CODECS)}"
-        )
+        raise ConfigError(f"[agreement] unknown codec: {name!r}; known: {list(CODECS)}")
     module, attribute = CODECS[name].split(":")
     found: type[Codec] = getattr(import_module(module), attribute)
     return found

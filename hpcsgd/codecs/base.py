@@ -31,11 +31,22 @@ class Bucket:
     dtype: np.dtype[Any]
     seed: int = 0  # of the run
     member: int = 0  # whose columns
+    room: Callable[[str], Array] | None = None  # see `remember`
 
     @property
     def words(self) -> int:
         """Of a part."""
         return self.height * self.width
+
+    def remember(self, name: str) -> Array:
+        """A flat array of the bucket's words, zero at first, to be written in place.
+
+        Checkpoints save it column by column, so that it outlives a change of the grid:
+        another number of replicas begins at the mean of all.
+        """
+        if self.room is not None:
+            return self.room(name)
+        return np.zeros(self.words, dtype=self.dtype)
 
     def dice(self, moment: "Moment", who: int = ALL) -> np.random.Generator:
         """Random numbers of this exchange: `ALL`, or 1 + the number of a replica.
@@ -119,12 +130,9 @@ class Codec(ABC):
     def __init__(self, bucket: Bucket, config: CodecConfig) -> None:
         self.bucket = bucket
         self.config = config
-        # name -> array, of any shape, written in place: saved with checkpoints, for
-        # each rank its own.
+        # name -> array of any shape, made here and written in place: checkpoints save
+        # every rank's own, for the same grid. Words of the bucket: `bucket.remember`.
         self.kept: dict[str, Array] = {}
-        # name -> flat array of the bucket's words: saved column by column, so that it
-        # outlives a change of the grid (another number of replicas starts at the mean).
-        self.memory: dict[str, Array] = {}
 
     @abstractmethod
     def start(self, part: Array, line: Line, moment: Moment) -> Finish:

@@ -83,5 +83,3 @@ class Fp8(Cast):
     form = "fp8-e5m2"
     mean_roundoff = 2.0**-3
     wants_feedback = True
-
-

@@ -7,8 +7,6 @@ the rate is by then. Σ_t applied_t + mean_p e_{p,T} = Σ_t η_t mean_p g_{p,t},
 λw and the intercept are outside: every replica knows the one, and the other is summed.
 """
 
-import numpy as np
-
 from hpcsgd.codecs.base import Array, Codec, Finish, Line, Moment, Told
 
 ERROR = "error"  # the name of e among what is saved
@@ -26,8 +24,7 @@ class Feedback(Codec):
         self.codec = codec
         self.kept = codec.kept
         codec.needs_own = True
-        self.error: Array = np.zeros(self.bucket.words, dtype=self.bucket.dtype)
-        self.memory = {**codec.memory, ERROR: self.error}
+        self.error = self.bucket.remember(ERROR)
 
     def start(self, part: Array, line: Line, moment: Moment) -> Finish:
         """C(part + e); the error is what that left out."""

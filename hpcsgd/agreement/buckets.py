@@ -1,4 +1,4 @@
-"""One flat buffer [gradient | Σr | count], and the tiles of columns that it is cut into.
+"""One flat buffer [gradient | Σr | count], and its tiles of columns.
 
 Everything is written where it will be sent from: a bucket is a view, and what replicas
 sum in place is the gradient that the step reads.

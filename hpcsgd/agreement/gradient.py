@@ -189,7 +189,7 @@ class Gradient(Agreement):
             self.steps.take_intercept(state.intercept, tail[:-1] / tail[-1], rate)
 
     def _tail(self) -> Array:
-        """Σ [Σr | count]; the same on all members, who summed it each for themselves."""
+        """Σ [Σr | count], the same on all members, who each summed their own."""
         tail = self.sender.tail().astype(np.float64)
         if self.grid.replicas.size > 2 and self.grid.members.size > 1:
             self.grid.members.broadcast(tail, 0, "agreement")

@@ -101,10 +101,11 @@ class Coded:
         if self._scale is None:
             with self.overlap.waiting():
                 self._scale = self.replicas.size / float(self.tail()[-1])
-        tile.flat *= self._scale * self._unit(codec)
+        part = tile.flat
+        part *= self._scale * self._unit(codec)
         line = self._lines[tile.columns.start]
         with self.overlap.posting():
-            self._finish.append(codec.start(tile.flat, line, self._moment))
+            self._finish.append(codec.start(part, line, self._moment))
 
     def receive(self, buffer: Buffer, tile: Tile) -> float:
         """Decode, into the tile."""

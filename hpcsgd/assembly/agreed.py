@@ -17,7 +17,7 @@ from hpcsgd.rates import make_rate
 
 
 def of_feed(config: RunConfig) -> RunConfig:
-    """The settings by which rows are dealt: batches that travel together are a group."""
+    """The settings that rows are dealt by: batches that travel together are a group."""
     if config.agreement.kind != KIND:
         return config
     schedule = replace(config.schedule, steps=config.agreement.accumulate)

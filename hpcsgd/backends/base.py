@@ -81,7 +81,7 @@ class Backend(Protocol):
         """
 
     def some_columns(self, rows: Any, part: slice) -> Any:
-        """Gathered rows of these columns alone, not copied; None where they cannot be."""
+        """Gathered rows of these columns alone, no copy; None where that cannot be."""
 
     def round(self, values: Array, name: str) -> None:
         """Each value to the nearest that format `name` has, in place."""

@@ -73,7 +73,7 @@ class Told:
     """What came of an exchange."""
 
     mean: Array  # (1/R) Σ_p C(a_p), flat, the same on every replica
-    # C(a_p) of this replica, flat, where `needs_own`; None: a_p itself, nothing is lost.
+    # C(a_p) of this replica, flat, where `needs_own`; None: a_p, nothing is lost.
     own: Array | None
     payload: int  # bytes of all send buffers of this replica, by the codec's formula
 

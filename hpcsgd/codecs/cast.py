@@ -10,7 +10,6 @@ from typing import ClassVar
 
 import numpy as np
 
-
 from hpcsgd.codecs.base import Array, Codec, Finish, Line, Moment, Told
 from hpcsgd.formats import get_format
 from hpcsgd.rounding import exponent_for, round_through

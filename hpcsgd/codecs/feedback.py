@@ -2,9 +2,10 @@
 
 a = η g + e;  q = C(a);  e ← a − q;  w ← w − mean(q)
 
-in steps, not in gradients: what was lost at one rate is made good at that rate, whatever
-the rate is by then. Σ_t applied_t + mean_p e_{p,T} = Σ_t η_t mean_p g_{p,t}, exactly.
-λw and the intercept are outside: every replica knows the one, and the other is summed.
+in steps, not in gradients: what was lost at one rate is made good at that rate,
+whatever it is by then. Exactly,
+Σ_t applied_t + mean_p e_{p,T} = Σ_t η_t mean_p g_{p,t}.
+λw and the intercept are outside: every replica knows the one, the other is summed.
 """
 
 from hpcsgd.codecs.base import Array, Codec, Finish, Line, Moment, Told

@@ -1,5 +1,7 @@
 """Replicas that agree on gradients take the steps of one process on their union."""
 
+from math import ceil
+
 import numpy as np
 import pytest
 
@@ -45,7 +47,7 @@ def test_uneven_shards_are_one_process_on_the_union(replicas):
     for batch in (4, 8, 13):
         config = agreed(problem, replicas, schedule={"batch": batch})
         result = check(problem, config)
-        each = -(-(-(-53 // replicas)) // batch)
+        each = ceil(ceil(53 / replicas) / batch)
         assert result.iterations == result.exchanges == 2 * each
 
 
@@ -93,7 +95,7 @@ def test_accumulation_is_a_larger_batch(accumulate, kind):
         rate={"kind": "inverse", "decay": 0.1},
     )
     result = check(problem, config)
-    assert result.iterations == result.exchanges == 2 * -(-18 // (4 * accumulate))
+    assert result.iterations == result.exchanges == 2 * ceil(18 / (4 * accumulate))
 
 
 @pytest.mark.parametrize("family", ["logistic", "softmax"])
@@ -110,7 +112,7 @@ def test_buckets_of_every_size_give_the_same(monkeypatch):
     for columns in (7, 4, 2, 1):
         bucket = 8 * 4 * columns * 2.0**-20
         result = check(problem, agreed(problem, 3, agreement={"bucket": bucket}))
-        assert result.report["agreement"]["buckets"] == -(-7 // columns)
+        assert result.report["agreement"]["buckets"] == ceil(7 / columns)
         found.append(result.weights)
     for other in found[1:]:
         np.testing.assert_allclose(other, found[0], rtol=0, atol=1e-14)

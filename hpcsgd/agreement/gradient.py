@@ -156,7 +156,11 @@ class Gradient(Agreement):
 
     def facts(self) -> dict[str, Any]:
         """For the report of a run."""
-        return {"buckets": len(self.buffer.tiles), **self.sender.overlap.facts()}
+        return {
+            "buckets": len(self.buffer.tiles),
+            "codec": self.sender.codec,
+            **self.sender.overlap.facts(),
+        }
 
     def _begin(self, number: int) -> None:
         self.buffer.clear()

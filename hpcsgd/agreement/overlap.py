@@ -11,14 +11,13 @@ from contextlib import contextmanager
 from time import perf_counter
 
 from hpcsgd.comm.base import Communicator
-from hpcsgd.comm.delayed import Delayed
 
 
 class Overlap:
     """Seconds of transfers, and seconds of standing still for them."""
 
     def __init__(self, replicas: Communicator) -> None:
-        self.link = replicas.link if isinstance(replicas, Delayed) else None
+        self.replicas = replicas
         self.transfer = 0.0
         self.waited = 0.0
         self._posted: deque[float] = deque()
@@ -36,17 +35,15 @@ class Overlap:
         with self._standing():
             yield
         posted = self._posted.popleft()
-        if self.link is None:
+        if self.replicas.charged is None:
             self.transfer += perf_counter() - posted
 
     @contextmanager
     def _standing(self) -> Iterator[None]:
-        charged = self.link.charged if self.link else 0.0
-        began = perf_counter()
+        charged, began = self.replicas.charged or 0.0, perf_counter()
         yield
         self.waited += perf_counter() - began
-        if self.link:
-            self.transfer += self.link.charged - charged
+        self.transfer += (self.replicas.charged or 0.0) - charged
 
     def facts(self) -> dict[str, float | str]:
         """For the report of a run."""
@@ -55,5 +52,5 @@ class Overlap:
             "transfer_seconds": self.transfer,
             "hidden_seconds": hidden,
             "hidden_share": hidden / self.transfer if self.transfer else 0.0,
-            "transfer_by": "network" if self.link else "clock",
+            "transfer_by": "clock" if self.replicas.charged is None else "network",
         }

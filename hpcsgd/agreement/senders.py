@@ -24,6 +24,7 @@ class Sender(Protocol):
     """What the gradient agreement asks of it."""
 
     overlap: Overlap
+    codec: str  # what it is called, for people
 
     def begin(self, buffer: Buffer, moment: Moment) -> None:
         """The tail of the buffer is complete."""
@@ -40,6 +41,8 @@ class Sender(Protocol):
 
 class Plain:
     """Sums in place, the tail with the first of them."""
+
+    codec = "identity"
 
     def __init__(self, replicas: Communicator) -> None:
         self.replicas = replicas
@@ -78,6 +81,7 @@ class Coded:
 
     replicas: Communicator
     codecs: dict[int, Codec]  # by the first column of their tile
+    codec: str
     overlap: Overlap = field(init=False)
 
     def __post_init__(self) -> None:

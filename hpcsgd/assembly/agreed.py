@@ -81,4 +81,4 @@ def _sender(config: RunConfig, grid: Grid, state: State, buffer: Buffer) -> Send
         codecs[tile.columns.start] = codec
         for name, kept in codec.kept.items():
             state.kept[f"codec_{number}_{name}"] = kept
-    return Coded(grid.replicas, codecs)
+    return Coded(grid.replicas, codecs, agreement.codec)

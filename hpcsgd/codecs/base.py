@@ -85,7 +85,7 @@ class Line(Protocol):
     """The replicas that share this bucket; all calls are booked as agreement."""
 
     rank: int
-    size: int  # two at least: one replica has nothing to encode
+    size: int  # one replica alone has nothing to encode, and does not ask
 
     def start_sum(self, array: Array, form: str = "") -> Callable[[], Array]:
         """Begin Σ over replicas; what comes back waits and gives the total.
@@ -124,7 +124,7 @@ class Codec(ABC):
     wants_feedback: ClassVar[bool]  # True: what is lost has to be sent later
     has_own_memory: ClassVar[bool] = False  # True: it keeps that itself (DGC)
     # Of the mean, which is rounded once more on its way back; 0 where it is not.
-    mean_roundoff: ClassVar[float] = 0.0
+    mean_roundoff: float = 0.0
     needs_own = False  # True: somebody reads `Told.own`; else it need not be made
 
     def __init__(self, bucket: Bucket, config: CodecConfig) -> None:
@@ -144,6 +144,10 @@ class Codec(ABC):
 
         `Told.payload` is right in both cases.
         """
+
+    def variance(self, part: Array) -> Array | None:
+        """Var C(part), word by word, by the formula; unbiased codecs must know it."""
+        return None
 
 
 class Gathered(Codec):

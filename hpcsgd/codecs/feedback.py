@@ -24,6 +24,7 @@ class Feedback(Codec):
         super().__init__(codec.bucket, codec.config)
         self.codec = codec
         self.kept = codec.kept
+        self.mean_roundoff = codec.mean_roundoff
         codec.needs_own = True
         self.error = self.bucket.remember(ERROR)
 

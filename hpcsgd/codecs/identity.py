@@ -1,5 +1,7 @@
 """The words as they are: what every codec is held against."""
 
+import numpy as np
+
 from hpcsgd.codecs.base import Array, Codec, Finish, Line, Moment, Told
 
 
@@ -18,3 +20,7 @@ class Identity(Codec):
     def payload_bytes(self, ranks: int, rank: int) -> int:
         """All words."""
         return self.bucket.words * self.bucket.dtype.itemsize
+
+    def variance(self, part: Array) -> Array:
+        """None at all."""
+        return np.zeros_like(part)

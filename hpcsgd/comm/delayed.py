@@ -128,6 +128,11 @@ class Delayed(Communicator):
         """That of the inner one: reading a file is not delayed."""
         return self.inner.mpi_handle
 
+    @property
+    def charged(self) -> float:
+        """Of all transfers of this rank, on the link that its groups share."""
+        return self.link.charged
+
     def watch(self, timeout: float) -> None:
         """Watch the inner one: both book in one ledger, and stand in one place."""
         self.inner.watch(timeout)

@@ -14,6 +14,8 @@ from hpcsgd.checkpoint import PRECISION_AUTO
 from hpcsgd.comm import open_world
 from hpcsgd.comm.base import Communicator
 from hpcsgd.config import RunConfig
+from hpcsgd.coordinate.run import CoordinateRun
+from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.data.readers import RowReader, open_reader
 from hpcsgd.errors import ConfigError
 from hpcsgd.recheck import Recheck
@@ -34,7 +36,8 @@ def train(
 ) -> Result:
     """Train a generalized linear model.
 
-    Minimises F(w) = (1/Σc) Σ c_i ℓ(a_i·w, y_i) + (λ/2)‖w‖² by s-step SGD.
+    Minimises F(w) = (1/Σc) Σ c_i ℓ(a_i·w, y_i) + l1‖w‖₁ + (l2/2)‖w‖² by s-step SGD,
+    or by one of the coordinate forms.
 
     Parameters
     ----------
@@ -64,9 +67,13 @@ def train(
         config = RunConfig.parse(config or {})
     reader = _reader(config, X, y, sample_weight, offset)
     comm = open_world(config.run.comm) if world is None else world
-    config, notes = settle_precision(config, comm, reader)
-    session = Session(config, comm, reader, callbacks or [], began, setup, notes)
-    session.rechecks = _rechecks(config, reader, notes)
+    session: Session
+    if config.update.kind == COORDINATE:
+        session = CoordinateRun(config, comm, reader, callbacks or [], began, setup)
+    else:
+        config, notes = settle_precision(config, comm, reader)
+        session = Session(config, comm, reader, callbacks or [], began, setup, notes)
+        session.rechecks = _rechecks(config, reader, notes)
     result = session.run()
     # Not after an error: others may still be in a sum, and closing waits for them.
     if world is None:

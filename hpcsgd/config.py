@@ -8,6 +8,7 @@ from types import UnionType
 from typing import Any, get_args, get_type_hints
 
 from hpcsgd.checkpoint import CheckpointConfig
+from hpcsgd.coordinate.settings import CoordinateConfig
 from hpcsgd.data.partition import PARTITIONS
 from hpcsgd.data.sampling import SamplingConfig
 from hpcsgd.errors import ConfigError
@@ -158,6 +159,7 @@ class RunConfig:
     products: ProductsConfig = field(default_factory=ProductsConfig)
     agreement: AgreementConfig = field(default_factory=AgreementConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
+    coordinate: CoordinateConfig = field(default_factory=CoordinateConfig)
     rate: RateConfig = field(default_factory=RateConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)

@@ -61,6 +61,7 @@ LAYERS = (
         "fall_back",
         "good_states",
         "session",
+        "coordinate",
         "trials",
         "tuner",
         "hardware",

@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "train": "hpcsgd.api",
+    "fit": "hpcsgd.fitting",
     "evaluate": "hpcsgd.assessment",
     "predict": "hpcsgd.prediction",
     "predict_blocks": "hpcsgd.prediction",

@@ -73,6 +73,7 @@ LAYERS = (
         "assessment",
         "config",
         "api",
+        "fitting",
     ),
     ("estimators", "charts", "plots", "verify", "cli", "jobs", "study", "__main__"),
 )

@@ -204,6 +204,8 @@ class RunConfig:
         }
         if not self.schedule.steps:
             tables["schedule"]["steps"] = "auto"
+        if self.rate.is_open:
+            tables["rate"]["value"] = "auto"
         return tables
 
     def toml(self) -> str:
@@ -275,6 +277,8 @@ def _typed(section: str, key: str, kind: Any, value: Any) -> Any:
     """`value` as `kind`; a whole number may stand for a real one, nothing else."""
     if (section, key) == ("schedule", "steps") and value in ("auto", 0):
         return _steps(value)
+    if (section, key) == ("rate", "value") and value in ("auto", 0):
+        return _rate(value)
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     if value is None and type(None) in kinds:
         return None
@@ -297,3 +301,13 @@ def _steps(value: Any) -> int:
             ' "auto"'
         )
     return 0
+
+
+def _rate(value: Any) -> float:
+    """`auto`, which is 0 inside; a 0 that somebody wrote is a mistake."""
+    if value != "auto":
+        raise ConfigError(
+            f"[rate] value = {value!r} must be positive and finite, or auto; 0.1 is a"
+            " cautious start"
+        )
+    return 0.0

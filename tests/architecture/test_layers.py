@@ -65,6 +65,7 @@ LAYERS = (
         "tuner",
         "hardware",
         "auto_precision",
+        "auto_rate",
         "recheck",
         "unchecked",
         "start",

@@ -58,9 +58,7 @@ def rounded_down(value: float) -> float:
     return float(f"{floor(value / unit * (1 + 1e-9)) * unit:.{DIGITS}g}")
 
 
-def _smoothness(
-    config: RunConfig, grid: Grid, loaded: Loaded, family: Family
-) -> float:
+def _smoothness(config: RunConfig, grid: Grid, loaded: Loaded, family: Family) -> float:
     """L without the penalty, the largest of all replicas."""
     ones = float(config.problem.intercept)
     bends = curvatures(grid, loaded, family)

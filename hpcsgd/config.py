@@ -7,6 +7,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
+from hpcsgd.averaging import AverageConfig
 from hpcsgd.checkpoint import CheckpointConfig
 from hpcsgd.data.partition import PARTITIONS
 from hpcsgd.data.sampling import SamplingConfig
@@ -174,6 +175,7 @@ class RunConfig:
     agreement: AgreementConfig = field(default_factory=AgreementConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
     rate: RateConfig = field(default_factory=RateConfig)
+    average: AverageConfig = field(default_factory=AverageConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     grid: GridConfig = field(default_factory=GridConfig)

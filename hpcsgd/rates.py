@@ -37,9 +37,7 @@ class RateConfig:
                 f"[rate] unknown kind: {self.kind!r}; known: {list(RATES)}"
             )
         if self.norm not in NORMS:
-            raise ConfigError(
-                f"[rate] norm = {self.norm!r}; known: {', '.join(NORMS)}"
-            )
+            raise ConfigError(f"[rate] norm = {self.norm!r}; known: {', '.join(NORMS)}")
         if not 0.0 <= self.value < float("inf"):
             raise ConfigError(
                 f"[rate] value = {self.value!r} must be positive and finite,"

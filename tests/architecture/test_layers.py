@@ -66,6 +66,7 @@ LAYERS = (
         "hardware",
         "auto_precision",
         "auto_rate",
+        "averaging",
         "recheck",
         "unchecked",
         "start",

@@ -11,6 +11,7 @@ from hpcsgd.checkpoint import CheckpointConfig
 from hpcsgd.data.partition import PARTITIONS
 from hpcsgd.data.sampling import SamplingConfig
 from hpcsgd.errors import ConfigError
+from hpcsgd.polish.settings import PolishConfig
 from hpcsgd.precision import PrecisionConfig
 from hpcsgd.products.choose import ProductsConfig
 from hpcsgd.rates import RateConfig
@@ -178,6 +179,7 @@ class RunConfig:
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     grid: GridConfig = field(default_factory=GridConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    polish: PolishConfig = field(default_factory=PolishConfig)
     run: RunSection = field(default_factory=RunSection)
 
     @classmethod

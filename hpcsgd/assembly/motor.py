@@ -17,8 +17,10 @@ from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.config import RunConfig
 from hpcsgd.engine import Engine, Pace
+from hpcsgd.errors import ConfigError
 from hpcsgd.evaluation import Evaluation
 from hpcsgd.fall_back import next_rung
+from hpcsgd.finisher import UNFINISHED, Finisher, Unfinished
 from hpcsgd.good_states import GoodStates
 from hpcsgd.load import Loaded
 from hpcsgd.looks import Looks
@@ -79,7 +81,21 @@ def make_engine(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Engin
         states=_good_states(parts),
         falls_back=_falls_back(parts),
         hooks=make_hooks(config),
+        finisher=_finisher(parts, evaluation),
     )
+
+
+def _finisher(parts: Parts, evaluation: Evaluation) -> Unfinished:
+    """What comes after the last step; weights that are made up have no optimum."""
+    config = parts.config
+    if config.polish.kind == "none":
+        return UNFINISHED
+    if config.run.emulate_members:
+        raise ConfigError(
+            "[polish] needs the rows of all members, and --emulate-members has those of"
+            " one; set polish.kind = 'none'"
+        )
+    return Finisher(config.polish, evaluation, parts.columns)
 
 
 def _looks_every(parts: Parts) -> int:

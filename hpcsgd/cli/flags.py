@@ -140,6 +140,15 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         {"choices": GRAM_KERNELS, "help": "who makes the Gram on a GPU"},
     ),
     (
+        "--polish",
+        "polish.kind",
+        {
+            "action": "store_const",
+            "const": "lbfgs",
+            "help": "then go on to the optimum, by gradients of all rows",
+        },
+    ),
+    (
         "--timeout",
         "run.timeout",
         {

@@ -26,7 +26,7 @@ LAYERS = (
     ),
     ("families", "penalties", "rates", "updates", "codecs"),
     ("backends", "comm", "data"),
-    ("products", "agreement", "objective", "cost", "cost_terms", "bound"),
+    ("products", "agreement", "objective", "polish", "cost", "cost_terms", "bound"),
     (
         "build",
         "assembly",
@@ -39,6 +39,7 @@ LAYERS = (
         "energy",
         "nvml",
         "evaluation",
+        "finisher",
         "callbacks",
         "result",
         "report",

@@ -1,9 +1,17 @@
 """Which hooks a run has: what touches its state between exchanges."""
 
+from hpcsgd.assembly.proximal import proximal_hooks
+from hpcsgd.columns import Columns
 from hpcsgd.config import RunConfig
+from hpcsgd.products.base import Task
 from hpcsgd.products.hooks import Hooks
 
 
-def make_hooks(config: RunConfig) -> Hooks:
+def make_hooks(config: RunConfig, columns: Columns, task: Task) -> Hooks:
     """Those that the configuration asks for, in the order they are called."""
-    return Hooks([])
+    total, held = columns.total, columns.own
+    return Hooks(
+        [
+            *proximal_hooks(config, total, held, task.columns, task.backend),
+        ]
+    )

@@ -20,6 +20,7 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("--data", "data.path", {"metavar": "FILE.h5", "help": "HDF5 file with /X and /y"}),
     ("--family", "problem.family", {"choices": sorted(FAMILIES), "help": "the GLM"}),
     ("--l2", "problem.l2", {"type": float, "help": "ridge penalty"}),
+    ("--l1", "problem.l1", {"type": float, "help": "penalty that makes weights 0"}),
     (
         "--products",
         "products.kind",

@@ -24,7 +24,7 @@ LAYERS = (
         "compiled",
         "toml_text",
     ),
-    ("families", "penalties", "rates", "updates", "codecs"),
+    ("families", "penalties", "problem", "rates", "updates", "codecs"),
     ("backends", "comm", "data"),
     ("products", "agreement", "objective", "polish", "cost", "cost_terms", "bound"),
     (

@@ -76,16 +76,17 @@ class Objective:
         many models there are.
         """
         weights, count = weights.astype(np.float64), len(self.models or (0,))
+        point, start = self._read_at(weights, intercept)
         held = self.shard.held is not None
         sums = np.zeros(2 * count + 1 + 2 * count * held)
         for rows in self._blocks():
-            scores, targets, c = self._scores(rows, weights, intercept)
+            scores, targets, c = self._scores(rows, point, start)
             losses = self.family.loss(scores, targets)
-            found = [_summed(c * losses), _whole(_summed(c), count)]
+            found = [_whole(_summed(v), count) for v in (c * losses, c)]
             clips = np.array([self.family.clipped(scores)])
             if held:
                 own = self._of_models(self.shard.held[rows].astype(np.float64))  # type: ignore[index]
-                found += [_summed(own * losses), _whole(_summed(own), count)]
+                found += [_whole(_summed(v), count) for v in (own * losses, own)]
             sums += np.concatenate([*found, clips])
         self.grid.replicas.sum(sums, "evaluate")
         totals = sums[:-1].reshape(-1, 2, count)
@@ -123,6 +124,26 @@ class Objective:
         if slope.intercept is not None:
             square += np.sum(np.square(slope.intercept))
         return float(np.sqrt(square[0]))
+
+    def _read_at(
+        self, weights: Array, intercept: Array | None
+    ) -> tuple[Array, Array | None]:
+        """Where scores are read: at the first model alone where all are alike, as they
+        are before the first step.
+        """
+        models = self.models
+        if models is None or len(models) == 1:
+            return weights, intercept
+        one = weights[:, : models.scores], None
+        if intercept is not None:
+            one = one[0], intercept[: models.scores]
+        alike = all(
+            part is None or (whole == np.tile(part, len(models))).all()
+            for part, whole in zip(one, (weights, intercept), strict=True)
+        )
+        if self.grid.world.max_flag(int(not alike)):
+            return weights, intercept
+        return np.ascontiguousarray(one[0]), one[1]
 
     def _blocks(self) -> Iterator[slice]:
         """The local rows that are looked at together, one block after the other."""

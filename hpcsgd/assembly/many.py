@@ -61,8 +61,6 @@ def rates_of(
     """(first step, count) -> rates, (s,) of one model or (s, settings) of several."""
     if models is None:
         return make_rate(config, total_steps).at
-    each = [
-        make_rate(replace(config, value=rate), total_steps)
-        for _, rate in models.settings
-    ]
-    return lambda first, count: np.stack([r.at(first, count) for r in each], axis=1)
+    shape = make_rate(replace(config, value=1.0), total_steps)
+    values = np.array([rate for _, rate in models.settings])
+    return lambda first, count: np.multiply.outer(shape.at(first, count), values)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import ArrayLike
@@ -77,6 +78,9 @@ def sweep(
     comm = open_world(config.run.comm) if world is None else world
     session = Session(config, comm, reader, callbacks or [], began, setup)
     found = Sweep(session.run())
+    if config.run.out and "unsaved" not in found.outcome.report:
+        ranks, out = session.world, Path(config.run.out)
+        ranks.together(lambda: found.add_to(out) if ranks.rank == 0 else None)
     # Not after an error: others may still be in a sum, and closing waits for them.
     if world is None:
         session.world.close()

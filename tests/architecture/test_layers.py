@@ -24,7 +24,7 @@ LAYERS = (
         "compiled",
         "toml_text",
     ),
-    ("families", "penalties", "rates", "updates", "codecs"),
+    ("families", "penalties", "rates", "updates", "models", "codecs"),
     ("backends", "comm", "data"),
     ("products", "agreement", "objective", "cost", "cost_terms", "bound"),
     (
@@ -61,6 +61,7 @@ LAYERS = (
         "fall_back",
         "good_states",
         "session",
+        "sweeps",
         "trials",
         "tuner",
         "hardware",

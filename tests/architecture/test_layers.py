@@ -24,7 +24,7 @@ LAYERS = (
         "compiled",
         "toml_text",
     ),
-    ("families", "penalties", "problem", "rates", "updates", "codecs"),
+    ("families", "penalties", "problem", "rates", "updates", "models", "codecs"),
     ("backends", "comm", "data"),
     ("products", "agreement", "objective", "polish", "cost", "cost_terms", "bound"),
     (
@@ -62,6 +62,7 @@ LAYERS = (
         "fall_back",
         "good_states",
         "session",
+        "sweeps",
         "trials",
         "tuner",
         "hardware",

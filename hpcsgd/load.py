@@ -183,7 +183,9 @@ def _kept(
     column: Array | None, dtype: Any, keep: Callable[[Array], Array]
 ) -> Array | None:
     """A side column as the recurrence wants it, one copy a node."""
-    return None if column is None else keep(column.astype(dtype).reshape(len(column), -1))
+    return (
+        None if column is None else keep(column.astype(dtype).reshape(len(column), -1))
+    )
 
 
 def _read_matrix(

@@ -55,7 +55,9 @@ def _judged(live: Live) -> dict[str, Any]:
     """The models of a sweep with their losses, and the loss of rows held out."""
     found, models = dict(live.engine.view.more), live.task.models
     if models is not None:
-        first = live.engine.view.history[0]["losses"] if live.engine.view.history else []
+        first = (
+            live.engine.view.history[0]["losses"] if live.engine.view.history else []
+        )
         found |= {"models": [vars(m) for m in models.each], "first_losses": first}
     return found
 

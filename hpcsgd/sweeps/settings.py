@@ -55,7 +55,8 @@ class SweepConfig:
         """
         folds = (*range(self.folds), None)
         each = tuple(
-            Model(*one) for one in product(self.l2 or (l2,), self.rate or (rate,), folds)
+            Model(*one)
+            for one in product(self.l2 or (l2,), self.rate or (rate,), folds)
         )
         last = self.folds  # the column of weights that has all rows
         weights = tuple(last if m.fold is None else m.fold for m in each)

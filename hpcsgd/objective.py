@@ -81,22 +81,22 @@ class Objective:
         """
         weights, count = weights.astype(np.float64), len(self.models or (0,))
         point, start = self._read_at(weights, intercept)
-        held = self.shard.held is not None
-        sums = np.zeros(2 * count + 1 + 2 * count * held)
+        held = self.shard.held
+        sums = np.zeros((2 if held is None else 4) * count + 1)
         for rows in self._blocks():
             scores, targets, c = self._scores(rows, point, start)
             losses = self.family.loss(scores, targets)
             found = [_whole(_summed(v), count) for v in (c * losses, c)]
             clips = np.array([self.family.clipped(scores)])
-            if held:
-                own = self._of_models(self.shard.held[rows].astype(np.float64))  # type: ignore[index]
+            if held is not None:
+                own = self._of_models(held[rows].astype(np.float64))
                 found += [_whole(_summed(v), count) for v in (own * losses, own)]
             sums += np.concatenate([*found, clips])
         self.grid.replicas.sum(sums, "evaluate")
         totals = sums[:-1].reshape(-1, 2, count)
         means = totals[:, 0] / totals[:, 1]
         own = means[0] + self._penalties(weights)
-        return Losses(own, means[1] if held else None, int(sums[-1]))
+        return Losses(own, None if held is None else means[1], int(sums[-1]))
 
     def slope(self, weights: Array, intercept: Array | None) -> Slope:
         """F and ∇F, in one pass: a sum of scores over members for each block of rows,
@@ -144,16 +144,16 @@ class Objective:
         models = self.models
         if models is None or len(models) == 1:
             return weights, intercept
-        one = weights[:, : models.scores], None
+        first = [weights[:, : models.scores]]
         if intercept is not None:
-            one = one[0], intercept[: models.scores]
-        alike = all(
-            part is None or (whole == np.tile(part, len(models))).all()
-            for part, whole in zip(one, (weights, intercept), strict=True)
+            first.append(intercept[: models.scores])
+        differs = any(
+            not np.array_equal(whole, np.tile(one, len(models)))
+            for whole, one in zip((weights, intercept), first, strict=False)
         )
-        if self.grid.world.max_flag(int(not alike)):
+        if self.grid.world.max_flag(int(differs)):
             return weights, intercept
-        return np.ascontiguousarray(one[0]), one[1]
+        return np.ascontiguousarray(first[0]), first[1] if first[1:] else None
 
     def _blocks(self) -> Iterator[slice]:
         """The local rows that are looked at together, one block after the other."""

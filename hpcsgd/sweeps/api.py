@@ -89,7 +89,7 @@ def sweep(
 
 def with_sweep(config: RunConfig, asked: Mapping[str, Any]) -> RunConfig:
     """`config` with what was `asked` in its section, checked."""
-    given = {
+    given: dict[str, Any] = {
         name: tuple(float(v) for v in value) if name in ("l2", "rate") else value
         for name, value in asked.items()
         if value is not None

@@ -102,7 +102,7 @@ class Sweep:
         judged = self.mean_held
         if np.isfinite(judged).any():
             whole = [k for k, m in enumerate(self.models) if m.fold is None]
-            return min(whole, key=lambda k: _order(judged[k]))
+            return min(whole, key=lambda k: _order(float(judged[k])))
         if self._is_judged:
             raise ConfigError("every model diverged; use smaller rates")
         if len({model.l2 for model in self.models}) > 1:
@@ -110,7 +110,7 @@ class Sweep:
                 "no rows were held out, so nothing says which l2 is best; add folds"
                 " (--folds 5) or sampling.hold_out"
             )
-        return min(range(len(self)), key=lambda k: _order(self.losses[k]))
+        return min(range(len(self)), key=lambda k: _order(float(self.losses[k])))
 
     @property
     def _is_judged(self) -> bool:

@@ -14,6 +14,8 @@ from hpcsgd.checkpoint import PRECISION_AUTO
 from hpcsgd.comm import open_world
 from hpcsgd.comm.base import Communicator
 from hpcsgd.config import RunConfig
+from hpcsgd.coordinate.run import CoordinateRun
+from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.data.readers import RowReader, open_reader
 from hpcsgd.errors import ConfigError
 from hpcsgd.recheck import Recheck
@@ -35,7 +37,8 @@ def train(
 ) -> Result:
     """Train a generalized linear model.
 
-    Minimises F(w) = (1/Σc) Σ c_i ℓ(a_i·w, y_i) + (λ/2)‖w‖² by s-step SGD.
+    Minimises F(w) = (1/Σc) Σ c_i ℓ(a_i·w, y_i) + l1‖w‖₁ + (l2/2)‖w‖² by s-step SGD,
+    or by one of the coordinate forms.
 
     Parameters
     ----------
@@ -85,6 +88,8 @@ def open_session(
 ) -> Session:
     """A run on the ranks of `world` with what `reader` opens there, ready to go."""
     began, setup = began or time.perf_counter(), Clock()
+    if config.update.kind == COORDINATE:
+        return CoordinateRun(config, world, reader, callbacks or [], began, setup)
     config, notes = settle_precision(config, world, reader)
     session = Session(config, world, reader, callbacks or [], began, setup, notes)
     session.rechecks = _rechecks(config, reader, notes)

@@ -9,6 +9,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from hpcsgd.averaging import AverageConfig
 from hpcsgd.checkpoint import CheckpointConfig
+from hpcsgd.coordinate.settings import CoordinateConfig
 from hpcsgd.data.partition import PARTITIONS
 from hpcsgd.data.sampling import SamplingConfig
 from hpcsgd.errors import ConfigError
@@ -161,6 +162,7 @@ class RunConfig:
     products: ProductsConfig = field(default_factory=ProductsConfig)
     agreement: AgreementConfig = field(default_factory=AgreementConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
+    coordinate: CoordinateConfig = field(default_factory=CoordinateConfig)
     rate: RateConfig = field(default_factory=RateConfig)
     average: AverageConfig = field(default_factory=AverageConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)

@@ -178,3 +178,8 @@ def _versions() -> dict[str, str]:
         "scipy": scipy.__version__,
         "kernels": cpu.instructions() or "NumPy",
     }
+
+
+def where_it_ran() -> dict[str, Any]:
+    """The machine of this rank, and what ran on it."""
+    return _where()

@@ -63,6 +63,7 @@ LAYERS = (
         "good_states",
         "session",
         "sweeps",
+        "coordinate",
         "trials",
         "tuner",
         "hardware",

@@ -11,6 +11,11 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "train": "hpcsgd.api",
+    "fit": "hpcsgd.fitting",
+    "sweep": "hpcsgd.sweeps.api",
+    "Sweep": "hpcsgd.sweeps.outcome",
+    "load_sweep": "hpcsgd.sweeps.outcome",
+    "race": "hpcsgd.sweeps.race",
     "evaluate": "hpcsgd.assessment",
     "predict": "hpcsgd.prediction",
     "predict_blocks": "hpcsgd.prediction",
@@ -23,6 +28,7 @@ _NAMES = {
     "PRODUCTS": "hpcsgd.products",
     "RECIPES": "hpcsgd.precision",
     "UPDATES": "hpcsgd.updates",
+    "ConvergenceWarning": "hpcsgd.errors",
     "ConfigError": "hpcsgd.errors",
     "DataError": "hpcsgd.errors",
     "HpcsgdError": "hpcsgd.errors",

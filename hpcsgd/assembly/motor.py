@@ -18,8 +18,10 @@ from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.config import RunConfig
 from hpcsgd.engine import Engine, Pace
+from hpcsgd.errors import ConfigError
 from hpcsgd.evaluation import Evaluation
 from hpcsgd.fall_back import next_rung
+from hpcsgd.finisher import UNFINISHED, Finisher, Unfinished
 from hpcsgd.good_states import GoodStates
 from hpcsgd.load import Loaded
 from hpcsgd.looks import Looks
@@ -78,8 +80,34 @@ def make_engine(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Engin
         monitor=task.monitor,
         states=_good_states(parts),
         falls_back=_falls_back(parts),
-        hooks=make_hooks(config, parts.columns, task),
+        hooks=make_hooks(
+            config,
+            parts.columns,
+            task,
+            parts.product,
+            evaluation,
+            each * schedule.epochs,
+        ),
+        finisher=_finisher(parts, evaluation),
     )
+
+
+def _finisher(parts: Parts, evaluation: Evaluation) -> Unfinished:
+    """What comes after the last step; weights that are made up have no optimum."""
+    config = parts.config
+    if config.polish.kind == "none":
+        return UNFINISHED
+    if config.run.emulate_members:
+        raise ConfigError(
+            "[polish] needs the rows of all members, and --emulate-members has those of"
+            " one; set polish.kind = 'none'"
+        )
+    if not evaluation.objective.penalty.is_smooth:
+        raise ConfigError(
+            "[polish] follows gradients, and l1 or bounds have none where they bend F;"
+            " set polish.kind = 'none'"
+        )
+    return Finisher(config.polish, evaluation, parts.columns)
 
 
 def _looks_every(parts: Parts) -> int:
@@ -135,6 +163,7 @@ def _evaluation(parts: Parts, agreement: Agreement) -> Evaluation:
             loaded.shard.columns
         ),
         loaded.read_exact,
+        task.models,
     )
     own = loaded.shard.columns if parts.columns.whole else slice(None)
     return Evaluation(objective, agreement, task.columns, own)
@@ -178,7 +207,8 @@ def _recorder(parts: Parts) -> Recorder:
     config, grid = parts.config, parts.grid
     run, total = config.run, parts.feed.exchanges_per_epoch * config.schedule.epochs
     clips = config.update.clip != "none"  # a replay of plain SGD would not be the same
-    if run.out is None or not run.record or grid.replica or clips:
+    many = parts.task.models is not None  # nor is it one of several models
+    if run.out is None or not run.record or grid.replica or clips or many:
         return Recorder(frozenset())
     return Recorder(
         chosen=choose_exchanges(run.record, config.sampling.seed, total),

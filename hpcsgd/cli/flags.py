@@ -3,7 +3,7 @@
 from typing import Any
 
 from hpcsgd.agreement import AGREEMENTS
-from hpcsgd.cli.words import gib, steps
+from hpcsgd.cli.words import gib, rate, steps
 from hpcsgd.comm.delayed import NETWORKS
 from hpcsgd.config import DEVICES, DRIVERS, TRANSPORTS
 from hpcsgd.coordinate.settings import COORDINATE
@@ -56,7 +56,11 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "precision.recipe",
         {"choices": [*RECIPES, AUTO], "help": "recipe; auto: chosen by pilot runs"},
     ),
-    ("--rate", "rate.value", {"type": float, "help": "step size"}),
+    (
+        "--rate",
+        "rate.value",
+        {"type": rate, "metavar": "R", "help": "step size, or auto"},
+    ),
     ("--rate-kind", "rate.kind", {"choices": list(RATES), "help": "rate schedule"}),
     (
         "--update",
@@ -81,6 +85,11 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ),
     ("--hdf5", "data.hdf5", {"choices": list(DRIVERS), "help": "how ranks read"}),
     ("--sampling", "sampling.mode", {"choices": list(MODES), "help": "row order"}),
+    (
+        "--hold-out",
+        "sampling.hold_out",
+        {"type": float, "metavar": "SHARE", "help": "of the rows, not trained on"},
+    ),
     ("--seed", "sampling.seed", {"type": int, "help": "of the row order"}),
     (
         "--agreement",
@@ -144,6 +153,15 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "--gram-kernel",
         "products.gram_kernel",
         {"choices": GRAM_KERNELS, "help": "who makes the Gram on a GPU"},
+    ),
+    (
+        "--polish",
+        "polish.kind",
+        {
+            "action": "store_const",
+            "const": "lbfgs",
+            "help": "then go on to the optimum, by gradients of all rows",
+        },
     ),
     (
         "--timeout",

@@ -62,7 +62,9 @@ def train(
     began, setup = time.perf_counter(), Clock()
     if not isinstance(config, RunConfig):
         config = RunConfig.parse(config or {})
-    reader = _reader(config, X, y, sample_weight, offset)
+    if config.sweep.is_many:
+        raise ConfigError("[sweep] asks for several models; use hpcsgd.sweep")
+    reader = open_data(config, X, y, sample_weight, offset)
     comm = open_world(config.run.comm) if world is None else world
     config, notes = settle_precision(config, comm, reader)
     session = Session(config, comm, reader, callbacks or [], began, setup, notes)
@@ -86,9 +88,10 @@ def _rechecks(
     return lambda live: Recheck(live, reader, found)
 
 
-def _reader(
+def open_data(
     config: RunConfig, X: Any, y: Any, sample_weight: Any, offset: Any
 ) -> Callable[[Communicator], RowReader]:
+    """What opens the rows: arrays that were given, or the file of `config`."""
     if X is not None and y is not None:
         from hpcsgd.data.memory import MemoryReader
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from hpcsgd.checkpoint import CheckpointConfig
 from hpcsgd.data.partition import PARTITIONS
@@ -17,6 +17,7 @@ from hpcsgd.problem import ProblemConfig
 from hpcsgd.products.choose import ProductsConfig
 from hpcsgd.rates import RateConfig
 from hpcsgd.schedule import Schedule
+from hpcsgd.sweeps.settings import SweepConfig
 from hpcsgd.toml_text import toml_literal, toml_value
 
 DEVICES = ("cpu", "cuda")
@@ -161,6 +162,7 @@ class RunConfig:
     update: UpdateConfig = field(default_factory=UpdateConfig)
     rate: RateConfig = field(default_factory=RateConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     grid: GridConfig = field(default_factory=GridConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -261,6 +263,8 @@ def _typed(section: str, key: str, kind: Any, value: Any) -> Any:
     """`value` as `kind`; a whole number may stand for a real one, nothing else."""
     if (section, key) == ("schedule", "steps") and value in ("auto", 0):
         return _steps(value)
+    if get_origin(kind) is tuple:
+        return _numbers(section, key, value)
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     if value is None and type(None) in kinds:
         return None
@@ -280,6 +284,16 @@ def _typed(section: str, key: str, kind: Any, value: Any) -> Any:
 def _plain(value: Any) -> Any:
     """As TOML and JSON have it, which know lists alone."""
     return list(value) if isinstance(value, tuple) else value
+
+
+def _numbers(section: str, key: str, value: Any) -> tuple[float, ...]:
+    """A list of numbers; one number alone is a mistake."""
+    good = isinstance(value, list | tuple)
+    if not good or any(type(one) not in (int, float) for one in value):
+        raise ConfigError(
+            f"[{section}] {key} = {value!r} must be a list of numbers, as [1e-5, 1e-4]"
+        )
+    return tuple(float(one) for one in value)
 
 
 def _steps(value: Any) -> int:

@@ -95,6 +95,11 @@ def _finisher(parts: Parts, evaluation: Evaluation) -> Unfinished:
             "[polish] needs the rows of all members, and --emulate-members has those of"
             " one; set polish.kind = 'none'"
         )
+    if evaluation.objective.models is not None:
+        raise ConfigError(
+            "[polish] goes to the optimum of one model, and a sweep has several; set"
+            " polish.kind = 'none', and polish the model that was chosen"
+        )
     if not evaluation.objective.penalty.is_smooth:
         raise ConfigError(
             "[polish] follows gradients, and l1 or bounds have none where they bend F;"
@@ -156,6 +161,7 @@ def _evaluation(parts: Parts, agreement: Agreement) -> Evaluation:
             loaded.shard.columns
         ),
         loaded.read_exact,
+        task.models,
     )
     own = loaded.shard.columns if parts.columns.whole else slice(None)
     return Evaluation(objective, agreement, task.columns, own)
@@ -199,7 +205,8 @@ def _recorder(parts: Parts) -> Recorder:
     config, grid = parts.config, parts.grid
     run, total = config.run, parts.feed.exchanges_per_epoch * config.schedule.epochs
     clips = config.update.clip != "none"  # a replay of plain SGD would not be the same
-    if run.out is None or not run.record or grid.replica or clips:
+    many = parts.task.models is not None  # nor is it one of several models
+    if run.out is None or not run.record or grid.replica or clips or many:
         return Recorder(frozenset())
     return Recorder(
         chosen=choose_exchanges(run.record, config.sampling.seed, total),

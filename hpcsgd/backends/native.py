@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from hpcsgd.backends import columns, cpu, softmax_steps
 from hpcsgd.backends.base import Batch, Plain
-from hpcsgd.backends.host import HostBackend, HostPlan
+from hpcsgd.backends.host import HostBackend
+from hpcsgd.backends.host_plan import HostPlan
+from hpcsgd.backends.many import ManyPlan
 from hpcsgd.backends.plain import FAMILIES, SOFTMAX, Between, Walk, for_family
 from hpcsgd.families.base import Family, exp_bound
 from hpcsgd.precision import Precision
@@ -86,9 +88,10 @@ class NativeBackend(HostBackend):
         self._rooms: dict[Blocks, cpu.PairRoom] = {}
         self._last_walk: tuple[PlainSteps, str, Walk] | None = None
 
-    def prepare(self, unrolled: Unrolled, blocks: Blocks) -> NativePlan:
+    def prepare(self, unrolled: Unrolled, blocks: Blocks) -> HostPlan:
         """The same plan, with a place for what the kernels want."""
-        return NativePlan(**vars(super().prepare(unrolled, blocks)))
+        plan = super().prepare(unrolled, blocks)
+        return plan if isinstance(plan, ManyPlan) else NativePlan(**vars(plan))
 
     def for_sparse(self) -> HostBackend:
         """The same precision for rows held as CSR."""
@@ -166,6 +169,7 @@ class NativeBackend(HostBackend):
     ) -> None:
         """One pass over the rows where they lie, where `_takes_columns` for several."""
         is_column = weights.shape[1] == 1 and weights.flags.c_contiguous
+        is_column &= not isinstance(plan, ManyPlan)
         if not isinstance(rows, Sampled) or not is_column:
             super().descend(weights, rows, residuals, plan)
             return
@@ -275,7 +279,8 @@ class NativeBackend(HostBackend):
 
     def _is_one_call(self, margins: Array, gram: Array, plan: HostPlan) -> bool:
         return (
-            margins.dtype == gram.dtype == self.inner
+            not isinstance(plan, ManyPlan)
+            and margins.dtype == gram.dtype == self.inner
             # Scores of one step may come as they are read, not state by state.
             and len(plan.lead) == plan.states <= MOST_STATES
         )

@@ -30,6 +30,7 @@ from hpcsgd.products.base import Product, Task
 from hpcsgd.products.watcher import UNWATCHED
 from hpcsgd.recording import NAME, Recorder, choose_exchanges
 from hpcsgd.saving import Saver
+from hpcsgd.stopping import MEASURES
 from hpcsgd.timing import Clock
 
 
@@ -82,6 +83,7 @@ def make_engine(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Engin
         falls_back=_falls_back(parts),
         hooks=make_hooks(config, parts.columns, task),
         finisher=_finisher(parts, evaluation),
+        stop=config.stop,
     )
 
 
@@ -164,7 +166,20 @@ def _evaluation(parts: Parts, agreement: Agreement) -> Evaluation:
         task.models,
     )
     own = loaded.shard.columns if parts.columns.whole else slice(None)
-    return Evaluation(objective, agreement, task.columns, own)
+    takes = _measure(parts.config, several=task.models is not None)
+    return Evaluation(objective, agreement, task.columns, own, takes)
+
+
+def _measure(config: RunConfig, several: bool) -> str:
+    """What every evaluation takes: what was asked for, and what the goal needs."""
+    asked, goal = config.run.evaluate, config.stop.on
+    takes = max(asked, goal if goal in MEASURES else "loss", key=MEASURES.index)
+    if several and takes != "loss":
+        raise ConfigError(
+            f"the {takes} of several models is not taken; set stop.on = 'none' and"
+            " run.evaluate = 'loss' for a sweep"
+        )
+    return takes
 
 
 def _capture(

@@ -4,6 +4,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from hpcsgd.comm.base import Communicator
 from hpcsgd.coordinate.exchange import Point
 from hpcsgd.coordinate.items import Array, Items
@@ -32,8 +34,8 @@ class Form(ABC):
     worst: float  # F of the null model: what a gap is measured by
 
     @abstractmethod
-    def begin(self) -> Point:
-        """The null model."""
+    def begin(self, weights: Array | None = None) -> Point:
+        """The null model, or the point that stands for all columns of w, (d,)."""
 
     @abstractmethod
     def become(self, penalty: Penalty, point: Point) -> None:
@@ -42,6 +44,15 @@ class Form(ABC):
     @abstractmethod
     def model(self, point: Point) -> tuple[Array, Array | None]:
         """This rank's columns of w, (d_c, 1), and the intercept, (1,)."""
+
+    def steepest(self) -> float:
+        """The largest slope of a column at the null model: an l1 that large holds all.
+
+        One pass over the rows, in float64, on exact values.
+        """
+        slope = self.objective.slope(*self.model(self.begin()))
+        own = float(np.abs(slope.weights).max(initial=0.0))
+        return max(self.objective.grid.world.exchange_objects(own))
 
     @abstractmethod
     def look(self, point: Point) -> Look:

@@ -56,9 +56,9 @@ class Primal(Form):
         self.members.sum(word, "control")
         self.worst = float(word[0]) / (2 * self.rows)
 
-    def begin(self) -> Point:
-        """w = 0, or as near to it as the bounds let it."""
-        x = np.zeros(self.items.count)
+    def begin(self, weights: Array | None = None) -> Point:
+        """w = 0, or these weights, or as near to them as the bounds let it."""
+        x = np.zeros(self.items.count) if weights is None else weights.copy()
         self.objective.penalty.prox(x, 0.0)
         v = -self.scale * self.target
         if x.any():
@@ -84,14 +84,6 @@ class Primal(Form):
         gradient = self.objective.norm(slope)
         gap = self._gap(point.x, slope)
         return Look(slope.loss, gradient, gap)
-
-    def steepest(self) -> float:
-        """The largest slope of any column at the null model: l1 from there on is all
-        that is needed for w = 0.
-        """
-        products = self.items.all().products(self.target) * self.scale
-        self.members.sum(products, "control")
-        return float(np.abs(products).max())
 
     def _gap(self, w: Array, slope: Slope) -> float | None:
         """F(w) − D(θ) at θ = τ · residuals, with the τ that makes D finite and large.

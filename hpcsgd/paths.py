@@ -128,9 +128,9 @@ def path(
     """Fit a path of penalties, from the largest alpha to the smallest.
 
     F(w) = (1/Σc) Σ c_i ℓ(a_i·w + β + o_i, y_i)
-    + alpha (l1_ratio ‖w‖₁ + (1 − l1_ratio)/2 ‖w‖²). Least squares, and the squared hinge
-    with a ridge and no intercept, go by their coordinate forms, which open the data and
-    sum the Gram once for all alphas; every other problem goes by `fit`.
+    + alpha (l1_ratio ‖w‖₁ + (1 − l1_ratio)/2 ‖w‖²). Families of one score a row go by
+    coordinate forms, on data that are opened once, least squares with one Gram for all
+    alphas; softmax goes by `fit`.
 
     Parameters
     ----------
@@ -257,7 +257,9 @@ class Way:
 
         def problems(steepest: float) -> list[ProblemConfig]:
             chosen = grid.choose(lambda: steepest)
-            parts = (_parts(float(alpha), grid.l1_ratio) for alpha in chosen)
+            parts: list[dict[str, Any]] = [
+                _parts(float(a), grid.l1_ratio) for a in chosen
+            ]
             return [replace(config.problem, **part) for part in parts]
 
         return list(along(config, self.world, opened.opens, problems, self.warm))
@@ -303,7 +305,7 @@ class Way:
             scores = scores + level(rows, scores).shift
         slope, _ = rows.gradient(rows.residuals(scores))
         own = float(np.abs(slope).max(initial=0.0))
-        steepest = max(self.world.exchange_objects(own))
+        steepest = float(max(self.world.exchange_objects(own)))
         live.close()
         return steepest
 

@@ -48,11 +48,11 @@ class Dual(Form):
         x, v = np.zeros(self.items.count), np.zeros(self.items.width)
         if weights is None:
             return Point(x, v)
-        scores = self.items.all().products(weights[self.objective.shard.columns])
+        scores = self.items.products(weights[self.objective.shard.columns])
         self.members.sum(scores, "control")
         hinge = self.separable
         x = hinge.weights * np.maximum(hinge.margins - scores, 0.0)
-        return Point(x, self.scale * self.items.all().combined(x))
+        return Point(x, self.scale * self.items.combined(x))
 
     def become(self, penalty: Penalty, point: Point) -> None:
         """α stays, and w goes with λ."""

@@ -32,6 +32,8 @@ class Form(ABC):
     separable: Any  # ψ
     objective: Objective
     worst: float  # F of the null model: what a gap is measured by
+    steep: float = 0.0  # the gradient there; 0: that of the first look is taken
+    sweeps: int = 1  # over the items in an epoch
 
     @abstractmethod
     def begin(self, weights: Array | None = None) -> Point:
@@ -52,7 +54,14 @@ class Form(ABC):
         """
         slope = self.objective.slope(*self.model(self.begin()))
         own = float(np.abs(slope.weights).max(initial=0.0))
-        return max(self.objective.grid.world.exchange_objects(own))
+        return float(max(self.objective.grid.world.exchange_objects(own)))
+
+    def prepare(self, point: Point) -> bool:
+        """Before the sweeps of an epoch; True where the items are others now."""
+        return False
+
+    def settle(self, point: Point) -> None:  # noqa: B027
+        """After them."""
 
     @abstractmethod
     def look(self, point: Point) -> Look:

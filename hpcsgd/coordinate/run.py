@@ -82,7 +82,7 @@ class Training:
         config, world = ready.config, ready.opened.grid.world
         self.looks = Looks(world, config.run.check_every)
         self.meter = make_meter("")
-        planned = len(ready.groups) * config.schedule.epochs
+        planned = len(ready.groups) * ready.form.sweeps * config.schedule.epochs
         self.view = View(
             epochs=config.schedule.epochs,
             exchanges_planned=planned,
@@ -135,7 +135,8 @@ class Training:
         """After every exchange: where it stands, and whether all go on."""
         view, done = self.view, self.descent.exchanges
         view.exchanges, view.steps = done, self.descent.steps
-        view.rows = view.total_rows * done // len(self.ready.groups)
+        passes = len(self.ready.groups) * self.ready.form.sweeps
+        view.rows = view.total_rows * done // passes
         now = perf_counter()
         view.seconds += now - self._began
         self._tell("on_exchange")

@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.devices import place_on_grid
+from hpcsgd.config import RunConfig
+from hpcsgd.coordinate.checks import grid_of
+from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.data.held import HeldReader
 from hpcsgd.data.memory import MemoryReader
 from hpcsgd.data.partition import split_by_weight, split_range
@@ -50,7 +53,7 @@ class Given:
 
 
 def open_layout(
-    layout: str, X: Any, sides: Mapping[str, Any], replicas: int, partition: str
+    layout: str, X: Any, sides: Mapping[str, Any], config: RunConfig
 ) -> Callable[[Communicator], RowReader]:
     """What opens the data on the ranks of a world; the pieces travel once."""
     if layout not in LAYOUTS or layout == "hdf5":
@@ -67,6 +70,7 @@ def open_layout(
         if found and found[0][0] != world.size:
             raise _alike("the rows of a lost rank are lost with it; start again")
         if not found:
+            replicas, partition = _replicas(config, world), config.data.partition
             given = world.together(lambda: _given(X, sides))
             if layout == "columns":
                 reader = _columns(world, given, replicas)
@@ -76,6 +80,13 @@ def open_layout(
         return found[0][1]
 
     return opened
+
+
+def _replicas(config: RunConfig, world: Communicator) -> int:
+    """Of the grid that this run will have."""
+    if config.update.kind == COORDINATE:
+        return grid_of(config, world.size)[0]
+    return config.grid.replicas
 
 
 def _given(X: Any, sides: Mapping[str, Any]) -> Given:

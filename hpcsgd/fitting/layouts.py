@@ -145,10 +145,10 @@ def _rows(
     """Dealt to the grid's blocks; targets, weights and offsets are told to all."""
     said = world.exchange_objects(given.outline)
     counts = tuple(one["rows"] for one in said)
-    held = [one for one in said if one["rows"]]
+    held = [_with_presence(one) for one in said if one["rows"]]
     if not held:
         raise _alike("layout = 'rows': no rank has any row; give rows to one at least")
-    _same(held, ("cols", "dtype", "sparse", *_presence(held)), "rows")
+    _same(held, ("cols", "dtype", "sparse", *SIDES), "rows")
     own = given.X if given.X.shape[0] else _nothing(held[0])
     parts = _parts(world, own, held[0], replicas, partition)
     deal = Deal(world, counts, parts, replicas)
@@ -170,12 +170,10 @@ def _rows(
     )
 
 
-def _presence(held: list[dict[str, Any]]) -> tuple[str, ...]:
-    """Side columns: all ranks have them, or none."""
-    for one in held:
-        for name in SIDES:
-            one[name] = "no " + name if one[name] is None else name
-    return SIDES
+def _with_presence(one: Mapping[str, Any]) -> dict[str, Any]:
+    """An outline with the names of its side columns: all ranks have them, or none."""
+    there = {n: f"no {n}" if one[n] is None else n for n in SIDES}
+    return {**one, **there}
 
 
 def _nothing(like: Mapping[str, Any]) -> Any:

@@ -21,6 +21,11 @@ def form_of(config: RunConfig, ranks: int) -> str:
     return _form(config)
 
 
+def has_form(family: str) -> bool:
+    """Whether some form is for this family: it has one score a row."""
+    return get_family(family).targets != "classes"
+
+
 def fits(config: RunConfig) -> bool:
     """Whether there is a form for this problem at all."""
     return not any(_of_problem(config))
@@ -46,7 +51,7 @@ def _refusals(config: RunConfig, ranks: int) -> Iterator[str]:
 
 def _of_problem(config: RunConfig) -> Iterator[str]:
     problem, form = config.problem, _form(config)
-    if get_family(problem.family).targets == "classes":
+    if not has_form(problem.family):
         yield (
             f"{ASK} has one score a row, and {problem.family} has several; use --update"
             " sgd, with --steps 1 for l1 and bounds"
@@ -92,6 +97,10 @@ def _of_method(config: RunConfig) -> Iterator[str]:
         )
     if not config.schedule.steps:
         yield f"{ASK} has no model of its times; choose --steps"
+    if sampling.hold_out:
+        yield f"{ASK} trains on all rows; use sampling.hold_out = 0"
+    if config.stop.on != "none" or config.polish.kind != "none":
+        yield f"{ASK} goes to its own optimum; use coordinate.tol alone"
     if config.update.clip != "none":
         yield f"{ASK} has no rate, and so nothing to clip; use update.clip = 'none'"
 

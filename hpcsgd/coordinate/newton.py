@@ -7,7 +7,7 @@ About weights w and intercept β, with scores t, residuals r and curvatures h = 
 is least squares with weights c h: a primal form, whose columns are those of the data
 times √(c h), less their means. An epoch makes it (one sum of d + 2 words), takes
 `SWEEPS` sweeps over the columns, and goes from w towards where they end, as far as F
-falls (one sum of `TRIALS` + 1 words). The Gram lasts for the sweeps of one epoch.
+falls (one sum of `TRIALS` + 2 words, and a word that says how far). The Gram lasts for the sweeps of one epoch.
 """
 
 from dataclasses import replace

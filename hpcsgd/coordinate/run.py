@@ -177,11 +177,16 @@ class Training:
         if not np.isfinite(seen.loss):
             what = "the loss is not finite"
         log.warning(
-            "%d epochs were not enough (%s, gradient %.2g); raise --epochs, or"
-            " coordinate.tol",
-            *(self.view.epoch, what, seen.gradient),
+            "%d epochs were not enough (%s, gradient %.2g); raise --epochs or"
+            " coordinate.tol%s",
+            *(self.view.epoch, what, seen.gradient, self._advice()),
             extra=ONCE,
         )
+
+    def _advice(self) -> str:
+        """One order for all epochs may be a bad one."""
+        fixed = self.ready.config.sampling.mode == "shuffle-once"
+        return ", or use --sampling reshuffle" if fixed else ""
 
     def _tell(self, event: str) -> None:
         for callback in self.callbacks:

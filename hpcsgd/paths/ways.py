@@ -11,7 +11,7 @@ from hpcsgd.build import build
 from hpcsgd.comm.base import Communicator
 from hpcsgd.config import RunConfig
 from hpcsgd.coordinate.along import along
-from hpcsgd.coordinate.checks import fits
+from hpcsgd.coordinate.checks import best_form, fits
 from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.fitting.fit import fit
 from hpcsgd.fitting.given import Given, open_data
@@ -124,13 +124,17 @@ class Way:
             "schedule": schedule,
             "update": {"kind": COORDINATE},
             "coordinate": {"tol": float(shared["tol"])},
-            "sampling": {"seed": shared["seed"]},
+            "sampling": {"seed": shared["seed"], "mode": "shuffle-once"},
             "precision": {"recipe": shared["precision"]},
         }
         file = path_of(self.data)
         if file is not None:
             tables["data"] = {"path": file}
-        return RunConfig.parse(laid_over(tables, self.config))
+        config = RunConfig.parse(laid_over(tables, self.config))
+        if best_form(config) == "dual" and "sampling" not in (self.config or {}):
+            # In one order for all epochs it may take ten times as many.
+            return replace(config, sampling=replace(config.sampling, mode="reshuffle"))
+        return config
 
 
 def _parts(alpha: float, l1_ratio: float) -> dict[str, float]:

@@ -123,8 +123,10 @@ class Training:
                 return ENDINGS[self.granted]
             if every and self.descent.epoch % every == 0:
                 self._evaluate()
-        self.ended = "converged" if self.descent.is_done(tol) else self.ended
-        return Status.COMPLETED
+        if self.ended != "converged" and not self.descent.is_done(tol):
+            return Status.COMPLETED
+        self.ended = "converged"
+        return Status.CONVERGED
 
     def _count(self) -> None:
         """The time of training begins, or goes on."""

@@ -90,5 +90,4 @@ class Models:
     def are_finite(self, weights: Array, states: int) -> Array:
         """Which of them have weights (d, states · columns) without a NaN, (models,)."""
         good = np.isfinite(weights).all(axis=0).reshape(states, len(self.each), -1)
-        found: Array = good.all(axis=(0, 2))
-        return found
+        return np.asarray(good.all(axis=(0, 2)))

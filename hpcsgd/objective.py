@@ -80,22 +80,23 @@ class Objective:
         many models there are.
         """
         weights, count = weights.astype(np.float64), len(self.models or (0,))
-        held = self.shard.held is not None
-        sums = np.zeros(2 * count + 1 + 2 * count * held)
+        point, start = self._read_at(weights, intercept)
+        held = self.shard.held
+        sums = np.zeros((2 if held is None else 4) * count + 1)
         for rows in self._blocks():
-            scores, targets, c = self._scores(rows, weights, intercept)
+            scores, targets, c = self._scores(rows, point, start)
             losses = self.family.loss(scores, targets)
-            found = [_summed(c * losses), _whole(_summed(c), count)]
+            found = [_whole(_summed(v), count) for v in (c * losses, c)]
             clips = np.array([self.family.clipped(scores)])
-            if held:
-                own = self._of_models(self.shard.held[rows].astype(np.float64))  # type: ignore[index]
-                found += [_summed(own * losses), _whole(_summed(own), count)]
+            if held is not None:
+                own = self._of_models(held[rows].astype(np.float64))
+                found += [_whole(_summed(v), count) for v in (own * losses, own)]
             sums += np.concatenate([*found, clips])
         self.grid.replicas.sum(sums, "evaluate")
         totals = sums[:-1].reshape(-1, 2, count)
         means = totals[:, 0] / totals[:, 1]
         own = means[0] + self._penalties(weights)
-        return Losses(own, means[1] if held else None, int(sums[-1]))
+        return Losses(own, None if held is None else means[1], int(sums[-1]))
 
     def slope(self, weights: Array, intercept: Array | None) -> Slope:
         """F and ∇F, in one pass: a sum of scores over members for each block of rows,
@@ -133,6 +134,24 @@ class Objective:
         if slope.intercept is not None:
             square += np.sum(np.square(slope.intercept))
         return float(np.sqrt(square[0]))
+
+    def _read_at(
+        self, weights: Array, intercept: Array | None
+    ) -> tuple[Array, Array | None]:
+        """Where scores are read: at the first model alone where all are alike, as they
+        are before the first step.
+        """
+        models = self.models
+        if models is None or len(models) == 1:
+            return weights, intercept
+        one = np.ascontiguousarray(weights[:, : models.scores])
+        start = None if intercept is None else intercept[: models.scores]
+        differs = not np.array_equal(weights, np.tile(one, len(models)))
+        if intercept is not None and start is not None:
+            differs |= not np.array_equal(intercept, np.tile(start, len(models)))
+        if self.grid.world.max_flag(int(differs)):
+            return weights, intercept
+        return one, start
 
     def _blocks(self) -> Iterator[slice]:
         """The local rows that are looked at together, one block after the other."""

@@ -9,7 +9,7 @@ from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
 from hpcsgd.models import Models
-from hpcsgd.precision import AUTO, Precision
+from hpcsgd.precision import AUTO
 from hpcsgd.products.base import Array
 from hpcsgd.rates import RateConfig, make_rate
 
@@ -21,14 +21,20 @@ def many_models(config: RunConfig, scores: int) -> Models | None:
     return config.sweep.models(config.problem.l2, config.rate.value, scores)
 
 
-def check_many(config: RunConfig, precision: Precision) -> None:
+def check_many(config: RunConfig) -> None:
     """Refuse what is not offered for several models, before any data is read."""
     if not config.sweep.is_many:
         return
+    residual = config.precision.resolve().residual
     refused = (
         (
             config.run.device != "cpu",
             "run.device = 'cuda' trains one model at a time; use --device cpu",
+        ),
+        (
+            config.precision.recipe == AUTO,
+            "pilots of --precision auto train one model; name a recipe, as --precision"
+            " fp32",
         ),
         (
             config.update.clip != "none",
@@ -36,8 +42,8 @@ def check_many(config: RunConfig, precision: Precision) -> None:
             " update.clip = 'none'",
         ),
         (
-            get_format(precision.residual).wants_scale,
-            f"residuals in {precision.residual} have one scale for all models; use"
+            get_format(residual).wants_scale,
+            f"residuals in {residual} have one scale for all models; use"
             " --set precision.residual=fp32",
         ),
     )
@@ -46,23 +52,12 @@ def check_many(config: RunConfig, precision: Precision) -> None:
             raise ConfigError(f"[sweep] is not offered here: {sentence}")
 
 
-def check_recipe(config: RunConfig) -> None:
-    """Refuse a recipe that pilots of one model would have to choose."""
-    if config.sweep.is_many and config.precision.recipe == AUTO:
-        raise ConfigError(
-            "[sweep] is not offered with --precision auto, whose pilots train one"
-            " model; name a recipe, as --precision fp32"
-        )
-
-
 def rates_of(
     config: RateConfig, models: Models | None, total_steps: int
 ) -> Callable[[int, int], Array]:
     """(first step, count) -> rates, (s,) of one model or (s, settings) of several."""
     if models is None:
         return make_rate(config, total_steps).at
-    each = [
-        make_rate(replace(config, value=rate), total_steps)
-        for _, rate in models.settings
-    ]
-    return lambda first, count: np.stack([r.at(first, count) for r in each], axis=1)
+    shape = make_rate(replace(config, value=1.0), total_steps)
+    values = np.array([rate for _, rate in models.settings])
+    return lambda first, count: np.multiply.outer(shape.at(first, count), values)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from hpcsgd.agreement import AGREEMENTS
 from hpcsgd.assembly.many import check_many
 from hpcsgd.assembly.proximal import check_steps
+from hpcsgd.assembly.variance import check_svrg
 from hpcsgd.backends import make_backend
 from hpcsgd.backends.base import Backend
 from hpcsgd.comm.base import Communicator
@@ -37,13 +38,14 @@ class Vocabulary:
 def resolve(config: RunConfig, world: Communicator) -> Vocabulary:
     """Look every name up; what is unknown or does not fit is refused here."""
     check_steps(config)
+    check_svrg(config)
     world, replicas = _as_many(config, world), config.grid.replicas
     members = config.grid.members or max(world.size // max(replicas, 1), 1)
     check_size(world.size, replicas, members)
     if config.products.kind != "auto":
         get_product(config.products.kind)
     precision, update = config.precision.resolve(), config.update
-    check_many(config, precision)
+    check_many(config)
     network = parse_network(config.run.network) if config.run.network else None
     # Ranks that wait for each other in shared memory would not see one die.
     shrinks = config.run.on_failure == "shrink"

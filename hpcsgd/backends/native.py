@@ -29,6 +29,7 @@ DOTS_FROM = 256  # columns from which a dot product is worth its last addition
 # Sampled rows and columns from which kernels multiply several columns of weights:
 # below, turning the weights costs more than a copy of the rows.
 MANY_ROWS, MANY_COLUMNS = 128, 1000
+MOST_COLUMNS = 32  # from here on BLAS has enough to do with a copy of the rows
 DOTS_TO = {"float32": 512, "uint16": 64}  # rows from which BLAS on a copy is faster
 
 
@@ -152,10 +153,11 @@ class NativeBackend(HostBackend):
         intercept: Array | None,
     ) -> Array:
         """All s steps in one call, for families with one score a row."""
-        if family.name == SOFTMAX and self._is_one_call(margins, gram, plan):
+        plain = batch.anchors is None
+        if family.name == SOFTMAX and plain and self._is_one_call(margins, gram, plan):
             given = (margins, gram, batch, intercept, plan.states)
             return softmax_steps.recur(plan.coefficients, *given)
-        if not self._is_for_steps(margins, gram, plan, family):
+        if not (plain and self._is_for_steps(margins, gram, plan, family)):
             return super().corrected_residuals(
                 margins, gram, plan, family, batch, intercept
             )
@@ -219,7 +221,7 @@ class NativeBackend(HostBackend):
 
     def _takes_columns(self, rows: Any, weights: Array, other: Array) -> bool:
         """True for several columns, where no copy is made for the Gram and it pays."""
-        if not isinstance(rows, Sampled) or weights.shape[1] == 1:
+        if not isinstance(rows, Sampled) or not 1 < weights.shape[1] <= MOST_COLUMNS:
             return False
         m, width = len(rows), rows.matrix.shape[1]
         is_narrow = weights.dtype == other.dtype == np.float32

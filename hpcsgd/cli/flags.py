@@ -77,6 +77,11 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ),
     ("--hdf5", "data.hdf5", {"choices": list(DRIVERS), "help": "how ranks read"}),
     ("--sampling", "sampling.mode", {"choices": list(MODES), "help": "row order"}),
+    (
+        "--hold-out",
+        "sampling.hold_out",
+        {"type": float, "metavar": "SHARE", "help": "of the rows, not trained on"},
+    ),
     ("--seed", "sampling.seed", {"type": int, "help": "of the row order"}),
     (
         "--agreement",

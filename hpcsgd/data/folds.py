@@ -93,7 +93,7 @@ class Split:
         if self.hold_out:
             return held_out(rows, self.hold_out, self.seed)[:, None]
         fold = fold_of(rows, self.folds, self.fold_seed)
-        return fold[:, None] == np.append(np.arange(self.folds), -1)
+        return np.asarray(fold[:, None] == np.append(np.arange(self.folds), -1))
 
     def check(self, trained: Array, kept: Array) -> None:
         """Refuse parts whose weights (of all rows) sum to nothing."""

@@ -3,12 +3,13 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import ArrayLike
 
 from hpcsgd.api import open_data
-from hpcsgd.assembly.many import check_recipe
+from hpcsgd.assembly.many import check_many
 from hpcsgd.callbacks import Callback
 from hpcsgd.comm import open_world
 from hpcsgd.comm.base import Communicator
@@ -77,6 +78,9 @@ def sweep(
     comm = open_world(config.run.comm) if world is None else world
     session = Session(config, comm, reader, callbacks or [], began, setup)
     found = Sweep(session.run())
+    if config.run.out and "unsaved" not in found.outcome.report:
+        ranks, out = session.world, Path(config.run.out)
+        ranks.together(lambda: found.add_to(out) if ranks.rank == 0 else None)
     # Not after an error: others may still be in a sum, and closing waits for them.
     if world is None:
         session.world.close()
@@ -85,7 +89,7 @@ def sweep(
 
 def with_sweep(config: RunConfig, asked: Mapping[str, Any]) -> RunConfig:
     """`config` with what was `asked` in its section, checked."""
-    given = {
+    given: dict[str, Any] = {
         name: tuple(float(v) for v in value) if name in ("l2", "rate") else value
         for name, value in asked.items()
         if value is not None
@@ -96,5 +100,5 @@ def with_sweep(config: RunConfig, asked: Mapping[str, Any]) -> RunConfig:
             "a sweep of one model: give several --l2 or --rates, or --folds; hpcsgd"
             " train trains one"
         )
-    check_recipe(config)
+    check_many(config)
     return config

@@ -16,6 +16,7 @@ from hpcsgd.evaluation import is_good
 from hpcsgd.files import write_text
 from hpcsgd.models import Model
 from hpcsgd.result import Result, Status, finite, load_result, saving
+from hpcsgd.run_folder import SWEEP
 
 Array = NDArray[Any]
 COLUMNS = ("model", "l2", "rate", "fold", "status", "loss", "held", "mean_held")
@@ -101,7 +102,7 @@ class Sweep:
         judged = self.mean_held
         if np.isfinite(judged).any():
             whole = [k for k, m in enumerate(self.models) if m.fold is None]
-            return min(whole, key=lambda k: _order(judged[k]))
+            return min(whole, key=lambda k: _order(float(judged[k])))
         if self._is_judged:
             raise ConfigError("every model diverged; use smaller rates")
         if len({model.l2 for model in self.models}) > 1:
@@ -109,7 +110,7 @@ class Sweep:
                 "no rows were held out, so nothing says which l2 is best; add folds"
                 " (--folds 5) or sampling.hold_out"
             )
-        return min(range(len(self)), key=lambda k: _order(self.losses[k]))
+        return min(range(len(self)), key=lambda k: _order(float(self.losses[k])))
 
     @property
     def _is_judged(self) -> bool:
@@ -195,13 +196,18 @@ class Sweep:
         """Write sweep.csv, sweep.json, result.h5, and the best model into best/."""
         folder = Path(folder)
         self.outcome.save(folder)
-        best = self._best_or_none()
-        for name, text in (("sweep.csv", self.csv()), ("sweep.json", self.json())):
-            with saving(folder / name):
-                write_text(folder / name, text)
-        if best is not None:
-            self.result(best).save(folder / "best")
+        self.add_to(folder)
         return folder
+
+    def add_to(self, folder: Path) -> None:
+        """Write beside result.h5 what a sweep has more."""
+        table, document, best = (folder / name for name in SWEEP)
+        for path, text in ((table, self.csv()), (document, self.json() + "\n")):
+            with saving(path):
+                write_text(path, text)
+        number = self._best_or_none()
+        if number is not None:
+            self.result(number).save(best)
 
     def _best_or_none(self) -> int | None:
         try:

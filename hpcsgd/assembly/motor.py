@@ -81,9 +81,7 @@ def make_engine(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Engin
         monitor=task.monitor,
         states=_good_states(parts),
         falls_back=_falls_back(parts),
-        hooks=make_hooks(
-            config, parts.columns, task, parts.product, evaluation, each
-        ),
+        hooks=make_hooks(config, parts.columns, task, parts.product, evaluation, each),
         finisher=_finisher(parts, evaluation),
         stop=config.stop,
     )

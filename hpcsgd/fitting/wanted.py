@@ -19,7 +19,7 @@ TIGHT = 1e-8  # the tol of polish=True
 PASSES = 1000  # of L-BFGS at most: badly conditioned data take some hundred
 # Passes where none are named: before L-BFGS, where SGD is all there is, and where a
 # step is an exact one.
-EPOCHS = {"polished": 10, "sgd": 200, "svrg": 200, "coordinate": 1000}
+EPOCHS = {"polished": 5, "sgd": 200, "svrg": 200, "coordinate": 1000}
 STEPS = 8  # of an exchange, where no model of its times may choose them
 
 

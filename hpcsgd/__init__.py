@@ -29,14 +29,29 @@ _NAMES = {
     "HpcsgdError": "hpcsgd.errors",
 }
 
+_ESTIMATORS = (
+    "GLM",
+    "GLM_CV",
+    "GammaRegressor",
+    "HuberRegressor",
+    "LinearRegression",
+    "LinearSVC",
+    "LogisticRegression",
+    "PoissonRegressor",
+    "Ridge",
+)
+
+# The estimators need scikit-learn, which `from hpcsgd import *` shall not.
 __all__ = ["__version__", *_NAMES]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ESTIMATORS:
+        return getattr(import_module("hpcsgd.estimators"), name)
     if name in _NAMES:
         return getattr(import_module(_NAMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_ESTIMATORS])

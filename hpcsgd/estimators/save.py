@@ -1,0 +1,6 @@
+"""One file."""
+
+from typing import Any
+
+
+def save(estimator: Any, path: Any) -> None: ...

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
+from hpcsgd.averaging import AverageConfig
 from hpcsgd.checkpoint import CheckpointConfig
 from hpcsgd.data.partition import PARTITIONS
 from hpcsgd.data.sampling import SamplingConfig
@@ -174,6 +175,7 @@ class RunConfig:
     agreement: AgreementConfig = field(default_factory=AgreementConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
     rate: RateConfig = field(default_factory=RateConfig)
+    average: AverageConfig = field(default_factory=AverageConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     grid: GridConfig = field(default_factory=GridConfig)
@@ -204,6 +206,8 @@ class RunConfig:
         }
         if not self.schedule.steps:
             tables["schedule"]["steps"] = "auto"
+        if self.rate.is_open:
+            tables["rate"]["value"] = "auto"
         return tables
 
     def toml(self) -> str:
@@ -275,6 +279,8 @@ def _typed(section: str, key: str, kind: Any, value: Any) -> Any:
     """`value` as `kind`; a whole number may stand for a real one, nothing else."""
     if (section, key) == ("schedule", "steps") and value in ("auto", 0):
         return _steps(value)
+    if (section, key) == ("rate", "value") and value in ("auto", 0):
+        return _rate(value)
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     if value is None and type(None) in kinds:
         return None
@@ -297,3 +303,13 @@ def _steps(value: Any) -> int:
             ' "auto"'
         )
     return 0
+
+
+def _rate(value: Any) -> float:
+    """`auto`, which is 0 inside; a 0 that somebody wrote is a mistake."""
+    if value != "auto":
+        raise ConfigError(
+            f"[rate] value = {value!r} must be positive and finite, or auto; 0.1 is a"
+            " cautious start"
+        )
+    return 0.0

@@ -83,6 +83,7 @@ def _facts(
         "clipped_scores": live.engine.evaluation.clipped,
         "mended_members": live.engine.guard.mended,
         "events": list(view.events),
+        **live.engine.hooks.facts(),
         "gap_looks": live.task.monitor.looks,
         "seconds_total": view.seconds,
         "seconds_setup": sum(setup.values()),

@@ -1,9 +1,46 @@
 """Which hooks a run has: what touches its state between exchanges."""
 
+from hpcsgd.averaging import TailAverage
 from hpcsgd.config import RunConfig
-from hpcsgd.products.hooks import Hooks
+from hpcsgd.evaluation import Evaluation
+from hpcsgd.products.base import Product, Task
+from hpcsgd.products.hooks import Hook, Hooks
+from hpcsgd.products.on_device import OnDevice
 
 
-def make_hooks(config: RunConfig) -> Hooks:
+def make_hooks(
+    config: RunConfig,
+    task: Task,
+    product: Product,
+    evaluation: Evaluation,
+    planned: int,
+) -> Hooks:
     """Those that the configuration asks for, in the order they are called."""
-    return Hooks([])
+    return Hooks([*averages(config, task, product, evaluation, planned)])
+
+
+def averages(
+    config: RunConfig,
+    task: Task,
+    product: Product,
+    evaluation: Evaluation,
+    planned: int,
+) -> list[Hook]:
+    """The mean of the last of the `planned` exchanges, where it is wanted."""
+    average, period = config.average, config.schedule.period
+    if average.kind == "none":
+        return []
+    replicas = config.grid.replicas > 1
+    every = period if replicas else 1
+    if isinstance(product, OnDevice):  # each iterate has to be fetched
+        every *= -(-config.run.check_every // every)
+    return [
+        TailAverage(
+            evaluation=evaluation,
+            backend=task.backend,
+            first=planned - max(round(average.share * planned), 1),
+            every=every,
+            columns=task.columns,
+            own=evaluation.own,
+        )
+    ]

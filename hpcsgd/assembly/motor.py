@@ -78,7 +78,9 @@ def make_engine(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Engin
         monitor=task.monitor,
         states=_good_states(parts),
         falls_back=_falls_back(parts),
-        hooks=make_hooks(config),
+        hooks=make_hooks(
+            config, task, parts.product, evaluation, each * schedule.epochs
+        ),
     )
 
 

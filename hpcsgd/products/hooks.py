@@ -1,6 +1,7 @@
 """What may touch the state between exchanges: proximal steps, averages, snapshots."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from hpcsgd.products.base import Group, State
 
@@ -25,6 +26,10 @@ class Hook:
 
     def settle(self, state: State, exchanges: int) -> None:
         """Once, when training is over, before the last loss is taken."""
+
+    def facts(self) -> dict[str, Any]:
+        """What the result's report has to say of it."""
+        return {}
 
 
 class Hooks(Hook):
@@ -52,6 +57,11 @@ class Hooks(Hook):
     def settle(self, state: State, exchanges: int) -> None:
         for hook in self.hooks:
             hook.settle(state, exchanges)
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            name: said for hook in self.hooks for name, said in hook.facts().items()
+        }
 
 
 NO_HOOKS = Hooks()

@@ -65,6 +65,8 @@ LAYERS = (
         "tuner",
         "hardware",
         "auto_precision",
+        "auto_rate",
+        "averaging",
         "recheck",
         "unchecked",
         "start",

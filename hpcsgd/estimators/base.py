@@ -13,7 +13,7 @@ from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_is_fitted
 
 from hpcsgd.estimators.given import Given, Place
-from hpcsgd.estimators.save import save
+from hpcsgd.estimators.saved import save
 from hpcsgd.fitting import fit
 from hpcsgd.result import Result
 

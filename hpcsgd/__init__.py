@@ -24,6 +24,7 @@ _NAMES = {
     "PRODUCTS": "hpcsgd.products",
     "RECIPES": "hpcsgd.precision",
     "UPDATES": "hpcsgd.updates",
+    "ConvergenceWarning": "hpcsgd.errors",
     "ConfigError": "hpcsgd.errors",
     "DataError": "hpcsgd.errors",
     "HpcsgdError": "hpcsgd.errors",

@@ -19,6 +19,7 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.recheck import Recheck
 from hpcsgd.result import Result
 from hpcsgd.session import Session
+from hpcsgd.start import Start
 from hpcsgd.timing import Clock
 
 
@@ -59,19 +60,34 @@ def train(
     >>> result.weights.shape
     (3,)
     """
-    began, setup = time.perf_counter(), Clock()
+    began = time.perf_counter()
     if not isinstance(config, RunConfig):
         config = RunConfig.parse(config or {})
     reader = _reader(config, X, y, sample_weight, offset)
     comm = open_world(config.run.comm) if world is None else world
-    config, notes = settle_precision(config, comm, reader)
-    session = Session(config, comm, reader, callbacks or [], began, setup, notes)
-    session.rechecks = _rechecks(config, reader, notes)
+    session = open_session(comm, config, reader, callbacks, began=began)
     result = session.run()
     # Not after an error: others may still be in a sum, and closing waits for them.
     if world is None:
         session.world.close()
     return result
+
+
+def open_session(
+    world: Communicator,
+    config: RunConfig,
+    reader: Callable[[Communicator], RowReader],
+    callbacks: list[Callback] | None = None,
+    start: Start | None = None,
+    began: float | None = None,
+) -> Session:
+    """A run on the ranks of `world` with what `reader` opens there, ready to go."""
+    began, setup = began or time.perf_counter(), Clock()
+    config, notes = settle_precision(config, world, reader)
+    session = Session(config, world, reader, callbacks or [], began, setup, notes)
+    session.rechecks = _rechecks(config, reader, notes)
+    session.start = start
+    return session
 
 
 def _rechecks(

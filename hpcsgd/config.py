@@ -12,7 +12,9 @@ from hpcsgd.checkpoint import CheckpointConfig
 from hpcsgd.data.partition import PARTITIONS
 from hpcsgd.data.sampling import SamplingConfig
 from hpcsgd.errors import ConfigError
+from hpcsgd.polish.settings import PolishConfig
 from hpcsgd.precision import PrecisionConfig
+from hpcsgd.problem import ProblemConfig
 from hpcsgd.products.choose import ProductsConfig
 from hpcsgd.rates import RateConfig
 from hpcsgd.schedule import Schedule
@@ -22,22 +24,6 @@ DEVICES = ("cpu", "cuda")
 TRANSPORTS = ("auto", "nccl", "mpi-cuda", "mpi-host")
 DRIVERS = ("independent", "mpio")
 MOST_EXCHANGES = 1_000_000  # between two looks
-
-
-@dataclass(frozen=True)
-class ProblemConfig:
-    """What is learnt."""
-
-    family: str = "logistic"
-    l2: float = 0.0  # ridge penalty λ; the intercept is never penalised
-    intercept: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.l2 < float("inf"):
-            raise ConfigError(
-                f"[problem] l2 = {self.l2!r} must be finite and at least 0;"
-                " 0 is none, 1e-5 is usual"
-            )
 
 
 @dataclass(frozen=True)
@@ -180,6 +166,7 @@ class RunConfig:
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     grid: GridConfig = field(default_factory=GridConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    polish: PolishConfig = field(default_factory=PolishConfig)
     run: RunSection = field(default_factory=RunSection)
 
     @classmethod
@@ -199,9 +186,8 @@ class RunConfig:
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """Section -> key -> value, without what was left open."""
-        # No value of a section has parts: nothing has to be copied deeply.
         tables = {
-            name: {k: v for k, v in vars(section).items() if v is not None}
+            name: {k: _plain(v) for k, v in vars(section).items() if v is not None}
             for name, section in vars(self).items()
         }
         if not self.schedule.steps:
@@ -284,6 +270,8 @@ def _typed(section: str, key: str, kind: Any, value: Any) -> Any:
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     if value is None and type(None) in kinds:
         return None
+    if tuple[float, ...] in kinds and isinstance(value, list | tuple):
+        return tuple(_typed(section, key, float, item) for item in value)
     if float in kinds and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) not in kinds:
@@ -293,6 +281,11 @@ def _typed(section: str, key: str, kind: Any, value: Any) -> Any:
             " write it so, text in quotes"
         )
     return value
+
+
+def _plain(value: Any) -> Any:
+    """As TOML and JSON have it, which know lists alone."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _steps(value: Any) -> int:

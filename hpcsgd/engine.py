@@ -16,6 +16,7 @@ from hpcsgd.energy import Meter
 from hpcsgd.evaluation import Evaluation
 from hpcsgd.events import alarm_text, note, too_coarse
 from hpcsgd.fall_back import Outgrown
+from hpcsgd.finisher import UNFINISHED, Unfinished
 from hpcsgd.good_states import GoodStates
 from hpcsgd.looks import BROKEN, GAP, Looks
 from hpcsgd.products.base import Group, Product, State
@@ -71,6 +72,7 @@ class Engine:
         falls_back: bool = False,
         recheck: Unchecked = UNCHECKED,
         hooks: Hooks = NO_HOOKS,
+        finisher: Unfinished = UNFINISHED,
     ) -> None:
         self.grid = grid
         self.product = product
@@ -89,6 +91,7 @@ class Engine:
         self.states = states or GoodStates(0, active=False)
         self.recheck = recheck
         self.hooks = hooks
+        self.finisher = finisher
         self.meter = Meter(())  # of energy; the session has one that outlives legs
         self.alarm: dict[str, Any] | None = None  # that ended it
         self.outgrown: Outgrown | None = None  # so did this, in a good state
@@ -116,6 +119,8 @@ class Engine:
             status = self._evaluate(state) or status
         if status is Status.DIVERGED:
             self.view.loss = self.evaluation.restore(state)
+        elif status is Status.COMPLETED:
+            state, status = self._finish(state, status)
         falls = status is Status.DIVERGED and self.states.active
         return self._end(state, status, FALLING if falls else status.value)
 
@@ -123,6 +128,25 @@ class Engine:
         """So many exchanges and no more, for their time: no loss is taken."""
         self.pace = Pace(1, self.view.exchanges + more, 0)
         self._train(state, groups)
+
+    def _finish(self, state: State, status: Status) -> tuple[State, Status]:
+        """What comes after the last step, told pass by pass."""
+        began, before = perf_counter(), self.view.seconds
+
+        def tell(more: dict[str, Any]) -> Wish:
+            self.view.seconds = before + perf_counter() - began
+            record = _record(self.view, self.grid.world.ledger)
+            self.view.history.append(record | more)
+            self._tell("on_evaluate")
+            return self.wish
+
+        self.clock.start()
+        self.meter.resume()
+        state, wish = self.finisher.finish(state, self.view, tell)
+        self.meter.pause()
+        if self.finisher.facts is not None:
+            self.clock.lap("polish")
+        return state, ENDINGS.get(wish, status)
 
     def _end(self, state: State, status: Status, said: str) -> tuple[State, Status]:
         self.view.status = said

@@ -1,6 +1,6 @@
 """The full objective on all rows, in float64, on the values of the data itself.
 
-F(w) = (1/Σc_i) Σ_i c_i ℓ(t_i, y_i) + (λ/2)‖w‖²
+F(w) = (1/Σc_i) Σ_i c_i ℓ(t_i, y_i) + l1‖w‖₁ + (l2/2)‖w‖²
 
 A matrix stored low is not asked: the rows are read again, so that a loss says the
 same of every precision.
@@ -17,7 +17,7 @@ from hpcsgd.backends.exact import exact_scores
 from hpcsgd.comm.grid import Grid
 from hpcsgd.data.shard import Shard
 from hpcsgd.families.base import Family
-from hpcsgd.penalties import Ridge
+from hpcsgd.penalties import Penalty
 
 Array = NDArray[Any]
 BLOCK_ROWS = 4096  # rows of scores summed over members in one message, at most
@@ -31,12 +31,16 @@ def block_rows(total_columns: int) -> int:
 
 @dataclass(frozen=True)
 class Slope:
-    """F and its gradient at some weights, of all rows."""
+    """F and its gradient at some weights, of all rows.
 
-    loss: float
+    Where l1 or bounds bend F, `weights` are of its smooth part, the ridge included.
+    """
+
+    loss: float  # F, l1 included
     weights: Array  # ∂F/∂w at this member's columns, (d_c, K)
     intercept: Array | None  # ∂F/∂β, (K,), the same on every rank
     clips: int
+    least: Array | None = None  # F's smallest subgradient there; None: it is weights
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Objective:
     grid: Grid
     family: Family
     shard: Shard
-    penalty: Ridge
+    penalty: Penalty  # of this member's columns
     read: Callable[[slice], Any]  # local rows -> this member's columns, exact
 
     def loss(self, weights: Array, intercept: Array | None) -> tuple[float, int]:
@@ -77,16 +81,22 @@ class Objective:
             gradient += self.read(rows).T @ residuals
         self.grid.replicas.sum(sums, "evaluate")
         loss, total = float(sums[0] / sums[1]), sums[1]
+        smooth = gradient / total + self.penalty.l2 * weights
         return Slope(
             loss=loss + self._penalty(weights),
-            weights=gradient / total + self.penalty.l2 * weights,
+            weights=smooth,
             intercept=None if intercept is None else steps / total,
             clips=int(sums[2]),
+            least=self.penalty.least(weights, smooth),
         )
 
     def norm(self, slope: Slope) -> float:
-        """‖∇F‖ over all columns and the intercept."""
-        square = np.array([np.sum(np.square(slope.weights))])
+        """‖∇F‖, or that of F's smallest subgradient: all columns and the intercept.
+
+        It is zero at the minimum of F and nowhere else.
+        """
+        least = slope.weights if slope.least is None else slope.least
+        square = np.array([np.sum(np.square(least))])
         self.grid.members.sum(square, "evaluate")
         if slope.intercept is not None:
             square += np.sum(np.square(slope.intercept))
@@ -120,7 +130,7 @@ class Objective:
         return np.array([(c * losses).sum(), c.sum(), self.family.clipped(scores)])
 
     def _penalty(self, weights: Array) -> float:
-        if self.penalty.l2 == 0.0:
+        if self.penalty.is_nothing:
             return 0.0
         value = np.array([self.penalty.value(weights)])
         self.grid.members.sum(value, "evaluate")

@@ -46,7 +46,7 @@ def report(
         history=history,
         ledger=live.grid.world.ledger.as_dict(),
         config=live.config.tables(),
-        report=_facts(live, columns, began, setup) | dict(more),
+        report=_facts(live, columns, began, setup) | _polished(live) | dict(more),
     )
 
 
@@ -101,6 +101,12 @@ def _facts(
         **_where(),
         **({"profile": profile(live, setup)} if config.run.profile else {}),
     }
+
+
+def _polished(live: Live) -> dict[str, Any]:
+    """What came after the last step, if anything did."""
+    facts = live.engine.finisher.facts
+    return {} if facts is None else {"polish": facts}
 
 
 def _precision(live: Live) -> dict[str, str]:

@@ -126,7 +126,7 @@ class Result:
         """What to do now, or nothing; after fall-backs that did not help, which."""
         said = self.status.advice
         if self.status is not Status.DIVERGED:
-            return said
+            return said or str(self.report.get("advice", ""))
         tried = [e["change"] for e in self.events if e.get("event") == "fall-back"]
         return f"{said}; tried before: {', '.join(tried)}" if tried else said
 

@@ -63,7 +63,11 @@ def oracle_for(config, problem, *, weights=False, offset=False):
         order = sampler.order(epoch)
         batches += np.split(order, np.cumsum(sizes)[:-1])
     rates = make_rate(config.rate, len(batches)).at(0, len(batches))
-    momentum = config.update.momentum
+    momentum, asked = config.update.momentum, config.problem
+    bounds = (
+        (-np.inf if asked.lower is None else asked.lower),
+        (np.inf if asked.upper is None else asked.upper),
+    )
     return oracle.sgd(
         problem.X,
         problem.y,
@@ -76,6 +80,7 @@ def oracle_for(config, problem, *, weights=False, offset=False):
         offset=problem.offset if offset else None,
         intercept=config.problem.intercept,
         classes=problem.classes,
+        penalty=None if asked.is_smooth else oracle.Bent(asked.l1, *bounds),
     )
 
 

@@ -1,6 +1,8 @@
 """Which hooks a run has: what touches its state between exchanges."""
 
+from hpcsgd.assembly.proximal import proximal_hooks
 from hpcsgd.averaging import TailAverage
+from hpcsgd.columns import Columns
 from hpcsgd.config import RunConfig
 from hpcsgd.evaluation import Evaluation
 from hpcsgd.products.base import Product, Task
@@ -10,28 +12,37 @@ from hpcsgd.products.on_device import OnDevice
 
 def make_hooks(
     config: RunConfig,
+    columns: Columns,
     task: Task,
     product: Product,
     evaluation: Evaluation,
     planned: int,
 ) -> Hooks:
-    """Those that the configuration asks for, in the order they are called."""
-    return Hooks([*averages(config, task, product, evaluation, planned)])
+    """Those that the configuration asks for, in the order they are called.
+
+    The run has `planned` exchanges.
+    """
+    total, held = columns.total, columns.own
+    return Hooks(
+        [
+            *proximal_hooks(config, total, held, task.columns, task.backend),
+            *_averages(config, task, product, evaluation, planned),
+        ]
+    )
 
 
-def averages(
+def _averages(
     config: RunConfig,
     task: Task,
     product: Product,
     evaluation: Evaluation,
     planned: int,
 ) -> list[Hook]:
-    """The mean of the last of the `planned` exchanges, where it is wanted."""
+    """The mean of the last exchanges, where it is wanted."""
     average, period = config.average, config.schedule.period
     if average.kind == "none":
         return []
-    replicas = config.grid.replicas > 1
-    every = period if replicas else 1
+    every = period if config.grid.replicas > 1 else 1
     if isinstance(product, OnDevice):  # each iterate has to be fetched
         every *= -(-config.run.check_every // every)
     return [

@@ -9,6 +9,7 @@ from hpcsgd.assembly.choice import Chosen, Earlier, choose_run
 from hpcsgd.assembly.feed import Feed, make_feed, steps_in
 from hpcsgd.assembly.gpu_product import make_on_gpu
 from hpcsgd.assembly.motor import Parts, make_engine
+from hpcsgd.assembly.proximal import settle_steps
 from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.backends.base import Backend
 from hpcsgd.backends.device import Device
@@ -111,6 +112,7 @@ def assemble(
 
     `earlier` is what a run that goes on had chosen, `device` the GPU that it is for.
     """
+    config = settle_steps(config)
     task = _task(config, words, grid, loaded)
     chosen = choose_run(config, words, task, loaded, earlier)
     schedule = replace(config.schedule, steps=chosen.steps)

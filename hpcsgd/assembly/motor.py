@@ -7,6 +7,7 @@ from typing import Any
 from hpcsgd.agreement import AGREEMENTS, Agreement
 from hpcsgd.assembly.feed import Feed
 from hpcsgd.assembly.hooks import make_hooks
+from hpcsgd.assembly.proximal import penalty_of
 from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.callbacks.base import Callback, View
 from hpcsgd.callbacks.guards import MemberCheck
@@ -17,13 +18,14 @@ from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.config import RunConfig
 from hpcsgd.engine import Engine, Pace
+from hpcsgd.errors import ConfigError
 from hpcsgd.evaluation import Evaluation
 from hpcsgd.fall_back import next_rung
+from hpcsgd.finisher import UNFINISHED, Finisher, Unfinished
 from hpcsgd.good_states import GoodStates
 from hpcsgd.load import Loaded
 from hpcsgd.looks import Looks
 from hpcsgd.objective import Objective
-from hpcsgd.penalties import Ridge
 from hpcsgd.products.base import Product, Task
 from hpcsgd.products.watcher import UNWATCHED
 from hpcsgd.recording import NAME, Recorder, choose_exchanges
@@ -79,9 +81,33 @@ def make_engine(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Engin
         states=_good_states(parts),
         falls_back=_falls_back(parts),
         hooks=make_hooks(
-            config, task, parts.product, evaluation, each * schedule.epochs
+            config,
+            parts.columns,
+            task,
+            parts.product,
+            evaluation,
+            each * schedule.epochs,
         ),
+        finisher=_finisher(parts, evaluation),
     )
+
+
+def _finisher(parts: Parts, evaluation: Evaluation) -> Unfinished:
+    """What comes after the last step; weights that are made up have no optimum."""
+    config = parts.config
+    if config.polish.kind == "none":
+        return UNFINISHED
+    if config.run.emulate_members:
+        raise ConfigError(
+            "[polish] needs the rows of all members, and --emulate-members has those of"
+            " one; set polish.kind = 'none'"
+        )
+    if not evaluation.objective.penalty.is_smooth:
+        raise ConfigError(
+            "[polish] follows gradients, and l1 or bounds have none where they bend F;"
+            " set polish.kind = 'none'"
+        )
+    return Finisher(config.polish, evaluation, parts.columns)
 
 
 def _looks_every(parts: Parts) -> int:
@@ -133,7 +159,9 @@ def _evaluation(parts: Parts, agreement: Agreement) -> Evaluation:
         parts.grid,
         task.family,
         loaded.shard,
-        Ridge(parts.config.problem.l2),
+        penalty_of(parts.config.problem, loaded.shard.total_columns).of(
+            loaded.shard.columns
+        ),
         loaded.read_exact,
     )
     own = loaded.shard.columns if parts.columns.whole else slice(None)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from hpcsgd.agreement import AGREEMENTS
+from hpcsgd.assembly.proximal import check_steps
 from hpcsgd.backends import make_backend
 from hpcsgd.backends.base import Backend
 from hpcsgd.comm.base import Communicator
@@ -34,6 +35,7 @@ class Vocabulary:
 
 def resolve(config: RunConfig, world: Communicator) -> Vocabulary:
     """Look every name up; what is unknown or does not fit is refused here."""
+    check_steps(config)
     world, replicas = _as_many(config, world), config.grid.replicas
     members = config.grid.members or max(world.size // max(replicas, 1), 1)
     check_size(world.size, replicas, members)

@@ -20,6 +20,7 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("--data", "data.path", {"metavar": "FILE.h5", "help": "HDF5 file with /X and /y"}),
     ("--family", "problem.family", {"choices": sorted(FAMILIES), "help": "the GLM"}),
     ("--l2", "problem.l2", {"type": float, "help": "ridge penalty"}),
+    ("--l1", "problem.l1", {"type": float, "help": "penalty that makes weights 0"}),
     (
         "--products",
         "products.kind",
@@ -142,6 +143,15 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "--gram-kernel",
         "products.gram_kernel",
         {"choices": GRAM_KERNELS, "help": "who makes the Gram on a GPU"},
+    ),
+    (
+        "--polish",
+        "polish.kind",
+        {
+            "action": "store_const",
+            "const": "lbfgs",
+            "help": "then go on to the optimum, by gradients of all rows",
+        },
     ),
     (
         "--timeout",

@@ -1,19 +1,22 @@
 """The functional door: data in, a model out."""
 
-from collections.abc import Mapping
-from os import PathLike
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 from numpy.typing import ArrayLike
 
-from hpcsgd.api import train
 from hpcsgd.callbacks import Callback
 from hpcsgd.comm.base import Communicator
+from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.config import RunConfig
-from hpcsgd.errors import ConfigError
-from hpcsgd.families import get_family
-from hpcsgd.fitting.settings import laid_over
+from hpcsgd.errors import ConfigError, ConvergenceWarning
+from hpcsgd.fitting.given import open_data
+from hpcsgd.fitting.runs import Runs
+from hpcsgd.fitting.shown import Shown
+from hpcsgd.fitting.start import make_start
+from hpcsgd.fitting.wanted import Wanted
 from hpcsgd.result import Result
 
 
@@ -28,14 +31,14 @@ def fit(
     l1_ratio: float = 0.0,
     fit_intercept: bool = True,
     bounds: Any = None,
-    epochs: int = 50,
-    tol: float = 1e-4,
+    epochs: int = 10,
+    tol: float = 1e-6,
     batch: int = 32,
     steps: int | str = "auto",
     rate: float | str = "auto",
     update: str = "sgd",
     momentum: float = 0.9,
-    average: str = "auto",
+    average: str | bool = "auto",
     polish: bool | str = "auto",
     hold_out: float = 0.0,
     patience: int = 5,
@@ -51,36 +54,110 @@ def fit(
     verbose: int = 0,
     config: Mapping[str, Mapping[str, Any]] | RunConfig | None = None,
 ) -> Result:
-    """Fit a generalized linear model: as `train`, with defaults that just work."""
-    if start is not None or layout != "replicated" or hold_out:
-        raise ConfigError("start, layout and hold_out are not there yet")
-    if l1_ratio or bounds is not None or solver not in ("auto", "sgd"):
-        raise ConfigError("l1_ratio, bounds and other solvers are not there yet")
-    tables = {
-        "problem": {"family": family, "l2": alpha, "intercept": fit_intercept},
-        "schedule": {"batch": batch, "steps": steps, "epochs": epochs},
-        "rate": {"value": _rate(family, data, alpha) if rate == "auto" else rate},
-        "update": {"kind": update, "momentum": momentum},
-        "sampling": {"seed": seed},
-        "precision": {"recipe": precision},
-        "run": {"device": device},
-    }
-    if isinstance(data, str | PathLike):
-        tables["data"] = {"path": str(data)}
-    return train(
-        laid_over(tables, config),
-        X=None if isinstance(data, str | PathLike) else data,
-        y=y,
-        sample_weight=sample_weight,
-        offset=offset,
-        world=comm,
-        callbacks=callbacks,
+    """Fit a generalized linear model, with defaults that just work.
+
+    Minimises F(w) = (1/Σc) Σ c_i ℓ(a_i·w + β + o_i, y_i)
+    + alpha (l1_ratio ‖w‖₁ + (1 − l1_ratio)/2 ‖w‖²): some epochs of s-step SGD with a
+    rate from the data, the mean of the last iterates, then L-BFGS to `tol`.
+
+    Parameters
+    ----------
+    data : array, frame or sparse matrix, (n, d), the rows; or the path of an HDF5 file
+    family : str, the loss, as logistic, gaussian, poisson, softmax
+    y : (n,), targets, where `data` is no path
+    sample_weight : (n,), c_i >= 0; only their ratios matter
+    offset : (n,), o_i, added to every score; log of the exposure for counts
+    alpha : float, the penalty
+    l1_ratio : float, the part of it that is l1
+    fit_intercept : bool, learn β, which is never penalised
+    bounds : pair of a lowest and a highest weight, each a number, (d,) or None
+    epochs : int, passes of SGD at most
+    tol : float, of the gradient relative to the residuals, where polishing ends
+    batch, steps : rows of a step, and steps between two messages (or "auto")
+    rate : float or "auto", the step size; from the data where it is open
+    update, momentum : str and float, plain SGD or with momentum
+    average : "auto", "tail", "none" or bool, the mean of the last iterates
+    polish : "auto", bool, go on to the optimum; True goes on to 1e-8
+    hold_out : float, share of the rows that judges and does not train
+    patience : int, looks at them without a gain after which SGD ends
+    start : Result, weights, or (weights, intercept) to begin with
+    seed, precision, device : of the row order; recipe; "cpu" or "cuda"
+    solver : "auto", "sgd", "svrg" or "coordinate"
+    comm : communicator of mpi4py, or of this package; None: this process alone
+    layout : "replicated", "rows", "columns" or "hdf5", what each rank passes
+    grid : (replicas, members) or "RxC"; one replica of all ranks otherwise
+    callbacks : further callbacks, on this rank
+    verbose : int, above 0: a line for every pass, on rank 0
+    config : mapping of sections or RunConfig, lies over all of this
+
+    Returns
+    -------
+    Result
+        The same bits on all ranks; `report["converged"]` and `advice` say how it went.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> X = np.random.default_rng(0).normal(size=(200, 3))
+    >>> result = fit(X, "gaussian", X @ [1.0, 2.0, 3.0], alpha=0.0)
+    >>> result.weights.round(6).tolist()
+    [1.0, 2.0, 3.0]
+    """
+    wanted = Wanted(
+        family=family,
+        alpha=alpha,
+        l1_ratio=l1_ratio,
+        fit_intercept=fit_intercept,
+        bounds=bounds,
+        epochs=epochs,
+        tol=tol,
+        batch=batch,
+        steps=steps,
+        rate=rate,
+        update=update,
+        momentum=momentum,
+        average=average,
+        polish=polish,
+        hold_out=hold_out,
+        patience=patience,
+        seed=seed,
+        precision=precision,
+        device=device,
+        solver=solver,
+        grid=grid,
+        config=config,
     )
+    sides = {"y": y, "sample_weight": sample_weight, "offset": offset}
+    with ranks_of(comm) as world:
+        settings = world.together(lambda: wanted.settings(data))
+        begin = world.together(lambda: make_start(start))
+        given = world.together(lambda: open_data(data, sides, layout, settings))
+        watching = list(callbacks or [])
+        if verbose and world.rank == 0:
+            watching.append(Shown())
+        result = Runs(world, settings, given, watching, begin).run()
+    if result.advice:
+        warnings.warn(result.advice, ConvergenceWarning, stacklevel=2)
+    return result
 
 
-def _rate(family: str, data: Any, l2: float) -> float:
-    if isinstance(data, str | PathLike):
-        return 0.1
-    squares = data.multiply(data) if hasattr(data, "tocsr") else np.square(data)
-    curvature = min(get_family(family).curvature, 10.0)
-    return float(1.0 / (curvature * (np.max(squares.sum(axis=1)) + 1.0) + l2))
+@contextmanager
+def ranks_of(comm: Communicator | Any) -> Iterator[Communicator]:
+    """The ranks of a communicator, ours or mpi4py's; this process where there is none.
+
+    What is opened here is closed here, but not after an error: others may still be in
+    a sum, and closing waits for them.
+    """
+    if comm is None or isinstance(comm, Communicator):
+        yield SerialCommunicator() if comm is None else comm
+        return
+    if not hasattr(comm, "Allreduce"):
+        raise ConfigError(
+            f"comm is of type {type(comm).__name__}; give a communicator of mpi4py, as"
+            " MPI.COMM_WORLD, or leave it out"
+        )
+    from hpcsgd.comm.mpi import open_mpi_world
+
+    world = open_mpi_world(comm=comm)
+    yield world
+    world.close()

@@ -16,6 +16,7 @@ from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import AgreementConfig, GridConfig, RunConfig, RunSection
 from hpcsgd.errors import ConfigError
+from hpcsgd.polish.settings import PolishConfig
 from hpcsgd.precision import PrecisionConfig
 from hpcsgd.products.choose import ProductsConfig
 from hpcsgd.result import Result, Status
@@ -171,6 +172,7 @@ def _short(config: RunConfig, way: Way) -> RunConfig:
         grid=GridConfig(replicas=way.replicas),
         products=ProductsConfig(kind="direct", look_ahead="off"),
         agreement=AgreementConfig(),
+        polish=PolishConfig(),
         precision=PrecisionConfig(recipe="fp32"),
         run=run,
     )

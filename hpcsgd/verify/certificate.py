@@ -213,7 +213,9 @@ def _loss(scene: Scene, source: Source) -> Check:
             "loss", None, {}, f"a run {result.status.value} takes no last loss"
         )
     w, b = scene.model()
-    now, allowed = loss.recompute(source, scene.family, w, b, scene.config.problem.l2)
+    problem = scene.config.problem
+    found = loss.recompute(source, scene.family, w, b, problem.l2, problem.l1)
+    now, allowed = found
     deviation = abs(now - result.loss)
     figures = {
         "reported": result.loss,

@@ -76,6 +76,27 @@ def test_momentum(devices, update, family, kind, members):
     assert kind == "gram" or words[0] == words[1]  # whole tiles of the Gram travel
 
 
+@pytest.mark.parametrize("members, kind", [(1, "direct"), (2, "gram")])
+@pytest.mark.parametrize("update", ["sgd", "nesterov"])
+def test_l1_and_bounds_are_the_hosts(devices, members, kind, update):
+    """The weights come, are mapped, and go back."""
+    problem = make_problem("logistic", n=37, d=13)
+    bent = {"intercept": True, "l1": 0.02, "l2": 0.01, "upper": (0.005,) * 13}
+    config = on_gpu(
+        problem,
+        problem=bent,
+        products={"kind": kind},
+        schedule={"steps": 1, "epochs": 2},
+        update={"kind": update, "momentum": 0.8},
+    )
+    found = train_on(members, config, problem, weights=True)
+    flat = on_gpu(problem, problem={**bent, "upper": 0.005}, schedule={"epochs": 2})
+    flat = replace(config, problem=flat.problem)
+    exact = oracle_for(flat, problem, weights=True)
+    assert relative_error(found, exact) <= 2e-5
+    assert (found.weights == 0.0).any() and (found.weights == np.float32(0.005)).any()
+
+
 @pytest.mark.parametrize("form", ["fp16", "fp8-e4m3", "fp8-e5m2"])
 def test_a_matrix_that_is_stored_times_a_power_of_two(devices, form):
     """The values that are stored are those of the host, and so are the weights."""

@@ -1,0 +1,29 @@
+"""Whether a fit is at the optimum, and what to change where it is not."""
+
+from hpcsgd.result import Result, Status
+
+FALLS = 1e-3  # of |F| in the last epoch: it would go on falling
+
+
+def advise(result: Result) -> None:
+    """Put `converged` and a sentence of advice into the report."""
+    said = _sentence(result)
+    result.report["converged"] = not said and result.status is Status.COMPLETED
+    if said:
+        result.report["advice"] = said
+
+
+def _sentence(result: Result) -> str:
+    if result.status is not Status.COMPLETED:
+        return result.status.advice
+    losses = [record["loss"] for record in result.history]
+    if len(losses) < 2:
+        return ""
+    fall = losses[-2] - losses[-1]
+    if fall > FALLS * abs(losses[-1]):
+        return (
+            f"the loss still fell by {100 * fall / max(abs(losses[-1]), 1e-300):.2g} %"
+            " in the last epoch; raise epochs, scale the columns alike, or let"
+            " polish='auto' go on"
+        )
+    return ""

@@ -1,0 +1,58 @@
+"""What a caller passed, as something that the ranks can open."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcsgd.comm.base import Communicator
+from hpcsgd.config import RunConfig
+from hpcsgd.data.readers import RowReader, open_reader
+from hpcsgd.errors import ConfigError
+from hpcsgd.fitting.inputs import to_column, to_matrix
+from hpcsgd.fitting.layouts import LAYOUTS, open_layout
+from hpcsgd.fitting.wanted import path_of
+from hpcsgd.precision import AUTO
+
+
+@dataclass(frozen=True)
+class Given:
+    """The data of a fit."""
+
+    opens: Callable[[Communicator], RowReader]
+    names: list[str] | None  # of the columns, where they have any
+
+
+def open_data(
+    data: Any, sides: Mapping[str, Any], layout: str, config: RunConfig
+) -> Given:
+    """Arrays by their layout, a path as a file."""
+    if layout not in LAYOUTS:
+        raise ConfigError(f"layout = {layout!r}; known: {', '.join(LAYOUTS)}")
+    if path_of(data) is not None:
+        return _of_file(config, sides, layout)
+    if layout in ("rows", "columns") and config.precision.recipe == AUTO:
+        raise ConfigError(
+            f"precision='auto' tries recipes on one rank, which has not all of the data"
+            f" with layout = {layout!r}; name a recipe, or use layout='replicated'"
+        )
+    if layout != "columns" and data is not None and sides["y"] is None:
+        raise ConfigError("give y, the targets of the rows: fit(X, family, y)")
+    X, names = to_matrix(data)
+    columns = {name: to_column(name, values) for name, values in sides.items()}
+    replicas, partition = config.grid.replicas, config.data.partition
+    return Given(open_layout(layout, X, columns, replicas, partition), names)
+
+
+def _of_file(config: RunConfig, sides: Mapping[str, Any], layout: str) -> Given:
+    for name, values in sides.items():
+        if values is not None:
+            raise ConfigError(
+                f"{name} is given beside a file, which has its own; leave it out"
+            )
+    if layout not in ("hdf5", "replicated"):
+        raise ConfigError(f"layout = {layout!r} is for arrays; a file needs none")
+    path, shared = Path(config.data.path), config.data.hdf5 == "mpio"
+    return Given(
+        lambda world: open_reader(path, *([world.mpi_handle] if shared else [])), None
+    )

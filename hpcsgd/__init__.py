@@ -12,6 +12,10 @@ __version__ = "0.1.0"
 _NAMES = {
     "train": "hpcsgd.api",
     "fit": "hpcsgd.fitting",
+    "sweep": "hpcsgd.sweeps.api",
+    "Sweep": "hpcsgd.sweeps.outcome",
+    "load_sweep": "hpcsgd.sweeps.outcome",
+    "race": "hpcsgd.sweeps.race",
     "evaluate": "hpcsgd.assessment",
     "predict": "hpcsgd.prediction",
     "predict_blocks": "hpcsgd.prediction",

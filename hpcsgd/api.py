@@ -14,6 +14,8 @@ from hpcsgd.checkpoint import PRECISION_AUTO
 from hpcsgd.comm import open_world
 from hpcsgd.comm.base import Communicator
 from hpcsgd.config import RunConfig
+from hpcsgd.coordinate.run import CoordinateRun
+from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.data.readers import RowReader, open_reader
 from hpcsgd.errors import ConfigError
 from hpcsgd.recheck import Recheck
@@ -35,7 +37,8 @@ def train(
 ) -> Result:
     """Train a generalized linear model.
 
-    Minimises F(w) = (1/Σc) Σ c_i ℓ(a_i·w, y_i) + (λ/2)‖w‖² by s-step SGD.
+    Minimises F(w) = (1/Σc) Σ c_i ℓ(a_i·w, y_i) + l1‖w‖₁ + (l2/2)‖w‖² by s-step SGD,
+    or by one of the coordinate forms.
 
     Parameters
     ----------
@@ -63,7 +66,9 @@ def train(
     began = time.perf_counter()
     if not isinstance(config, RunConfig):
         config = RunConfig.parse(config or {})
-    reader = _reader(config, X, y, sample_weight, offset)
+    if config.sweep.is_many:
+        raise ConfigError("[sweep] asks for several models; use hpcsgd.sweep")
+    reader = open_data(config, X, y, sample_weight, offset)
     comm = open_world(config.run.comm) if world is None else world
     session = open_session(comm, config, reader, callbacks, began=began)
     result = session.run()
@@ -83,6 +88,8 @@ def open_session(
 ) -> Session:
     """A run on the ranks of `world` with what `reader` opens there, ready to go."""
     began, setup = began or time.perf_counter(), Clock()
+    if config.update.kind == COORDINATE:
+        return CoordinateRun(config, world, reader, callbacks or [], began, setup)
     config, notes = settle_precision(config, world, reader)
     session = Session(config, world, reader, callbacks or [], began, setup, notes)
     session.rechecks = _rechecks(config, reader, notes)
@@ -102,9 +109,10 @@ def _rechecks(
     return lambda live: Recheck(live, reader, found)
 
 
-def _reader(
+def open_data(
     config: RunConfig, X: Any, y: Any, sample_weight: Any, offset: Any
 ) -> Callable[[Communicator], RowReader]:
+    """What opens the rows: arrays that were given, or the file of `config`."""
     if X is not None and y is not None:
         from hpcsgd.data.memory import MemoryReader
 

@@ -30,7 +30,7 @@ from hpcsgd.objective import block_rows
 
 Array = NDArray[Any]
 SAMPLED = 1024  # rows of a replica from which batches are made
-SAMPLED_VALUES = 2**23  # of these rows, where they are very wide
+SAMPLED_VALUES = 2**21  # of these rows, where they are very wide
 DIGITS = 3  # of the rate: sums of other grids differ in the last ones
 
 
@@ -69,7 +69,7 @@ def _smoothness(config: RunConfig, grid: Grid, loaded: Loaded, family: Family) -
     if looked.grams is not None:
         grid.members.sum(looked.grams, "control")
         found = _of_batches(looked, bends, ones, longest)
-    return max(grid.world.exchange_objects(found))
+    return float(max(grid.world.exchange_objects(found)))
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,8 @@ def row_squares(block: Any) -> Array:
         squares: Array = block.astype(np.float64).power(2).sum(axis=1)
         return np.asarray(squares).reshape(-1)
     wide = np.asarray(block, dtype=np.float64)
-    return np.einsum("ij,ij->i", wide, wide)
+    found: Array = np.einsum("ij,ij->i", wide, wide)
+    return found
 
 
 def _of_batches(looked: _Looked, bends: Array, ones: float, longest: float) -> float:
@@ -162,7 +163,7 @@ def curvatures(grid: Grid, loaded: Loaded, family: Family) -> Array:
     shard = loaded.shard
     weights = np.ones(shard.height)
     if shard.weights is not None:
-        weights = shard.weights[:, 0].astype(np.float64)
+        weights = shard.weights.max(axis=1).astype(np.float64)  # of any model
     if np.isfinite(family.curvature):
         return weights * family.curvature
     targets = shard.targets.astype(np.float64)
@@ -173,7 +174,8 @@ def curvatures(grid: Grid, loaded: Loaded, family: Family) -> Array:
     fitting = np.log(np.where(targets > 0.0, targets, 1.0))
     fitting = np.where(targets > 0.0, fitting, null)
     bends = [_bend(family, t, targets) for t in (null, fitting)]
-    return weights * np.maximum(*bends)[:, 0]
+    found: Array = weights * np.maximum(*bends)[:, 0]
+    return found
 
 
 def _null_score(grid: Grid, weights: Array, targets: Array, offsets: Array) -> float:
@@ -188,4 +190,5 @@ def _bend(family: Family, scores: Array, targets: Array, step: float = 1e-3) -> 
     """∂r/∂t, by a difference."""
     above = family.residual(scores + step, targets)
     below = family.residual(scores - step, targets)
-    return np.maximum(above - below, 0.0) / (2.0 * step)
+    found: Array = np.maximum(above - below, 0.0) / (2.0 * step)
+    return found

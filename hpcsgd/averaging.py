@@ -6,14 +6,13 @@ run keeps whichever has the lower F, the mean or the last iterate.
 """
 
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any
 
 import numpy as np
 
 from hpcsgd.backends.base import Backend
 from hpcsgd.errors import ConfigError
-from hpcsgd.evaluation import Evaluation
+from hpcsgd.evaluation import Evaluation, numbers
 from hpcsgd.products.base import Array, State
 from hpcsgd.products.hooks import Hook
 
@@ -72,24 +71,21 @@ class TailAverage(Hook):
             _move(state.memory[INTERCEPT], state.intercept[:1], 1.0 / count)
 
     def settle(self, state: State, exchanges: int) -> None:
-        """The mean for the last iterate, where F says so."""
+        """The mean for the last iterate, in every model whose F says so."""
         if not self._count(exchanges):
             return
         weights, intercept = self._rounded(state)
-        last = self._loss_now(state, exchanges)
-        mean = self._loss(weights, intercept)
-        is_better = isfinite(mean) and not mean >= last
-        self.said |= {
-            "kept": "mean" if is_better else "last",
-            "iterates": self._count(exchanges),
-            "loss_of_mean": mean,
-            "loss_of_last": last,
-        }
-        if is_better:
-            state.weights[:, : self.columns] = weights
-            if state.intercept is not None and intercept is not None:
-                state.intercept[:1] = intercept
-            self.evaluation.measured_at = -1  # the loss at hand is not of these
+        last = self._losses_now(state, exchanges)
+        mean = self._losses(weights, intercept)
+        better = np.isfinite(mean) & ~(mean >= last)
+        self._tell(better, mean, last, exchanges)
+        if not better.any():
+            return
+        chosen = np.flatnonzero(np.repeat(better, self.columns // len(better)))
+        state.weights[:, chosen] = weights[:, chosen]
+        if state.intercept is not None and intercept is not None:
+            state.intercept[0, chosen] = intercept[0, chosen]
+        self.evaluation.measured_at = -1  # the loss at hand is not of these
 
     def facts(self) -> dict[str, Any]:
         """Which of both was kept."""
@@ -107,17 +103,27 @@ class TailAverage(Hook):
             return weights, None
         return weights, state.memory[INTERCEPT][:1].copy()
 
-    def _loss_now(self, state: State, exchanges: int) -> float:
-        """F of the last iterate, which may be known."""
+    def _losses_now(self, state: State, exchanges: int) -> Array:
+        """F of the last iterate, which is known where it was just taken."""
         known = self.evaluation
-        if known.measured_at == exchanges and known.good is not None:
-            return known.good[2]
-        return self._loss(state.weights[:, : self.columns], state.intercept)
+        is_one = known.objective.models is None
+        if is_one and known.measured_at == exchanges and known.good is not None:
+            return np.array([known.good[2]])
+        return self._losses(state.weights[:, : self.columns], state.intercept)
 
-    def _loss(self, weights: Array, intercept: Array | None) -> float:
+    def _losses(self, weights: Array, intercept: Array | None) -> Array:
+        """Of every model."""
         first = None if intercept is None else intercept[0]
         with np.errstate(all="ignore"):
-            return self.evaluation.objective.loss(weights[self.own], first)[0]
+            return self.evaluation.objective.measure(weights[self.own], first).each
+
+    def _tell(self, better: Array, mean: Array, last: Array, exchanges: int) -> None:
+        kept = ["mean" if one else "last" for one in better]
+        found: dict[str, Any] = {"kept": kept, "loss_of_mean": numbers(mean)}
+        found["loss_of_last"] = numbers(last)
+        if self.evaluation.objective.models is None:
+            found = {name: values[0] for name, values in found.items()}
+        self.said |= {"iterates": self._count(exchanges), **found}
 
 
 def _move(mean: Array, towards: Array, share: float) -> None:

@@ -25,6 +25,7 @@ from hpcsgd.data.stream import Route
 from hpcsgd.load import Loaded, load
 from hpcsgd.memory import check_memory
 from hpcsgd.resume import earlier_choice
+from hpcsgd.sweeps.settings import split_of
 from hpcsgd.timing import Clock
 
 
@@ -85,7 +86,9 @@ def open_all(
     words = world.together(lambda: resolve(config, world))
     grid = Grid(words.world, config.grid.replicas, words.members)
     opened = grid.world.together(lambda: reader(grid.world))
-    streams = check_memory(grid, opened, config, words.precision, words.update.states)
+    streams = check_memory(
+        grid, opened, config, words.precision, words.update.states * config.sweep.count
+    )
     setup.lap("open")
     route = _router(config, grid.replica) if streams else None
     loaded = load(
@@ -97,6 +100,7 @@ def open_all(
         route,
         config.data.partition,
         config.precision.scale,
+        split_of(config.sweep, config.sampling),
     )
     setup.lap("read")
     return Opened(words, grid, loaded, device)

@@ -5,10 +5,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from hpcsgd.averaging import AverageConfig
 from hpcsgd.checkpoint import CheckpointConfig
+from hpcsgd.coordinate.settings import CoordinateConfig
 from hpcsgd.data.partition import PARTITIONS
 from hpcsgd.data.sampling import SamplingConfig
 from hpcsgd.errors import ConfigError
@@ -18,6 +19,7 @@ from hpcsgd.problem import ProblemConfig
 from hpcsgd.products.choose import ProductsConfig
 from hpcsgd.rates import RateConfig
 from hpcsgd.schedule import Schedule
+from hpcsgd.sweeps.settings import SweepConfig
 from hpcsgd.toml_text import toml_literal, toml_value
 
 DEVICES = ("cpu", "cuda")
@@ -160,9 +162,11 @@ class RunConfig:
     products: ProductsConfig = field(default_factory=ProductsConfig)
     agreement: AgreementConfig = field(default_factory=AgreementConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
+    coordinate: CoordinateConfig = field(default_factory=CoordinateConfig)
     rate: RateConfig = field(default_factory=RateConfig)
     average: AverageConfig = field(default_factory=AverageConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     grid: GridConfig = field(default_factory=GridConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -267,6 +271,8 @@ def _typed(section: str, key: str, kind: Any, value: Any) -> Any:
         return _steps(value)
     if (section, key) == ("rate", "value") and value in ("auto", 0):
         return _rate(value)
+    if get_origin(kind) is tuple:
+        return _numbers(section, key, value)
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     if value is None and type(None) in kinds:
         return None
@@ -286,6 +292,16 @@ def _typed(section: str, key: str, kind: Any, value: Any) -> Any:
 def _plain(value: Any) -> Any:
     """As TOML and JSON have it, which know lists alone."""
     return list(value) if isinstance(value, tuple) else value
+
+
+def _numbers(section: str, key: str, value: Any) -> tuple[float, ...]:
+    """A list of numbers; one number alone is a mistake."""
+    good = isinstance(value, list | tuple)
+    if not good or any(type(one) not in (int, float) for one in value):
+        raise ConfigError(
+            f"[{section}] {key} = {value!r} must be a list of numbers, as [1e-5, 1e-4]"
+        )
+    return tuple(float(one) for one in value)
 
 
 def _steps(value: Any) -> int:

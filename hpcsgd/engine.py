@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
 from hpcsgd.agreement import Agreement
 from hpcsgd.callbacks.base import Callback, View, Wish, wish_of
 from hpcsgd.callbacks.guards import MemberCheck
@@ -196,7 +194,7 @@ class Engine:
         began = perf_counter()
         self.meter.keep_up()
         wish = max(self.wish, self.saver.wish())
-        bad = not np.isfinite(state.weights).all()
+        bad = self.evaluation.are_broken(state.weights)
         flag = BROKEN if bad else GAP if self.monitor.alarm else wish
         answer = self.looks.ask(flag, number, self.view.seconds)
         self.view.seconds += perf_counter() - began
@@ -281,4 +279,5 @@ def _record(view: View, ledger: Ledger) -> dict[str, object]:
         "loss": view.loss,
         "seconds": view.seconds,
         "words": ledger.words("products") + ledger.words("agreement"),
+        **view.more,
     }

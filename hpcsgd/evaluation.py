@@ -7,7 +7,7 @@ import numpy as np
 
 from hpcsgd.agreement import Agreement
 from hpcsgd.callbacks.base import View
-from hpcsgd.objective import Objective
+from hpcsgd.objective import Losses, Objective
 from hpcsgd.products.base import Array, State
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,8 @@ class Evaluation:
         intercept = None if seen.intercept is None else seen.intercept[0]
         own = seen.weights[self.own, : self.columns]
         with np.errstate(all="ignore"):
-            view.loss, self.clipped = self.objective.loss(own, intercept)
+            found = self.objective.measure(own, intercept)
+        self._show(found, view)
         if self.clipped and view.exchanges:
             log.warning(
                 "%d scores lie beyond the range of exp and were clipped;"
@@ -49,11 +50,32 @@ class Evaluation:
         self.measured_at = view.exchanges
         if self.first_loss is None:
             self.first_loss = view.loss
-        good = self._is_good(view.loss)
+        good = is_good(view.loss, self.first_loss)
         if good:
             kept = None if seen.intercept is None else seen.intercept.copy()
             self.good = (seen.weights.copy(), kept, view.loss)
         return good
+
+    def _show(self, found: Losses, view: View) -> None:
+        """Of several models the least loss stands for all: it is their best that a run
+        goes on for.
+        """
+        self.clipped = found.clips
+        finite = found.each[np.isfinite(found.each)]
+        is_one = self.objective.models is None
+        view.loss = float(found.each[0] if is_one else min(finite, default=np.nan))
+        view.more = {} if is_one else {"losses": numbers(found.each)}
+        if found.held is not None:
+            held = numbers(found.held)
+            view.more["held"] = held[0] if is_one else held
+
+    def are_broken(self, weights: Array) -> bool:
+        """Whether nothing is left to train: a NaN, in each of several models."""
+        models = self.objective.models
+        if models is None:
+            return not np.isfinite(weights).all()
+        states = weights.shape[1] // self.columns
+        return not models.are_finite(weights, states).any()
 
     def is_fresh(self, view: View) -> bool:
         """True where the loss in the view is that of the state now."""
@@ -69,6 +91,13 @@ class Evaluation:
             state.intercept[...] = intercept
         return loss
 
-    def _is_good(self, loss: float) -> bool:
-        first = self.first_loss or 0.0
-        return math.isfinite(loss) and loss - first <= BLOW_UP * (1.0 + abs(first))
+
+def is_good(loss: float, first: float | None) -> bool:
+    """Whether a run whose first loss was `first` has not blown up."""
+    first = first or 0.0
+    return math.isfinite(loss) and loss - first <= BLOW_UP * (1.0 + abs(first))
+
+
+def numbers(values: Array) -> list[float | None]:
+    """For a record; None where there is no number."""
+    return [float(one) if math.isfinite(one) else None for one in values]

@@ -17,6 +17,7 @@ from hpcsgd.backends.exact import exact_scores
 from hpcsgd.comm.grid import Grid
 from hpcsgd.data.shard import Shard
 from hpcsgd.families.base import Family
+from hpcsgd.models import Models
 from hpcsgd.penalties import Penalty
 
 Array = NDArray[Any]
@@ -27,6 +28,15 @@ BLOCK_VALUES = 2**20  # of the whole width: wide rows are read fewer at a time
 def block_rows(total_columns: int) -> int:
     """Rows looked at together; the same for all members, whose widths may differ."""
     return max(min(BLOCK_ROWS, BLOCK_VALUES // total_columns), 64)
+
+
+@dataclass(frozen=True)
+class Losses:
+    """F of every model at its weights, of all rows."""
+
+    each: Array  # F, (models,)
+    held: Array | None  # mean loss of rows that are not trained on; NaN: it has all
+    clips: int
 
 
 @dataclass(frozen=True)
@@ -52,6 +62,7 @@ class Objective:
     shard: Shard
     penalty: Penalty  # of this member's columns
     read: Callable[[slice], Any]  # local rows -> this member's columns, exact
+    models: Models | None = None  # several at once
 
     def loss(self, weights: Array, intercept: Array | None) -> tuple[float, int]:
         """F at this member's slice of w (d_c, K) and the intercept (K,); clips.
@@ -59,11 +70,33 @@ class Objective:
         The clips are the scores whose exponential had to be cut off: with any of
         them the loss is a lower bound.
         """
-        sums, weights = np.zeros(3), weights.astype(np.float64)
+        found = self.measure(weights, intercept)
+        return float(found.each[0]), found.clips
+
+    def measure(self, weights: Array, intercept: Array | None) -> Losses:
+        """F of every model, and what it is on the rows that it has not seen.
+
+        One pass, one message for each block of rows and one over replicas, however
+        many models there are.
+        """
+        weights, count = weights.astype(np.float64), len(self.models or (0,))
+        point, start = self._read_at(weights, intercept)
+        held = self.shard.held
+        sums = np.zeros((2 if held is None else 4) * count + 1)
         for rows in self._blocks():
-            sums += self._sums(*self._scores(rows, weights, intercept))
+            scores, targets, c = self._scores(rows, point, start)
+            losses = self.family.loss(scores, targets)
+            found = [_whole(_summed(v), count) for v in (c * losses, c)]
+            clips = np.array([self.family.clipped(scores)])
+            if held is not None:
+                own = self._of_models(held[rows].astype(np.float64))
+                found += [_whole(_summed(v), count) for v in (own * losses, own)]
+            sums += np.concatenate([*found, clips])
         self.grid.replicas.sum(sums, "evaluate")
-        return float(sums[0] / sums[1]) + self._penalty(weights), int(sums[2])
+        totals = sums[:-1].reshape(-1, 2, count)
+        means = totals[:, 0] / totals[:, 1]
+        own = means[0] + self._penalties(weights)
+        return Losses(own, None if held is None else means[1], int(sums[-1]))
 
     def slope(self, weights: Array, intercept: Array | None) -> Slope:
         """F and ∇F, in one pass: a sum of scores over members for each block of rows,
@@ -102,6 +135,26 @@ class Objective:
             square += np.sum(np.square(slope.intercept))
         return float(np.sqrt(square[0]))
 
+    def _read_at(
+        self, weights: Array, intercept: Array | None
+    ) -> tuple[Array, Array | None]:
+        """Where scores are read: at the first model alone where all are alike, as they
+        are before the first step.
+        """
+        models = self.models
+        if models is None or len(models) == 1:
+            return weights, intercept
+        first = [weights[:, : models.scores]]
+        if intercept is not None:
+            first.append(intercept[: models.scores])
+        differs = any(
+            not np.array_equal(whole, np.tile(one, len(models)))
+            for whole, one in zip((weights, intercept), first, strict=False)
+        )
+        if self.grid.world.max_flag(int(differs)):
+            return weights, intercept
+        return np.ascontiguousarray(first[0]), first[1] if first[1:] else None
+
     def _blocks(self) -> Iterator[slice]:
         """The local rows that are looked at together, one block after the other."""
         step = block_rows(self.shard.total_columns)
@@ -122,12 +175,31 @@ class Objective:
         targets = shard.targets[rows].astype(np.float64)
         if shard.weights is None:
             return scores, targets, np.ones((len(scores), 1))
-        return scores, targets, shard.weights[rows].astype(np.float64)
+        c = self._of_models(shard.weights[rows].astype(np.float64))
+        return scores, targets, c
+
+    def _of_models(self, weights: Array) -> Array:
+        """Sample weights, (m, 1) or (m, models)."""
+        if self.models is None:
+            return weights
+        found = self.models.sample_weights(weights)
+        assert found is not None
+        return found
 
     def _sums(self, scores: Array, targets: Array, c: Array) -> Array:
         """Σcℓ, Σc and the clips of these rows."""
         losses = self.family.loss(scores, targets)
         return np.array([(c * losses).sum(), c.sum(), self.family.clipped(scores)])
+
+    def _penalties(self, weights: Array) -> Array:
+        """Of every model, (models,)."""
+        if self.models is None:
+            return np.array([self._penalty(weights)])
+        if not self.models.l2.any():
+            return np.zeros(len(self.models))
+        squares = self.models.sums(np.square(weights).sum(axis=0))
+        self.grid.members.sum(squares, "evaluate")
+        return 0.5 * self.models.l2 * squares
 
     def _penalty(self, weights: Array) -> float:
         if self.penalty.is_nothing:
@@ -135,3 +207,14 @@ class Objective:
         value = np.array([self.penalty.value(weights)])
         self.grid.members.sum(value, "evaluate")
         return float(value[0])
+
+
+def _summed(values: Array) -> Array:
+    """Sums of every column, (columns,); of one column as the sum of all is."""
+    total: Array = values.sum(axis=0) if values.shape[1] > 1 else values.sum()[None]
+    return total
+
+
+def _whole(sums: Array, count: int) -> Array:
+    """One sum for all models as that of each."""
+    return np.broadcast_to(sums, (count,))

@@ -63,6 +63,12 @@ class Model:
 
 def model_of(result: Result) -> Model:
     """The model that a run has left behind."""
+    if "models" in result.report:
+        raise ConfigError(
+            f"these are the {len(result.report['models'])} models of a sweep; take one"
+            " of them: its best lies in best/ of the run folder, others are"
+            " hpcsgd.load_sweep(folder).result(number)"
+        )
     problem = result.config["problem"]
     family = get_family(problem["family"])
     weights = np.asarray(result.weights, dtype=np.float64)

@@ -163,6 +163,7 @@ def _evaluation(parts: Parts, agreement: Agreement) -> Evaluation:
             loaded.shard.columns
         ),
         loaded.read_exact,
+        task.models,
     )
     own = loaded.shard.columns if parts.columns.whole else slice(None)
     return Evaluation(objective, agreement, task.columns, own)
@@ -206,7 +207,8 @@ def _recorder(parts: Parts) -> Recorder:
     config, grid = parts.config, parts.grid
     run, total = config.run, parts.feed.exchanges_per_epoch * config.schedule.epochs
     clips = config.update.clip != "none"  # a replay of plain SGD would not be the same
-    if run.out is None or not run.record or grid.replica or clips:
+    many = parts.task.models is not None  # nor is it one of several models
+    if run.out is None or not run.record or grid.replica or clips or many:
         return Recorder(frozenset())
     return Recorder(
         chosen=choose_exchanges(run.record, config.sampling.seed, total),

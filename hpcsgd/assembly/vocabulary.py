@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from hpcsgd.agreement import AGREEMENTS
+from hpcsgd.assembly.many import check_many
 from hpcsgd.assembly.proximal import check_steps
 from hpcsgd.backends import make_backend
 from hpcsgd.backends.base import Backend
@@ -42,6 +43,7 @@ def resolve(config: RunConfig, world: Communicator) -> Vocabulary:
     if config.products.kind != "auto":
         get_product(config.products.kind)
     precision, update = config.precision.resolve(), config.update
+    check_many(config, precision)
     network = parse_network(config.run.network) if config.run.network else None
     # Ranks that wait for each other in shared memory would not see one die.
     shrinks = config.run.on_failure == "shrink"

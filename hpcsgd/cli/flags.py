@@ -6,6 +6,7 @@ from hpcsgd.agreement import AGREEMENTS
 from hpcsgd.cli.words import gib, rate, steps
 from hpcsgd.comm.delayed import NETWORKS
 from hpcsgd.config import DEVICES, DRIVERS, TRANSPORTS
+from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.data.partition import PARTITIONS
 from hpcsgd.data.sampling import MODES
 from hpcsgd.families import FAMILIES
@@ -61,7 +62,11 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         {"type": rate, "metavar": "R", "help": "step size, or auto"},
     ),
     ("--rate-kind", "rate.kind", {"choices": list(RATES), "help": "rate schedule"}),
-    ("--update", "update.kind", {"choices": list(UPDATES), "help": "step rule"}),
+    (
+        "--update",
+        "update.kind",
+        {"choices": [*UPDATES, COORDINATE], "help": "step rule"},
+    ),
     ("--momentum", "update.momentum", {"type": float, "help": "of momentum, nesterov"}),
     (
         "--partition",
@@ -80,6 +85,11 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ),
     ("--hdf5", "data.hdf5", {"choices": list(DRIVERS), "help": "how ranks read"}),
     ("--sampling", "sampling.mode", {"choices": list(MODES), "help": "row order"}),
+    (
+        "--hold-out",
+        "sampling.hold_out",
+        {"type": float, "metavar": "SHARE", "help": "of the rows, not trained on"},
+    ),
     ("--seed", "sampling.seed", {"type": int, "help": "of the row order"}),
     (
         "--agreement",

@@ -1,8 +1,21 @@
 """Whether a fit is at the optimum, and what to change where it is not."""
 
+from hpcsgd.polish.lbfgs import Ending
 from hpcsgd.result import Result, Status
 
 FALLS = 1e-3  # of |F| in the last epoch: it would go on falling
+REMEDIES = {
+    Ending.PASSES.value: (
+        "{passes} passes of L-BFGS were not enough (gradient {relative_after:.2g} of"
+        " the residuals, not {tol:.2g}); raise polish.passes in config, raise alpha, or"
+        " raise tol"
+    ),
+    Ending.STUCK.value: (
+        "after {passes} passes of L-BFGS no lower loss was found (gradient"
+        " {relative_after:.2g} of the residuals, not {tol:.2g}); scale the columns or"
+        " the targets, or lower the rate"
+    ),
+}
 
 
 def advise(result: Result) -> None:
@@ -16,14 +29,17 @@ def advise(result: Result) -> None:
 def _sentence(result: Result) -> str:
     if result.status is not Status.COMPLETED:
         return result.status.advice
+    polished = result.report.get("polish")
+    if polished is not None:
+        return REMEDIES.get(polished["ended"], "").format(**polished)
     losses = [record["loss"] for record in result.history]
     if len(losses) < 2:
         return ""
     fall = losses[-2] - losses[-1]
-    if fall > FALLS * abs(losses[-1]):
-        return (
-            f"the loss still fell by {100 * fall / max(abs(losses[-1]), 1e-300):.2g} %"
-            " in the last epoch; raise epochs, scale the columns alike, or let"
-            " polish='auto' go on"
-        )
-    return ""
+    if fall <= FALLS * abs(losses[-1]):
+        return ""
+    return (
+        f"the loss still fell by {100 * fall / max(abs(losses[-1]), 1e-300):.2g} % in"
+        " the last epoch; raise epochs, scale the columns alike, or let polish='auto'"
+        " go on"
+    )

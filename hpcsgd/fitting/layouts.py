@@ -60,20 +60,20 @@ def open_layout(
         )
     if layout == "replicated":
         return lambda world: _replicated(world, X, sides)
-    known: list[tuple[int, RowReader]] = []
+    found: list[tuple[int, RowReader]] = []
 
     def opened(world: Communicator) -> RowReader:
         """Once: a run that falls back opens its data again."""
-        if known and known[0][0] != world.size:
+        if found and found[0][0] != world.size:
             raise _alike("the rows of a lost rank are lost with it; start again")
-        if not known:
+        if not found:
             given = world.together(lambda: _given(X, sides))
             if layout == "columns":
-                found = _columns(world, given, replicas)
+                reader = _columns(world, given, replicas)
             else:
-                found = _rows(world, given, replicas, partition)
-            known.append((world.size, found))
-        return known[0][1]
+                reader = _rows(world, given, replicas, partition)
+            found.append((world.size, reader))
+        return found[0][1]
 
     return opened
 

@@ -72,35 +72,43 @@ def best_constant(live: Live) -> Array:
     c = np.ones_like(y) if shard.weights is None else shard.weights.astype(np.float64)
     c = c[:, :1]
     o = np.zeros_like(y) if shard.offsets is None else shard.offsets.astype(np.float64)
-    sums = {
-        "real": lambda: [c.sum(), (c * (y - o)).sum()],
-        "binary": lambda: [c.sum(), (c * y).sum()],
-        "classes": lambda: _by_class(c, y, live.task.columns),
-        "counts": lambda: [(c * np.exp(o)).sum(), (c * y).sum()],
-        "positive": lambda: [(c * np.exp(o)).sum(), (c * y).sum()],
-    }
-    if family.targets not in sums or family.name == "probit":
+    kind = family.targets
+    if kind in ("signed",) or family.name == "probit":
         return np.zeros(live.task.columns)
-    own = np.array(sums[family.targets]())
+    own = _sums(kind, c, y, o, live.task.columns)
     grid = live.grid
     total = sum(grid.world.exchange_objects(own * (grid.member == 0)))
-    return _link(family.targets, np.asarray(total))
+    return _link(kind, np.asarray(total))
+
+
+def _sums(kind: str, c: Array, y: Array, o: Array, columns: int) -> Array:
+    """What the mean target is made of, over the local rows."""
+    if kind == "classes":
+        return _by_class(c, y, columns)
+    if kind == "real":
+        return np.array([c.sum(), (c * (y - o)).sum()])
+    exposed = np.exp(o) if kind in ("counts", "positive") else np.ones_like(o)
+    return np.array([(c * exposed).sum(), (c * y).sum()])
 
 
 def _by_class(c: Array, y: Array, columns: int) -> Array:
     labels = y[:, 0].astype(np.intp)
-    return np.bincount(labels, weights=c[:, 0], minlength=columns)
+    found: Array = np.bincount(labels, weights=c[:, 0], minlength=columns)
+    return found
 
 
 def _link(kind: str, total: Array) -> Array:
     """Of the mean; of classes less their mean score. Nobody of a class: as if one."""
+    found: Array
     if kind == "real":
-        return total[1:] / total[0]
-    if kind == "binary":
+        found = total[1:] / total[0]
+    elif kind == "binary":
         some = max(1.0, 1e-9 * total[0])
         none = max(total[0] - total[1], some)
-        return np.log(np.maximum(total[1:], some) / none)
-    if kind == "classes":
+        found = np.log(np.maximum(total[1:], some) / none)
+    elif kind == "classes":
         logs = np.log(np.maximum(total, 1.0))
-        return np.asarray(logs - logs.mean())
-    return np.log(np.maximum(total[1:], 1e-9) / total[0])
+        found = logs - logs.mean()
+    else:
+        found = np.log(np.maximum(total[1:], 1e-9) / total[0])
+    return found

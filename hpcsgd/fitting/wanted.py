@@ -12,6 +12,8 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.fitting.settings import laid_over
 
 Tables = dict[str, dict[str, Any]]
+TIGHT = 1e-8  # the tol of polish=True
+PASSES = 1000  # of L-BFGS at most: badly conditioned data take some hundred
 AVERAGES = {"auto": "tail", True: "tail", False: "none"}
 
 
@@ -49,6 +51,7 @@ class Wanted:
             "schedule": self._named("batch", "steps", "epochs"),
             "rate": {"value": plain(self.rate), "norm": "batches"},
             "update": {"kind": self.update, "momentum": plain(self.momentum)},
+            "polish": self._polish(),
             "average": {"kind": AVERAGES.get(self.average, self.average)},
             "sampling": self._named("seed"),
             "precision": {"recipe": self.precision},
@@ -75,8 +78,40 @@ class Wanted:
         return {
             "family": self.family,
             "l2": alpha * (1.0 - ratio),
+            "l1": alpha * ratio,
             "intercept": bool(self.fit_intercept),
+            **self._bounds(),
         }
+
+    def _bounds(self) -> dict[str, Any]:
+        if self.bounds is None:
+            return {}
+        try:
+            lower, upper = self.bounds
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                "bounds must be a pair of a lowest and a highest weight, each a number,"
+                " one for each column, or None; as (0, None)"
+            ) from error
+        given = {"lower": _bound(lower), "upper": _bound(upper)}
+        return {name: bound for name, bound in given.items() if bound is not None}
+
+    def _polish(self) -> dict[str, Any]:
+        """L-BFGS wants a smooth F; l1 and bounds bend it."""
+        tol, wish = _number("tol", self.tol), self.polish
+        if wish not in ("auto", True, False):
+            raise ConfigError(f"polish = {wish!r} must be 'auto', True or False")
+        if self._problem().keys() & {"lower", "upper"} or self._problem()["l1"]:
+            if wish is True:
+                raise ConfigError(
+                    "polish=True needs a smooth F, and l1 and bounds bend it; leave"
+                    " polish='auto'"
+                )
+            return {}
+        if wish is False:
+            return {}
+        aim = min(tol, TIGHT) if wish is True else tol
+        return {"kind": "lbfgs", "tol": aim, "passes": PASSES}
 
     def _grid(self) -> dict[str, Any]:
         if self.grid is None:
@@ -84,6 +119,12 @@ class Wanted:
         text = isinstance(self.grid, str)
         replicas, members = parse_grid(self.grid) if text else self.grid
         return {"replicas": replicas, "members": members}
+
+
+def _bound(value: Any) -> Any:
+    if value is None or np.ndim(value) == 0:
+        return None if value is None else _number("bounds", value)
+    return [_number("bounds", one) for one in value]
 
 
 def _number(name: str, value: Any) -> float:

@@ -14,6 +14,7 @@ from hpcsgd.comm.workspace import Message
 from hpcsgd.data.shard import Shard, take
 from hpcsgd.families.base import Family
 from hpcsgd.formats import get_format
+from hpcsgd.models import Models
 from hpcsgd.precision import Precision
 from hpcsgd.products.clip import Clip
 from hpcsgd.products.watcher import UNWATCHED, Unwatched
@@ -38,6 +39,7 @@ class Task:
     clock: Clock
     clip: Clip | None = None
     monitor: Unwatched = UNWATCHED  # checks the recurrence now and then
+    models: Models | None = None  # several at once, `columns` of all of them together
 
     @cached_property
     def margin_dtype(self) -> Any:
@@ -172,7 +174,10 @@ def batch_of(task: Task, rows: Array) -> Batch:
     targets = np.take(shard.targets, rows, axis=0)
     if shard.weights is None and shard.offsets is None:
         return Batch(targets, None, None)
-    return Batch(targets, take(shard.weights, rows), take(shard.offsets, rows))
+    weights = take(shard.weights, rows)
+    if task.models is not None:
+        weights = task.models.of_columns(weights)
+    return Batch(targets, weights, take(shard.offsets, rows))
 
 
 def gather_rows(task: Task, scratch: Scratch, name: str, group: Group) -> Rows:

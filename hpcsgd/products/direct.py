@@ -34,7 +34,7 @@ class Direct:
         task = self.task
         rows = gather_rows(task, self.scratch, "rows", group)
         batch = batch_of(task, group.rows)
-        if task.members.size > 1 and task.clip is None:
+        if task.members.size > 1 and task.clip is None and task.models is None:
             plain = _plain(task, state, group, rows, batch)
             by_kernel = task.backend.stepwise(state.weights, plain)
             if by_kernel is not None:
@@ -80,7 +80,8 @@ def walk(
     `batch` is what belongs to the rows, where that is known already.
     """
     batch = batch or batch_of(task, group.rows)
-    if task.clip is None and (scratch is None or task.members.size == 1):
+    alone = scratch is None or task.members.size == 1
+    if alone and task.clip is None and task.models is None:
         plain = _plain(task, state, group, rows, batch)
         at_once = task.backend.walk(state.weights, plain)
         if at_once is not None:

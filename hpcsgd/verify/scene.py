@@ -139,6 +139,11 @@ def open_scene(folder: Path) -> Scene:
             f"{folder} is of a run that clipped its gradients, and verify replays plain"
             " SGD; verify a run with update.clip = 'none'"
         )
+    if "models" in result.report:
+        raise DataError(
+            f"{folder} is of a sweep, and verify replays one model; train the model in"
+            " question with hpcsgd train and verify that run"
+        )
     if not (folder / NAME).exists():
         raise DataError(
             f"{folder} holds no {NAME}, so no exchange can be replayed; train with"

@@ -24,7 +24,7 @@ LAYERS = (
         "compiled",
         "toml_text",
     ),
-    ("families", "penalties", "problem", "rates", "updates", "codecs"),
+    ("families", "penalties", "problem", "rates", "updates", "models", "codecs"),
     ("backends", "comm", "data"),
     ("products", "agreement", "objective", "polish", "cost", "cost_terms", "bound"),
     (
@@ -62,6 +62,8 @@ LAYERS = (
         "fall_back",
         "good_states",
         "session",
+        "sweeps",
+        "coordinate",
         "trials",
         "tuner",
         "hardware",

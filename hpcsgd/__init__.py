@@ -4,7 +4,9 @@ Names are loaded when they are first used, so that importing the package costs n
 and needs nothing; training in memory needs NumPy and SciPy only.
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 __version__ = "0.1.0"
@@ -23,6 +25,7 @@ _NAMES = {
     "Result": "hpcsgd.result",
     "Status": "hpcsgd.result",
     "load_result": "hpcsgd.result",
+    "load": "hpcsgd.estimators.saved",
     "Callback": "hpcsgd.callbacks.base",
     "FAMILIES": "hpcsgd.families",
     "PRODUCTS": "hpcsgd.products",
@@ -60,3 +63,18 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*__all__, *_ESTIMATORS])
+
+
+class _Package(ModuleType):
+    """This package: a file imported later does not hide the function of its name.
+
+    `import hpcsgd.load`, by whatever part of a run, would put the module where users
+    find the function `hpcsgd.load`.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (isinstance(value, ModuleType) and name in _NAMES):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

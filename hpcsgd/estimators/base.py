@@ -13,6 +13,7 @@ from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_is_fitted
 
 from hpcsgd.estimators.given import Given, Place
+from hpcsgd.estimators.progress import unwarned
 from hpcsgd.estimators.saved import save
 from hpcsgd.fitting import fit
 from hpcsgd.result import Result
@@ -41,7 +42,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
     l1_ratio : share of l1 in the penalty, 0 to 1; larger = more coefficients at zero
     fit_intercept : whether there is an intercept
     bounds : (low, high) of every coefficient, each a number or one for each column
-    max_iter : epochs of CA-SGD at most
+    max_iter : epochs of SGD at most; None = what suits the solver
     tol : the fit ends when the norm of the gradient is so small a part of what it was
         at zero; smaller = more passes
     batch : rows of a step of SGD
@@ -71,7 +72,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         l1_ratio: float = 0.0,
         fit_intercept: bool = True,
         bounds: Any = None,
-        max_iter: int = 50,
+        max_iter: int | None = None,
         tol: float = 1e-8,
         batch: int = 32,
         steps: int | str = "auto",
@@ -154,18 +155,19 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
     ) -> Solution:
         """The coefficients of one run; `changed` are other arguments of `fit`."""
         settings = {**self._settings(), "seed": self._seed(place), **changed}
-        result = fit(
-            given.X,
-            family,
-            given.y,
-            sample_weight=given.weights,
-            offset=given.offset,
-            start=start,
-            comm=place.world,
-            layout=place.layout,
-            grid=place.grid,
-            **settings,
-        )
+        with unwarned():
+            result = fit(
+                given.X,
+                family,
+                given.y,
+                sample_weight=given.weights,
+                offset=given.offset,
+                start=start,
+                comm=place.world,
+                layout=place.layout,
+                grid=place.grid,
+                **settings,
+            )
         weights = np.asarray(result.weights, dtype=np.float64)
         weights = weights.reshape(len(weights), -1)
         intercept = np.zeros(weights.shape[1])

@@ -23,7 +23,7 @@ class Classifier(ClassifierMixin, Learner):  # type: ignore[misc]
         fit_intercept: bool = True,
         class_weight: Any = None,
         bounds: Any = None,
-        max_iter: int = 50,
+        max_iter: int | None = None,
         tol: float = 1e-8,
         batch: int = 32,
         steps: int | str = "auto",

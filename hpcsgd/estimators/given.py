@@ -44,6 +44,23 @@ class Place:
         """The items of all ranks that hold rows of their own; else this one alone."""
         return self.world.exchange_objects(item) if self.layout == "rows" else [item]
 
+    def share(self, X: Any, *sides: Any) -> tuple[Any, ...]:
+        """X, and targets, weights ... of all its rows, of which rank 0 has some alone.
+
+        Where columns are dealt the others may leave them out.
+        """
+        if self.layout != "columns" or self.world.size == 1:
+            return X, *sides
+        if all(self.world.exchange_objects(sides[0] is not None)):
+            return X, *sides
+        of_first = sides if self.world.rank == 0 else None
+        return X, *self.world.exchange_objects(of_first)[0]
+
+    @property
+    def fewest_rows(self) -> int:
+        """That a rank must have: none, where others have some."""
+        return 0 if self.layout == "rows" and self.world.size > 1 else 1
+
 
 @dataclass(frozen=True)
 class Given:
@@ -80,12 +97,16 @@ def take(
     exposure: Any = None,
     *,
     is_labelled: bool,
+    place: Place,
     reset: bool = True,
 ) -> Given:
     """Everything that was given, or one clear error."""
     if isinstance(X, str | PathLike):
-        return Given(X, y, sample_weight, offset)
-    X, y = _checked(estimator, X, y, is_labelled, reset)
+        if exposure is not None:
+            offset = total_offset(offset, exposure, len(exposure))
+        return Given(str(X), y, sample_weight, offset)
+    how = {"reset": reset, "ensure_min_samples": place.fewest_rows}
+    X, y = _checked(estimator, X, y, is_labelled, **how)
     rows = X.shape[0]
     if sample_weight is not None:
         sample_weight = _check_sample_weight(
@@ -102,17 +123,15 @@ def take_rows(estimator: Any, X: Any) -> Any:
 
 
 def _checked(
-    estimator: Any, X: Any, y: Any, is_labelled: bool, reset: bool
+    estimator: Any, X: Any, y: Any, is_labelled: bool, **how: Any
 ) -> tuple[Any, Array]:
     if is_on_device(X):
         y = column(y.get() if is_on_device(y) else y, X.shape[0], "y")
-        if reset:
+        if how["reset"]:
             estimator.n_features_in_ = X.shape[1]
         return _as_fitted(estimator, X), y
-    X, y = validate_data(
-        estimator, X, y, reset=reset, y_numeric=not is_labelled, **CHECKS
-    )
-    if is_labelled:
+    X, y = validate_data(estimator, X, y, y_numeric=not is_labelled, **how, **CHECKS)
+    if is_labelled and len(y):
         check_classification_targets(y)
     return X, y
 

@@ -80,7 +80,7 @@ class GLM(Learner):
         fit_intercept: bool = True,
         class_weight: Any = None,
         bounds: Any = None,
-        max_iter: int = 50,
+        max_iter: int | None = None,
         tol: float = 1e-8,
         batch: int = 32,
         steps: int | str = "auto",

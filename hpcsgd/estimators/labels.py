@@ -21,7 +21,9 @@ def find_classes(X: Any, y: Any, place: Place) -> Array:
     """The labels of all ranks in ascending order; one exchange where rows are dealt."""
     if y is None:
         return _of_file(X, place)
-    classes = np.unique(np.concatenate(place.of_rows(np.unique(y))))
+    # Of a rank without rows not even the type is known.
+    found = [labels for labels in place.of_rows(np.unique(y)) if len(labels)]
+    classes = np.unique(np.concatenate(found))
     if len(classes) < 2:
         raise DataError(
             f"y has one class only ({classes[0]!r}) and a classifier needs two; add"

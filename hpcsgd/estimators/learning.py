@@ -46,7 +46,7 @@ class Learner(LinearEstimator):
                 self._check_count()
             starts = self._starts() if self.warm_start else None
             self._learn(taken, place, starts)
-        warn_unless_converged(self)
+            warn_unless_converged(self, place.world.rank)
 
     def _partial_fit(
         self, *given: Any, where: tuple[Any, str, Any], classes: Any = None
@@ -66,9 +66,9 @@ class Learner(LinearEstimator):
         self.n_iter_ = done + self.n_iter_
 
     def _take(self, given: Any, place: Place, reset: bool = True) -> Given:
-        labelled = self._labelled
+        labelled, given = self._labelled, place.share(*given)
         return place.together(
-            lambda: take(self, *given, is_labelled=labelled, reset=reset)
+            lambda: take(self, *given, is_labelled=labelled, reset=reset, place=place)
         )
 
     def _check_count(self) -> None:

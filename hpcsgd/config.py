@@ -19,6 +19,7 @@ from hpcsgd.problem import ProblemConfig
 from hpcsgd.products.choose import ProductsConfig
 from hpcsgd.rates import RateConfig
 from hpcsgd.schedule import Schedule
+from hpcsgd.stopping import MEASURES, StopConfig
 from hpcsgd.sweeps.settings import SweepConfig
 from hpcsgd.toml_text import toml_literal, toml_value
 
@@ -89,6 +90,7 @@ class RunSection:
     check_every: int = 64  # exchanges between looks at non-finite weights and stops
     node_sharing: str = "auto"  # memory shared by ranks of a node: auto, on or off
     evaluate_every: int = 1  # epochs between full losses; 0 = only at the two ends
+    evaluate: str = "loss"  # and the gradient, or a bound of F − F*: more passes
     gap_every: int = 50  # exchanges between looks at the recurrence; 0 = never
     fall_back: bool = True  # after an alarm or a divergence: go on more carefully
     record: int = 3  # exchanges kept for `hpcsgd verify`; 0 = none
@@ -116,6 +118,9 @@ class RunSection:
                 raise ConfigError(
                     f"[run] {name} = {value} must be at least {least}; {remedy}"
                 )
+        if self.evaluate not in MEASURES:
+            known = ", ".join(MEASURES)
+            raise ConfigError(f"[run] evaluate = {self.evaluate!r}; known: {known}")
         if self.check_every > MOST_EXCHANGES:
             raise ConfigError(
                 f"[run] check_every must be at most {MOST_EXCHANGES}; 64 is usual"
@@ -170,6 +175,7 @@ class RunConfig:
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     grid: GridConfig = field(default_factory=GridConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    stop: StopConfig = field(default_factory=StopConfig)
     polish: PolishConfig = field(default_factory=PolishConfig)
     run: RunSection = field(default_factory=RunSection)
 

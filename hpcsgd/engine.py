@@ -23,6 +23,7 @@ from hpcsgd.products.watcher import UNWATCHED, Unwatched
 from hpcsgd.recording import Recorder
 from hpcsgd.result import Status
 from hpcsgd.saving import Saver
+from hpcsgd.stopping import StopConfig
 from hpcsgd.timing import Clock
 from hpcsgd.unchecked import UNCHECKED, Unchecked
 
@@ -31,6 +32,7 @@ ENDINGS = {
     Wish.PREEMPT: Status.PREEMPTED,
     Wish.INTERRUPT: Status.INTERRUPTED,
 }
+NO_GOAL = StopConfig()
 FALLING = "falling back"  # what callbacks see where it goes on with other settings
 
 
@@ -71,6 +73,7 @@ class Engine:
         recheck: Unchecked = UNCHECKED,
         hooks: Hooks = NO_HOOKS,
         finisher: Unfinished = UNFINISHED,
+        stop: StopConfig = NO_GOAL,
     ) -> None:
         self.grid = grid
         self.product = product
@@ -90,6 +93,7 @@ class Engine:
         self.recheck = recheck
         self.hooks = hooks
         self.finisher = finisher
+        self.stop = stop
         self.meter = Meter(())  # of energy; the session has one that outlives legs
         self.alarm: dict[str, Any] | None = None  # that ended it
         self.outgrown: Outgrown | None = None  # so did this, in a good state
@@ -115,9 +119,11 @@ class Engine:
             self.hooks.settle(state, self.view.exchanges)
         if status.is_finished and not self.evaluation.is_fresh(self.view):
             status = self._evaluate(state) or status
+            if status is Status.COMPLETED and self._is_there():
+                status = Status.CONVERGED
         if status is Status.DIVERGED:
             self.view.loss = self.evaluation.restore(state)
-        elif status is Status.COMPLETED:
+        elif status.is_good:
             state, status = self._finish(state, status)
         falls = status is Status.DIVERGED and self.states.active
         return self._end(state, status, FALLING if falls else status.value)
@@ -130,6 +136,7 @@ class Engine:
     def _finish(self, state: State, status: Status) -> tuple[State, Status]:
         """What comes after the last step, told pass by pass."""
         began, before = perf_counter(), self.view.seconds
+        self.view.more = {}
 
         def tell(more: dict[str, Any]) -> Wish:
             self.view.seconds = before + perf_counter() - began
@@ -144,7 +151,15 @@ class Engine:
         self.meter.pause()
         if self.finisher.facts is not None:
             self.clock.lap("polish")
+        elif status is Status.COMPLETED and self.stop.on != "none":
+            self.stop.warn(self.view.history)
         return state, ENDINGS.get(wish, status)
+
+    def _is_there(self) -> bool:
+        """Whether the last evaluation found the goal reached; asked of all ranks."""
+        if self.stop.on == "none":
+            return False
+        return bool(self.grid.world.max_flag(self.stop.is_reached(self.view.history)))
 
     def _end(self, state: State, status: Status, said: str) -> tuple[State, Status]:
         self.view.status = said
@@ -153,6 +168,8 @@ class Engine:
         return state, status
 
     def _train(self, state: State, groups: Iterator[Group | None]) -> Status:
+        if self._is_there():
+            return Status.CONVERGED
         group = next(groups, None)
         self.looks.begin(self.view.exchanges, self.view.seconds)
         for number in range(self.view.exchanges + 1, self.pace.exchanges + 1):
@@ -205,17 +222,20 @@ class Engine:
                 return Status.DIVERGED
             answer = Wish.NONE  # wishes are heard the next time
         self.states.passed(number)
-        if epoch_ends and self._evaluates(self.view.epoch) and self._measure(state):
+        measures = epoch_ends and self._evaluates(self.view.epoch)
+        if measures and self._measure(state):
             return Status.DIVERGED
-        if epoch_ends and answer < Wish.STOP and self._outgrows(state):
+        is_there = measures and self._is_there()
+        goes_on = answer < Wish.STOP and not is_there
+        if epoch_ends and goes_on and self._outgrows(state):
             return Status.STOPPED
         began = perf_counter()
-        if saves or answer >= Wish.SAVE:
+        if saves or is_there or answer >= Wish.SAVE:
             self.saver.save(state, self.view)
             if self.wish is Wish.SAVE:
                 self.wish = Wish.NONE  # granted; a wish to end stays
         self.view.seconds += perf_counter() - began
-        return ENDINGS.get(Wish(answer))
+        return ENDINGS.get(Wish(answer), Status.CONVERGED if is_there else None)
 
     def _alarm(self) -> bool:
         """Note what one of the ranks has found; whether that ends this leg."""

@@ -2,12 +2,14 @@
 
 import logging
 import math
+from typing import Any
 
 import numpy as np
 
 from hpcsgd.agreement import Agreement
 from hpcsgd.callbacks.base import View
 from hpcsgd.objective import Losses, Objective
+from hpcsgd.optimality import gap_of, gradient_of
 from hpcsgd.products.base import Array, State
 
 log = logging.getLogger(__name__)
@@ -19,9 +21,15 @@ class Evaluation:
     """Measures the model that a run would return now."""
 
     def __init__(
-        self, objective: Objective, agreement: Agreement, columns: int, own: slice
+        self,
+        objective: Objective,
+        agreement: Agreement,
+        columns: int,
+        own: slice,
+        takes: str = "loss",
     ) -> None:
         self.objective = objective
+        self.takes = takes  # gradient, gap: what is taken beside the loss
         self.agreement = agreement
         self.columns = columns  # K
         self.own = own  # this member's columns within the weights it holds
@@ -37,7 +45,8 @@ class Evaluation:
         own = seen.weights[self.own, : self.columns]
         with np.errstate(all="ignore"):
             found = self.objective.measure(own, intercept)
-        self._show(found, view)
+            self._show(found, view)
+            view.more |= self._optimality(own, intercept)
         if self.clipped and view.exchanges:
             log.warning(
                 "%d scores lie beyond the range of exp and were clipped;"
@@ -55,6 +64,14 @@ class Evaluation:
             kept = None if seen.intercept is None else seen.intercept.copy()
             self.good = (seen.weights.copy(), kept, view.loss)
         return good
+
+    def _optimality(self, own: Array, intercept: Array | None) -> dict[str, Any]:
+        """What was asked for beside the loss, each with its own pass over the rows."""
+        if self.takes == "loss":
+            return {}
+        if self.takes == "gradient":
+            return gradient_of(self.objective, own, intercept).as_dict(with_gap=False)
+        return gap_of(self.objective, own, intercept).as_dict(with_gap=True)
 
     def _show(self, found: Losses, view: View) -> None:
         """Of several models the least loss stands for all: it is their best that a run

@@ -144,16 +144,14 @@ class Objective:
         models = self.models
         if models is None or len(models) == 1:
             return weights, intercept
-        first = [weights[:, : models.scores]]
-        if intercept is not None:
-            first.append(intercept[: models.scores])
-        differs = any(
-            not np.array_equal(whole, np.tile(one, len(models)))
-            for whole, one in zip((weights, intercept), first, strict=False)
-        )
+        one = np.ascontiguousarray(weights[:, : models.scores])
+        start = None if intercept is None else intercept[: models.scores]
+        differs = not np.array_equal(weights, np.tile(one, len(models)))
+        if intercept is not None and start is not None:
+            differs |= not np.array_equal(intercept, np.tile(start, len(models)))
         if self.grid.world.max_flag(int(differs)):
             return weights, intercept
-        return np.ascontiguousarray(first[0]), first[1] if first[1:] else None
+        return one, start
 
     def _blocks(self) -> Iterator[slice]:
         """The local rows that are looked at together, one block after the other."""

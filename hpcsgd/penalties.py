@@ -92,6 +92,20 @@ class Penalty:
         held = ((rounded <= lower) & (pull > 0.0)) | ((rounded >= upper) & (pull < 0.0))
         return np.where(held, 0.0, pull)
 
+    def minimum(self, weights: Array, slope: Array) -> Array:
+        """argmin_u of slope·u + p(u), shaped as the weights; ±inf where there is none.
+
+        What a linear function and the penalty have for a minimum, column by column.
+        """
+        pull = -(slope - np.clip(slope, -self.l1, self.l1))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            free = pull / self.l2 if self.l2 else np.where(pull, pull * np.inf, weights)
+        if self.l2 == 0.0 and self.l1:
+            # Where l1 holds the slope, 0 is a minimum, and so may be more.
+            free = np.where(pull, free, np.where(np.abs(slope) < self.l1, 0.0, weights))
+        lower, upper = self._bounds(weights)
+        return np.asarray(np.minimum(np.maximum(free, lower), upper))
+
     def _bounds(self, weights: Array, dtype: Any = None) -> tuple[Array, Array]:
         """Both as they meet these weights."""
         lower, upper = (

@@ -48,8 +48,8 @@ def report(
         ledger=live.grid.world.ledger.as_dict(),
         config=live.config.tables(),
         report=_facts(live, began, setup)
-        | _polished(live)
         | _judged(live)
+        | _polished(live)
         | dict(more),
     )
 

@@ -24,6 +24,7 @@ class Status(Enum):
     """Endings carry advice."""
 
     COMPLETED = "completed"
+    CONVERGED = "converged"
     STOPPED = "stopped"
     PREEMPTED = "preempted"
     INTERRUPTED = "interrupted"
@@ -42,7 +43,12 @@ class Status(Enum):
     @property
     def is_finished(self) -> bool:
         """False where somebody ended it in a hurry: no time for a last loss."""
-        return self in (Status.COMPLETED, Status.STOPPED)
+        return self.is_good or self is Status.STOPPED
+
+    @property
+    def is_good(self) -> bool:
+        """True where it went as it was meant to: to the last epoch, or to its goal."""
+        return self in (Status.COMPLETED, Status.CONVERGED)
 
 
 REQUEUE = 75  # start me again: what sysexits.h calls a temporary failure
@@ -55,6 +61,7 @@ _EXIT_CODES = {
 
 _ADVICE = {
     Status.COMPLETED: "",
+    Status.CONVERGED: "",
     Status.STOPPED: "a callback asked to stop; the weights are those of that moment",
     Status.PREEMPTED: (
         "the system asked for an early end; start the same command again with --resume"

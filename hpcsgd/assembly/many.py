@@ -9,7 +9,7 @@ from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
 from hpcsgd.models import Models
-from hpcsgd.precision import AUTO, Precision
+from hpcsgd.precision import AUTO
 from hpcsgd.products.base import Array
 from hpcsgd.rates import RateConfig, make_rate
 
@@ -21,14 +21,20 @@ def many_models(config: RunConfig, scores: int) -> Models | None:
     return config.sweep.models(config.problem.l2, config.rate.value, scores)
 
 
-def check_many(config: RunConfig, precision: Precision) -> None:
+def check_many(config: RunConfig) -> None:
     """Refuse what is not offered for several models, before any data is read."""
     if not config.sweep.is_many:
         return
+    residual = config.precision.resolve().residual
     refused = (
         (
             config.run.device != "cpu",
             "run.device = 'cuda' trains one model at a time; use --device cpu",
+        ),
+        (
+            config.precision.recipe == AUTO,
+            "pilots of --precision auto train one model; name a recipe, as --precision"
+            " fp32",
         ),
         (
             config.update.clip != "none",
@@ -36,23 +42,14 @@ def check_many(config: RunConfig, precision: Precision) -> None:
             " update.clip = 'none'",
         ),
         (
-            get_format(precision.residual).wants_scale,
-            f"residuals in {precision.residual} have one scale for all models; use"
+            get_format(residual).wants_scale,
+            f"residuals in {residual} have one scale for all models; use"
             " --set precision.residual=fp32",
         ),
     )
     for is_asked, sentence in refused:
         if is_asked:
             raise ConfigError(f"[sweep] is not offered here: {sentence}")
-
-
-def check_recipe(config: RunConfig) -> None:
-    """Refuse a recipe that pilots of one model would have to choose."""
-    if config.sweep.is_many and config.precision.recipe == AUTO:
-        raise ConfigError(
-            "[sweep] is not offered with --precision auto, whose pilots train one"
-            " model; name a recipe, as --precision fp32"
-        )
 
 
 def rates_of(

@@ -30,6 +30,7 @@ from hpcsgd.products.base import Product, Task
 from hpcsgd.products.watcher import UNWATCHED
 from hpcsgd.recording import NAME, Recorder, choose_exchanges
 from hpcsgd.saving import Saver
+from hpcsgd.stopping import MEASURES
 from hpcsgd.timing import Clock
 
 
@@ -89,6 +90,7 @@ def make_engine(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Engin
             each * schedule.epochs,
         ),
         finisher=_finisher(parts, evaluation),
+        stop=config.stop,
     )
 
 
@@ -101,6 +103,11 @@ def _finisher(parts: Parts, evaluation: Evaluation) -> Unfinished:
         raise ConfigError(
             "[polish] needs the rows of all members, and --emulate-members has those of"
             " one; set polish.kind = 'none'"
+        )
+    if evaluation.objective.models is not None:
+        raise ConfigError(
+            "[polish] goes to the optimum of one model, and a sweep has several; set"
+            " polish.kind = 'none', and polish the model that was chosen"
         )
     if not evaluation.objective.penalty.is_smooth:
         raise ConfigError(
@@ -166,7 +173,20 @@ def _evaluation(parts: Parts, agreement: Agreement) -> Evaluation:
         task.models,
     )
     own = loaded.shard.columns if parts.columns.whole else slice(None)
-    return Evaluation(objective, agreement, task.columns, own)
+    takes = _measure(parts.config, several=task.models is not None)
+    return Evaluation(objective, agreement, task.columns, own, takes)
+
+
+def _measure(config: RunConfig, several: bool) -> str:
+    """What every evaluation takes: what was asked for, and what the goal needs."""
+    asked, goal = config.run.evaluate, config.stop.on
+    takes = max(asked, goal if goal in MEASURES else "loss", key=MEASURES.index)
+    if several and takes != "loss":
+        raise ConfigError(
+            f"the {takes} of several models is not taken; set stop.on = 'none' and"
+            " run.evaluate = 'loss' for a sweep"
+        )
+    return takes
 
 
 def _capture(

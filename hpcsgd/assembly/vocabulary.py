@@ -43,7 +43,7 @@ def resolve(config: RunConfig, world: Communicator) -> Vocabulary:
     if config.products.kind != "auto":
         get_product(config.products.kind)
     precision, update = config.precision.resolve(), config.update
-    check_many(config, precision)
+    check_many(config)
     network = parse_network(config.run.network) if config.run.network else None
     # Ranks that wait for each other in shared memory would not see one die.
     shrinks = config.run.on_failure == "shrink"

@@ -14,6 +14,7 @@ from hpcsgd.precision import AUTO, RECIPES
 from hpcsgd.products import PRODUCTS
 from hpcsgd.products.choose import GRAM_KERNELS
 from hpcsgd.rates import RATES
+from hpcsgd.stopping import GOALS
 from hpcsgd.updates import UPDATES
 
 # flag, the setting it stands for, and what argparse needs to know
@@ -154,6 +155,12 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "products.gram_kernel",
         {"choices": GRAM_KERNELS, "help": "who makes the Gram on a GPU"},
     ),
+    (
+        "--stop-on",
+        "stop.on",
+        {"choices": GOALS, "help": "end where an evaluation finds this small enough"},
+    ),
+    ("--tol", "stop.tol", {"type": float, "help": "how small, relative"}),
     (
         "--polish",
         "polish.kind",

@@ -24,6 +24,8 @@ from hpcsgd.data.shard import Shard
 from hpcsgd.objective import BLOCK_ROWS, Objective, Slope
 from hpcsgd.penalties import Penalty
 
+EPS = float(np.finfo(np.float64).eps)
+
 
 @dataclass(frozen=True)
 class Means:
@@ -106,13 +108,18 @@ class Primal(Form):
             g = g - self.means.columns * drift
         tau = self._largest_scale(g)
         if tau == 0.0:
-            return None
+            return None  # without l1, l2 and bounds no θ is known to be feasible
         free = squares - float(g @ w)
         if penalty.l2 == 0.0 and squares > 0.0:  # D is a parabola where ψ* is 0
             tau = min(tau, max(free / squares, 0.0)) if not penalty.is_bounded else tau
         conjugate = float(np.sum(self.separable.conjugate(-tau * g)))
         dual = -(tau**2) * squares / 2 + tau * free - conjugate
-        return max(slope.loss - dual, 0.0)
+        gap = max(slope.loss - dual, EPS * slope.loss)  # no fewer digits than F has
+        if not penalty.l2:
+            return gap
+        # F is convex by l2 at least, and there no digits cancel.
+        least = penalty.least(w, g + penalty.l2 * w)
+        return min(gap, float(least @ least) / (2 * penalty.l2) + drift**2 / 2)
 
     def _largest_scale(self, g: Array) -> float:
         """τ ≤ 1 for which ψ*(−τg) is finite in every column."""

@@ -76,10 +76,3 @@ class SquaredHinge:
         end = (curvature * x - slope + self.margins[numbers]) * c
         end /= curvature * c + 1.0
         return np.maximum(end, 0.0, out=end)
-
-    def value(self, x: Array) -> float:
-        """Σ ψ; rows without weight are at 0."""
-        has = self.weights > 0.0
-        return float(np.sum(np.square(x[has]) / self.weights[has]) / 2) - float(
-            self.margins @ x
-        )

@@ -1,5 +1,8 @@
 """Whether a fit is at the optimum, and what to change where it is not."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from hpcsgd.polish.lbfgs import Ending
 from hpcsgd.result import Result, Status
 
@@ -32,6 +35,9 @@ def _sentence(result: Result) -> str:
     polished = result.report.get("polish")
     if polished is not None:
         return REMEDIES.get(polished["ended"], "").format(**polished)
+    found = result.report.get("coordinate")
+    if found is not None:
+        return _of_coordinates(found)
     losses = [record["loss"] for record in result.history]
     if len(losses) < 2:
         return ""
@@ -42,4 +48,14 @@ def _sentence(result: Result) -> str:
         f"the loss still fell by {100 * fall / max(abs(losses[-1]), 1e-300):.2g} % in"
         " the last epoch; raise epochs, scale the columns alike, or let polish='auto'"
         " go on"
+    )
+
+
+def _of_coordinates(found: Mapping[str, Any]) -> str:
+    if found["ended"] == "converged":
+        return ""
+    gap = "unknown" if found["gap"] is None else f"{found['gap']:.2g}"
+    return (
+        f"coordinate descent ended before its gap was small enough (now {gap}); raise"
+        " epochs, or tol"
     )

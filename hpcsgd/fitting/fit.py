@@ -31,8 +31,8 @@ def fit(
     l1_ratio: float = 0.0,
     fit_intercept: bool = True,
     bounds: Any = None,
-    epochs: int = 10,
-    tol: float = 1e-6,
+    epochs: int | None = None,
+    tol: float = 1e-5,
     batch: int = 32,
     steps: int | str = "auto",
     rate: float | str = "auto",
@@ -71,7 +71,7 @@ def fit(
     l1_ratio : float, the part of it that is l1
     fit_intercept : bool, learn β, which is never penalised
     bounds : pair of a lowest and a highest weight, each a number, (d,) or None
-    epochs : int, passes of SGD at most
+    epochs : int, passes at most; by the solver where None
     tol : float, of the gradient relative to the residuals, where polishing ends
     batch, steps : rows of a step, and steps between two messages (or "auto")
     rate : float or "auto", the step size; from the data where it is open

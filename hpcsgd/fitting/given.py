@@ -40,8 +40,7 @@ def open_data(
         raise ConfigError("give y, the targets of the rows: fit(X, family, y)")
     X, names = to_matrix(data)
     columns = {name: to_column(name, values) for name, values in sides.items()}
-    replicas, partition = config.grid.replicas, config.data.partition
-    return Given(open_layout(layout, X, columns, replicas, partition), names)
+    return Given(open_layout(layout, X, columns, config), names)
 
 
 def _of_file(config: RunConfig, sides: Mapping[str, Any], layout: str) -> Given:

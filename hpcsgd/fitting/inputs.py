@@ -64,14 +64,19 @@ def _from_array(data: Any) -> Any:
 
 def _from_pandas(frame: Any) -> tuple[Any, list[str]]:
     """All columns numeric; a missing value becomes NaN, which is refused later."""
-    kinds = dict(zip(map(str, frame.columns), frame.dtypes, strict=True))
-    _refuse_others({n: str(k) for n, k in kinds.items() if not _is_number(k)})
-    names = [str(name) for name in frame.columns]
-    if kinds and all(hasattr(kind, "subtype") for kind in kinds.values()):
+    names, kinds = [str(name) for name in frame.columns], list(frame.dtypes)
+    each = zip(names, kinds, strict=True)
+    _refuse_others({name: str(kind) for name, kind in each if not _is_number(kind)})
+    if kinds and all(_is_about_zero(kind) for kind in kinds):
         return frame.sparse.to_coo(), names  # pandas' own sparse columns
-    if all(isinstance(kind, np.dtype) for kind in kinds.values()):
+    if all(isinstance(kind, np.dtype) for kind in kinds):
         return frame.to_numpy(), names
     return frame.to_numpy(dtype=np.float64, na_value=np.nan), names
+
+
+def _is_about_zero(kind: Any) -> bool:
+    """Of a sparse column of pandas, which may also leave out ones, or NaN."""
+    return bool(getattr(kind, "fill_value", None) == 0)
 
 
 def _is_number(kind: Any) -> bool:

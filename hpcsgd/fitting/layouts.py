@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.devices import place_on_grid
+from hpcsgd.config import RunConfig
+from hpcsgd.coordinate.checks import grid_of
+from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.data.held import HeldReader
 from hpcsgd.data.memory import MemoryReader
 from hpcsgd.data.partition import split_by_weight, split_range
@@ -50,7 +53,7 @@ class Given:
 
 
 def open_layout(
-    layout: str, X: Any, sides: Mapping[str, Any], replicas: int, partition: str
+    layout: str, X: Any, sides: Mapping[str, Any], config: RunConfig
 ) -> Callable[[Communicator], RowReader]:
     """What opens the data on the ranks of a world; the pieces travel once."""
     if layout not in LAYOUTS or layout == "hdf5":
@@ -67,6 +70,7 @@ def open_layout(
         if found and found[0][0] != world.size:
             raise _alike("the rows of a lost rank are lost with it; start again")
         if not found:
+            replicas, partition = _replicas(config, world), config.data.partition
             given = world.together(lambda: _given(X, sides))
             if layout == "columns":
                 reader = _columns(world, given, replicas)
@@ -76,6 +80,13 @@ def open_layout(
         return found[0][1]
 
     return opened
+
+
+def _replicas(config: RunConfig, world: Communicator) -> int:
+    """Of the grid that this run will have."""
+    if config.update.kind == COORDINATE:
+        return grid_of(config, world.size)[0]
+    return config.grid.replicas
 
 
 def _given(X: Any, sides: Mapping[str, Any]) -> Given:
@@ -134,10 +145,10 @@ def _rows(
     """Dealt to the grid's blocks; targets, weights and offsets are told to all."""
     said = world.exchange_objects(given.outline)
     counts = tuple(one["rows"] for one in said)
-    held = [one for one in said if one["rows"]]
+    held = [_with_presence(one) for one in said if one["rows"]]
     if not held:
         raise _alike("layout = 'rows': no rank has any row; give rows to one at least")
-    _same(held, ("cols", "dtype", "sparse", *_presence(held)), "rows")
+    _same(held, ("cols", "dtype", "sparse", *SIDES), "rows")
     own = given.X if given.X.shape[0] else _nothing(held[0])
     parts = _parts(world, own, held[0], replicas, partition)
     deal = Deal(world, counts, parts, replicas)
@@ -159,12 +170,10 @@ def _rows(
     )
 
 
-def _presence(held: list[dict[str, Any]]) -> tuple[str, ...]:
-    """Side columns: all ranks have them, or none."""
-    for one in held:
-        for name in SIDES:
-            one[name] = "no " + name if one[name] is None else name
-    return SIDES
+def _with_presence(one: Mapping[str, Any]) -> dict[str, Any]:
+    """An outline with the names of its side columns: all ranks have them, or none."""
+    there = {n: f"no {n}" if one[n] is None else n for n in SIDES}
+    return {**one, **there}
 
 
 def _nothing(like: Mapping[str, Any]) -> Any:

@@ -8,13 +8,20 @@ import numpy as np
 
 from hpcsgd.comm.grid import parse_grid
 from hpcsgd.config import RunConfig
+from hpcsgd.coordinate.checks import FORMS
+from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.errors import ConfigError
 from hpcsgd.fitting.settings import laid_over
 
 Tables = dict[str, dict[str, Any]]
+SOLVERS = ("auto", "sgd", "svrg", "coordinate")
+AVERAGES = {"auto": "tail", True: "tail", False: "none"}
 TIGHT = 1e-8  # the tol of polish=True
 PASSES = 1000  # of L-BFGS at most: badly conditioned data take some hundred
-AVERAGES = {"auto": "tail", True: "tail", False: "none"}
+# Passes where none are named: before L-BFGS, where SGD is all there is, and where a
+# step is an exact one.
+EPOCHS = {"polished": 10, "sgd": 200, "svrg": 200, "coordinate": 1000}
+STEPS = 8  # of an exchange of coordinate blocks, whose times no model knows
 
 
 @dataclass(frozen=True)
@@ -46,25 +53,33 @@ class Wanted:
 
     def settings(self, data: Any) -> RunConfig:
         """All of them as one configuration; `config` of the caller lies over it."""
+        problem = self._problem()
+        solver = self._solver(problem)
+        polish = self._polish(problem, solver)
+        way = "polished" if polish else solver
+        steps = plain(self.steps)
         tables: Tables = {
-            "problem": self._problem(),
-            "schedule": self._named("batch", "steps", "epochs"),
+            "problem": problem,
+            "schedule": {
+                "batch": plain(self.batch),
+                "steps": STEPS if steps == "auto" and solver == COORDINATE else steps,
+                "epochs": EPOCHS[way] if self.epochs is None else plain(self.epochs),
+            },
             "rate": {"value": plain(self.rate), "norm": "batches"},
-            "update": {"kind": self.update, "momentum": plain(self.momentum)},
-            "polish": self._polish(),
+            "update": self._update(solver),
+            "polish": polish,
             "average": {"kind": AVERAGES.get(self.average, self.average)},
-            "sampling": self._named("seed"),
+            "sampling": {"seed": plain(self.seed)},
             "precision": {"recipe": self.precision},
             "grid": self._grid(),
             "run": {"device": self.device, "record": 0},
         }
+        if solver == COORDINATE:
+            tables["coordinate"] = {"tol": _number("tol", self.tol)}
         path = path_of(data)
         if path is not None:
             tables["data"] = {"path": path}
         return RunConfig.parse(laid_over(tables, self.config))
-
-    def _named(self, *names: str) -> dict[str, Any]:
-        return {name: plain(getattr(self, name)) for name in names}
 
     def _problem(self) -> dict[str, Any]:
         if not isinstance(self.family, str):
@@ -96,22 +111,43 @@ class Wanted:
         given = {"lower": _bound(lower), "upper": _bound(upper)}
         return {name: bound for name, bound in given.items() if bound is not None}
 
-    def _polish(self) -> dict[str, Any]:
-        """L-BFGS wants a smooth F; l1 and bounds bend it."""
+    def _solver(self, problem: Tables | dict[str, Any]) -> str:
+        """Where l1 or bounds bend F, least squares have an exact form."""
+        if self.solver not in SOLVERS:
+            raise ConfigError(
+                f"solver = {self.solver!r}; known: {', '.join(map(repr, SOLVERS))}"
+            )
+        if self.solver != "auto":
+            return str(self.solver)
+        has_form = FORMS.get(self.family) == "primal"
+        plainly = self.device == "cpu" and self.precision in ("fp32", "fp64")
+        suits = has_form and plainly and not self.hold_out
+        return COORDINATE if suits and not _is_smooth(problem) else "sgd"
+
+    def _polish(self, problem: dict[str, Any], solver: str) -> dict[str, Any]:
+        """L-BFGS wants a smooth F, and all of the rows."""
         tol, wish = _number("tol", self.tol), self.polish
         if wish not in ("auto", True, False):
             raise ConfigError(f"polish = {wish!r} must be 'auto', True or False")
-        if self._problem().keys() & {"lower", "upper"} or self._problem()["l1"]:
-            if wish is True:
-                raise ConfigError(
-                    "polish=True needs a smooth F, and l1 and bounds bend it; leave"
-                    " polish='auto'"
-                )
-            return {}
-        if wish is False:
+        why = {
+            "l1 and bounds bend it": not _is_smooth(problem),
+            "hold_out ends before the optimum": bool(self.hold_out),
+            "coordinates go there themselves": solver == COORDINATE,
+        }
+        reason = next((text for text, holds in why.items() if holds), "")
+        if wish is True and reason:
+            raise ConfigError(
+                f"polish=True goes on to the optimum of a smooth F: {reason}; leave"
+                " polish='auto'"
+            )
+        if wish is False or reason:
             return {}
         aim = min(tol, TIGHT) if wish is True else tol
         return {"kind": "lbfgs", "tol": aim, "passes": PASSES}
+
+    def _update(self, solver: str) -> dict[str, Any]:
+        kind = self.update if solver == "sgd" else solver
+        return {"kind": kind, "momentum": plain(self.momentum)}
 
     def _grid(self) -> dict[str, Any]:
         if self.grid is None:
@@ -119,6 +155,10 @@ class Wanted:
         text = isinstance(self.grid, str)
         replicas, members = parse_grid(self.grid) if text else self.grid
         return {"replicas": replicas, "members": members}
+
+
+def _is_smooth(problem: dict[str, Any]) -> bool:
+    return not problem["l1"] and not problem.keys() & {"lower", "upper"}
 
 
 def _bound(value: Any) -> Any:

@@ -51,6 +51,17 @@ class AllRows:
         """Columns of this member."""
         return self.objective.shard.width
 
+    def residuals(self, scores: Array) -> Array:
+        """c ∂ℓ/∂t / Σc at these scores: a gradient is Aᵀ of it, over all rows."""
+        family = self.objective.family
+        found: Array = self.share * family.residual(scores, self.targets)
+        return found
+
+    def loss(self, scores: Array) -> float:
+        """Σ c ℓ / Σc of the local rows."""
+        losses = self.objective.family.loss(scores, self.targets)
+        return float((self.share * losses).sum())
+
     def start(self, weights: Array, intercept: Array | None) -> Array:
         """t = A w + β + offset of the local rows, (n, K)."""
         scores, _ = self.scores(weights, np.empty(0))
@@ -75,7 +86,7 @@ class AllRows:
 
     def gradient(self, residuals: Array) -> tuple[Array, Array]:
         """(Aᵀr, 1ᵀr) over all rows: one pass, and one message of d_c·K + K words."""
-        buffer = np.zeros((self.width + 1, self.columns))
+        buffer = np.zeros((self.width + 1, residuals.shape[1]))
         buffer[-1] = residuals.sum(axis=0)
         for rows in self._blocks():
             buffer[:-1] += self.objective.read(rows).T @ residuals[rows]

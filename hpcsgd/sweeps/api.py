@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from hpcsgd.api import open_data
-from hpcsgd.assembly.many import check_recipe
+from hpcsgd.assembly.many import check_many
 from hpcsgd.callbacks import Callback
 from hpcsgd.comm import open_world
 from hpcsgd.comm.base import Communicator
@@ -100,5 +100,5 @@ def with_sweep(config: RunConfig, asked: Mapping[str, Any]) -> RunConfig:
             "a sweep of one model: give several --l2 or --rates, or --folds; hpcsgd"
             " train trains one"
         )
-    check_recipe(config)
+    check_many(config)
     return config

@@ -34,6 +34,7 @@ from hpcsgd.products.choose import ProductsConfig
 from hpcsgd.result import Result
 from hpcsgd.session import Session
 from hpcsgd.start import Start
+from hpcsgd.stopping import StopConfig
 from hpcsgd.timing import Clock
 
 Array = NDArray[Any]
@@ -198,6 +199,7 @@ def pilot_config(config: RunConfig, rows: int, members: int) -> RunConfig:
         sampling=replace(config.sampling, mode="shuffle-once"),
         agreement=AgreementConfig(),
         polish=PolishConfig(),
+        stop=StopConfig(),
         # One that fell back would be a pilot of something else.
         run=RunSection(
             comm="threads", record=0, timeout=0.0, gap_every=0, fall_back=False

@@ -20,6 +20,7 @@ from hpcsgd.polish.settings import PolishConfig
 from hpcsgd.precision import PrecisionConfig
 from hpcsgd.products.choose import ProductsConfig
 from hpcsgd.result import Result, Status
+from hpcsgd.stopping import StopConfig
 from hpcsgd.trials.pilot import Sample, in_silence
 
 log_ = logging.getLogger(__name__)
@@ -173,6 +174,7 @@ def _short(config: RunConfig, way: Way) -> RunConfig:
         products=ProductsConfig(kind="direct", look_ahead="off"),
         agreement=AgreementConfig(),
         polish=PolishConfig(),
+        stop=StopConfig(),
         precision=PrecisionConfig(recipe="fp32"),
         run=run,
     )

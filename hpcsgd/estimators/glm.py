@@ -38,7 +38,7 @@ class GLM(Learner):
     | family | y | ℓ(t, y) |
     |---|---|---|
     | gaussian | numbers | (t − y)²/2 |
-    | huber | numbers | e²/2 for \|e\| ≤ 1, else \|e\| − 1/2; e = t − y |
+    | huber | numbers | e²/2 where it is ≤ 1/2, else abs(e) − 1/2; e = t − y |
     | poisson | counts ≥ 0 | eᵗ − y t |
     | gamma | numbers > 0 | y e⁻ᵗ + t |
     | logistic | two classes | log(1 + eᵗ) − y t |

@@ -38,4 +38,6 @@ def warn_unless_converged(estimator: Any, rank: int) -> None:
     said = dict.fromkeys(one.advice for one in results if one.advice)
     if said and rank == 0:
         sentence = f"{type(estimator).__name__}: {'; '.join(said)}"
+        # Named as `fit` has it; the parameter is scikit-learn's.
+        sentence = sentence.replace("raise epochs", "raise max_iter")
         warnings.warn(sentence, ConvergenceWarning, stacklevel=4)

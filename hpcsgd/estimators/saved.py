@@ -106,8 +106,8 @@ def load(path: str | PathLike[str]) -> Any:
     if has_sklearn():
         return _estimator(predictor)
     warnings.warn(
-        f"scikit-learn is not installed: {path} is loaded as a Predictor, which predicts"
-        f" as {predictor.name} does and cannot be fitted again; for the estimator:"
+        f"scikit-learn is not installed: {path} is loaded as a Predictor, which"
+        f" predicts as {predictor.name} does and cannot be fitted again; for the estimator:"
         " pip install 'hpcsgd[sklearn]'",
         stacklevel=2,
     )

@@ -162,6 +162,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
                 given.y,
                 sample_weight=given.weights,
                 offset=given.offset,
+                classes=given.labels,
                 start=start,
                 comm=place.world,
                 layout=place.layout,

@@ -16,9 +16,9 @@ from sklearn.utils.validation import (
 )
 
 from hpcsgd.comm.base import Communicator
-from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.errors import DataError, HpcsgdError
 from hpcsgd.estimators.formula import column, is_on_device, total_offset
+from hpcsgd.fitting.fit import ranks_of
 
 Array = NDArray[Any]
 T = TypeVar("T")
@@ -70,22 +70,14 @@ class Given:
     y: Any
     weights: Array | None = None
     offset: Array | None = None
+    labels: Any = None  # all numbers of y there are, where they stand for classes
 
 
 @contextmanager
 def opened(comm: Any, layout: str, grid: Any) -> Iterator[Place]:
-    """The ranks of `comm`: one of ours, one of mpi4py's, or this process alone."""
-    if comm is None:
-        yield Place(SerialCommunicator(), layout, grid)
-    elif isinstance(comm, Communicator):
-        yield Place(comm, layout, grid)
-    else:
-        from hpcsgd.comm.mpi import MpiCommunicator
-
-        world = MpiCommunicator(comm.Dup())
+    """The ranks of `comm`: ours, mpi4py's, or this process alone."""
+    with ranks_of(comm) as world:
         yield Place(world, layout, grid)
-        # Not after an error: others may still be in a sum, and closing waits for them.
-        world.close()
 
 
 def take(

@@ -13,10 +13,13 @@ from hpcsgd.estimators.formula import Formula, is_labelled, total_offset
 from hpcsgd.estimators.given import Given, Place, opened, take, take_rows
 from hpcsgd.estimators.labels import check_classes, encode, find_classes, weigh
 from hpcsgd.estimators.progress import history_of, passes_of, warn_unless_converged
+from hpcsgd.fitting.settings import laid_over
 
 Array = NDArray[Any]
 # One epoch of CA-SGD and nothing else.
 ONE_EPOCH = {"epochs": 1, "polish": False, "average": "none", "hold_out": 0.0}
+# A rate that no batch is too steep for, however few rows come: nothing is averaged.
+ANY_ROWS = {"rate": {"norm": "rows"}}
 
 
 class Learner(LinearEstimator):
@@ -61,7 +64,9 @@ class Learner(LinearEstimator):
                 self._check_count()
             # Another order of rows in every epoch.
             seed = self._seed(place) + int(np.max(done))
-            self._learn(taken, place, self._starts(), seed=seed, **ONE_EPOCH)
+            config = laid_over(ANY_ROWS, self.config)
+            changed = {"seed": seed, "config": config, **ONE_EPOCH}
+            self._learn(taken, place, self._starts(), **changed)
         self.history_ = before + self.history_
         self.n_iter_ = done + self.n_iter_
 
@@ -98,11 +103,12 @@ class Learner(LinearEstimator):
             return [given]
         codes = place.together(lambda: encode(given.y, self.classes_))
         weights = weigh(codes, self.classes_, self.class_weight, given.weights, place)
-        given = replace(given, y=codes, weights=weights)
+        places = range(len(self.classes_))
+        given = replace(given, y=codes, weights=weights, labels=places)
         if not self._is_one_vs_rest():
             return [given]
-        places = range(len(self.classes_))
-        return [replace(given, y=(codes == k).astype(float)) for k in places]
+        pair = replace(given, labels=range(2))
+        return [replace(pair, y=(codes == k).astype(float)) for k in places]
 
     def _is_one_vs_rest(self) -> bool:
         return self.more_classes == "one-vs-rest" and len(self.classes_) > 2

@@ -131,7 +131,8 @@ class HuberRegressor(Regressor):
     ----------
     coef_ : ndarray, (d,)
     intercept_ : float
-    n_iter_, history_, result_, n_features_in_, feature_names_in_ : as LinearRegression
+    result_ : `hpcsgd.Result`, the run itself, in units of delta
+    n_iter_, history_, n_features_in_, feature_names_in_ : as LinearRegression
 
     Examples
     --------
@@ -215,6 +216,14 @@ class HuberRegressor(Regressor):
         return replace(
             found, weights=found.weights * unit, intercept=found.intercept * unit
         )
+
+    def _keep(self, found: list[Solution]) -> None:
+        super()._keep(found)
+        powers = {"loss": 2, "gap": 2, "held": 2, "gradient": 1}
+        for record in self.history_:
+            for name in powers.keys() & record.keys():
+                if record[name] is not None:
+                    record[name] *= self._unit() ** powers[name]
 
     def _unit(self) -> float:
         if not 0.0 < self.delta < float("inf"):

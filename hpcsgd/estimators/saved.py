@@ -107,8 +107,8 @@ def load(path: str | PathLike[str]) -> Any:
         return _estimator(predictor)
     warnings.warn(
         f"scikit-learn is not installed: {path} is loaded as a Predictor, which"
-        f" predicts as {predictor.name} does and cannot be fitted again; for the estimator:"
-        " pip install 'hpcsgd[sklearn]'",
+        f" predicts as {predictor.name} does and cannot be fitted again; for the"
+        " estimator: pip install 'hpcsgd[sklearn]'",
         stacklevel=2,
     )
     return predictor

@@ -27,6 +27,7 @@ def fit(
     *,
     sample_weight: ArrayLike | None = None,
     offset: ArrayLike | None = None,
+    classes: ArrayLike | None = None,
     alpha: float = 1e-4,
     l1_ratio: float = 0.0,
     fit_intercept: bool = True,
@@ -67,6 +68,7 @@ def fit(
     y : (n,), targets, where `data` is no path
     sample_weight : (n,), c_i >= 0; only their ratios matter
     offset : (n,), o_i, added to every score; log of the exposure for counts
+    classes : labels that there are, where y may lack some of them
     alpha : float, the penalty
     l1_ratio : float, the part of it that is l1
     fit_intercept : bool, learn β, which is never penalised
@@ -132,6 +134,7 @@ def fit(
         settings = world.together(lambda: wanted.settings(data))
         begin = world.together(lambda: make_start(start))
         given = world.together(lambda: open_data(data, sides, layout, settings))
+        given = given.with_labels(classes)
         watching = list(callbacks or [])
         if verbose and world.rank == 0:
             watching.append(Shown())

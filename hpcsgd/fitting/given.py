@@ -1,7 +1,7 @@
 """What a caller passed, as something that the ranks can open."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,19 @@ class Given:
 
     opens: Callable[[Communicator], RowReader]
     names: list[str] | None  # of the columns, where they have any
+
+    def with_labels(self, labels: Any) -> "Given":
+        """The same, of whose labels the rows may lack some."""
+        if labels is None:
+            return self
+        known = tuple(float(label) for label in labels)
+
+        def opens(world: Communicator) -> RowReader:
+            reader: Any = self.opens(world)
+            reader.labels = known
+            return reader  # type: ignore[no-any-return]
+
+        return replace(self, opens=opens)
 
 
 def open_data(

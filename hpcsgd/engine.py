@@ -277,6 +277,7 @@ class Engine:
         good = self.evaluation.measure(state, self.view)
         self.clock.lap("evaluate")
         self.view.history.append(_record(self.view, self.grid.world.ledger))
+        self.hooks.after_evaluation(state, self.view)
         self._tell("on_evaluate")
         if good:
             self.states.has_good_loss(state, self.view)

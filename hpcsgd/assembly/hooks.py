@@ -2,6 +2,7 @@
 
 from hpcsgd.assembly.proximal import proximal_hooks
 from hpcsgd.averaging import TailAverage
+from hpcsgd.best_held import BestHeld
 from hpcsgd.columns import Columns
 from hpcsgd.config import RunConfig
 from hpcsgd.evaluation import Evaluation
@@ -27,8 +28,16 @@ def make_hooks(
         [
             *proximal_hooks(config, total, held, task.columns, task.backend),
             *_averages(config, task, product, evaluation, planned),
+            *_best_held(config, task, evaluation),
         ]
     )
+
+
+def _best_held(config: RunConfig, task: Task, evaluation: Evaluation) -> list[Hook]:
+    """The weights that held-out rows liked best, where these end the run."""
+    if config.stop.on != "validation":
+        return []
+    return [BestHeld(evaluation, task.columns)]
 
 
 def _averages(

@@ -180,6 +180,16 @@ def _evaluation(parts: Parts, agreement: Agreement) -> Evaluation:
 def _measure(config: RunConfig, several: bool) -> str:
     """What every evaluation takes: what was asked for, and what the goal needs."""
     asked, goal = config.run.evaluate, config.stop.on
+    if goal == "validation" and not config.sampling.hold_out:
+        raise ConfigError(
+            "[stop] on = 'validation' goes by rows that are held out, and there are"
+            " none; set sampling.hold_out, 0.1 is usual"
+        )
+    if goal == "validation" and several:
+        raise ConfigError(
+            "[stop] on = 'validation' would end all models where one is best; set"
+            " stop.on = 'none' for a sweep, which judges each by its held loss"
+        )
     takes = max(asked, goal if goal in MEASURES else "loss", key=MEASURES.index)
     if several and takes != "loss":
         raise ConfigError(

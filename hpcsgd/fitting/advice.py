@@ -6,7 +6,6 @@ from typing import Any
 from hpcsgd.polish.lbfgs import Ending
 from hpcsgd.result import Result, Status
 
-FALLS = 1e-3  # of |F| in the last epoch: it would go on falling
 REMEDIES = {
     Ending.PASSES.value: (
         "{passes} passes of L-BFGS were not enough (gradient {relative_after:.2g} of"
@@ -22,40 +21,53 @@ REMEDIES = {
 
 
 def advise(result: Result) -> None:
-    """Put `converged` and a sentence of advice into the report."""
+    """Put `converged`, the gap and a sentence of advice into the report."""
     said = _sentence(result)
-    result.report["converged"] = not said and result.status is Status.COMPLETED
+    result.report["converged"] = not said and result.status.is_good
+    result.report["gap"] = result.history[-1].get("gap") if result.history else None
     if said:
         result.report["advice"] = said
 
 
 def _sentence(result: Result) -> str:
-    if result.status is not Status.COMPLETED:
+    if not result.status.is_good or result.status is Status.CONVERGED:
         return result.status.advice
-    polished = result.report.get("polish")
-    if polished is not None:
-        return REMEDIES.get(polished["ended"], "").format(**polished)
-    found = result.report.get("coordinate")
-    if found is not None:
-        return _of_coordinates(found)
-    losses = [record["loss"] for record in result.history]
-    if len(losses) < 2:
-        return ""
-    fall = losses[-2] - losses[-1]
-    if fall <= FALLS * abs(losses[-1]):
-        return ""
-    return (
-        f"the loss still fell by {100 * fall / max(abs(losses[-1]), 1e-300):.2g} % in"
-        " the last epoch; raise epochs, scale the columns alike, or let polish='auto'"
-        " go on"
-    )
+    for name, judge in (("polish", _of_polish), ("coordinate", _of_coordinates)):
+        found = result.report.get(name)
+        if found is not None:
+            return judge(found)
+    return _of_steps(result)
+
+
+def _of_polish(found: Mapping[str, Any]) -> str:
+    return REMEDIES.get(found["ended"], "").format(**found)
 
 
 def _of_coordinates(found: Mapping[str, Any]) -> str:
     if found["ended"] == "converged":
         return ""
-    gap = "unknown" if found["gap"] is None else f"{found['gap']:.2g}"
     return (
-        f"coordinate descent ended before its gap was small enough (now {gap}); raise"
-        " epochs, or tol"
+        "coordinate descent ended before its gap was small enough"
+        f" (now {_known(found['gap'])}); raise epochs, or tol"
     )
+
+
+def _of_steps(result: Result) -> str:
+    """A run of steps alone, whose goal was not reached by the last epoch."""
+    goal, epochs = result.config["stop"], result.config["schedule"]["epochs"]
+    if goal["on"] == "none":
+        return ""
+    if goal["on"] == "validation":
+        return f"the held-out loss still fell after {epochs} epochs; raise epochs"
+    if goal["on"] == "loss":
+        return f"the loss still fell after {epochs} epochs; raise epochs or the rate"
+    gap = result.history[-1].get("gap") if result.history else None
+    return (
+        f"{epochs} epochs of SGD ended {_known(gap)} or less above the optimum, and tol"
+        f" asks for {goal['tol']:.2g} of F; raise epochs or tol, scale the columns"
+        " alike, or let polish='auto' go on where F is smooth"
+    )
+
+
+def _known(gap: Any) -> str:
+    return "an unknown distance" if gap is None else f"{gap:.2g}"

@@ -126,6 +126,7 @@ def fit(
         precision=precision,
         device=device,
         solver=solver,
+        verbose=verbose,
         grid=grid,
         config=config,
     )

@@ -48,6 +48,7 @@ class Wanted:
     precision: Any
     device: Any
     solver: Any
+    verbose: Any
     grid: Any
     config: Any
 
@@ -57,7 +58,7 @@ class Wanted:
         solver = self._solver(problem)
         polish = self._polish(problem, solver)
         way = "polished" if polish else solver
-        steps = plain(self.steps)
+        steps, hold_out = plain(self.steps), _number("hold_out", self.hold_out)
         tables: Tables = {
             "problem": problem,
             "schedule": {
@@ -68,11 +69,12 @@ class Wanted:
             "rate": {"value": plain(self.rate), "norm": "batches"},
             "update": self._update(solver),
             "polish": polish,
-            "average": {"kind": AVERAGES.get(self.average, self.average)},
-            "sampling": {"seed": plain(self.seed)},
+            "average": {"kind": self._average()},
+            "sampling": {"seed": plain(self.seed), "hold_out": hold_out},
+            "stop": self._stop(problem, way, hold_out),
             "precision": {"recipe": self.precision},
             "grid": self._grid(),
-            "run": {"device": self.device, "record": 0},
+            "run": self._run(solver),
         }
         if solver == COORDINATE:
             tables["coordinate"] = {"tol": _number("tol", self.tol)}
@@ -143,7 +145,30 @@ class Wanted:
         if wish is False or reason:
             return {}
         aim = min(tol, TIGHT) if wish is True else tol
-        return {"kind": "lbfgs", "tol": aim, "passes": PASSES}
+        return {"kind": "lbfgs", "tol": aim, "passes": PASSES, "gap": True}
+
+    def _average(self) -> Any:
+        """Held-out rows name weights of their own: a mean of others would hide them."""
+        if self.average == "auto" and self.hold_out:
+            return "none"
+        return AVERAGES.get(self.average, self.average)
+
+    def _stop(
+        self, problem: dict[str, Any], way: str, hold_out: float
+    ) -> dict[str, Any]:
+        """Where SGD is all there is, it goes on to the goal or to the last epoch."""
+        aim = {"tol": _number("tol", self.tol), "patience": plain(self.patience)}
+        if hold_out:
+            return {"on": "validation", **aim}
+        if way not in ("sgd", "svrg"):
+            return {}
+        return {"on": "gap" if problem["l2"] > 0.0 else "loss", **aim}
+
+    def _run(self, solver: str) -> dict[str, Any]:
+        """Of what a person looks at, every pass has a gap."""
+        shown = self.verbose and solver != COORDINATE
+        more = {"evaluate": "gap"} if shown else {}
+        return {"device": self.device, "record": 0, **more}
 
     def _update(self, solver: str) -> dict[str, Any]:
         kind = self.update if solver == "sgd" else solver

@@ -24,6 +24,9 @@ class Hook:
     def after_exchange(self, state: State, exchanges: int) -> None:
         """After replicas agreed, or not, in the exchange of that number."""
 
+    def after_evaluation(self, state: State, view: Any) -> None:
+        """After a full loss, which is the last of `view.history`."""
+
     def settle(self, state: State, exchanges: int) -> None:
         """Once, when training is over, before the last loss is taken."""
 
@@ -53,6 +56,10 @@ class Hooks(Hook):
     def after_exchange(self, state: State, exchanges: int) -> None:
         for hook in self.hooks:
             hook.after_exchange(state, exchanges)
+
+    def after_evaluation(self, state: State, view: Any) -> None:
+        for hook in self.hooks:
+            hook.after_evaluation(state, view)
 
     def settle(self, state: State, exchanges: int) -> None:
         for hook in self.hooks:

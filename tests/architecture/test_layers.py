@@ -80,6 +80,7 @@ LAYERS = (
         "auto_precision",
         "auto_rate",
         "averaging",
+        "best_held",
         "recheck",
         "unchecked",
         "start",

@@ -253,7 +253,7 @@ def test_a_file_needs_no_layout(tmp_path):
         writer.append(X, Y)
     for layout in ("replicated", "hdf5"):
         found = run_ranks(
-            2, lambda w, l=layout: hpcsgd.fit(path, comm=w, layout=l, **PLAIN)
+            2, lambda w, own=layout: hpcsgd.fit(path, comm=w, layout=own, **PLAIN)
         )
         stored = X.astype(np.float32)  # as files hold it
         expected = hpcsgd.fit(stored, "logistic", Y, **PLAIN)

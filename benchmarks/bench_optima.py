@@ -3,8 +3,8 @@
 Logistic regression, 4000 × 200, λ = 1e-3, an intercept, four members (threads), a lan
 felt by every message; float64, b = 32. Each way has the best of a few rates. A pass
 reads all rows once: an epoch is one, a snapshot with its evaluation one, an iteration
-of L-BFGS two. `scaled` columns are of size 1, `wild` ones go from 1e-3 to 1e3 and lie far
-from zero; for `unscaled` L-BFGS works in w itself.
+of L-BFGS two. `scaled` columns are of size 1, `wild` ones go from 1e-3 to 1e3 and lie
+far from zero; for `unscaled` L-BFGS works in w itself.
 """
 
 import logging

@@ -11,6 +11,7 @@ from hpcsgd.assembly.choice import Earlier
 from hpcsgd.assembly.gpu import open_gpu
 from hpcsgd.assembly.live import Live, assemble
 from hpcsgd.assembly.vocabulary import Vocabulary, resolve
+from hpcsgd.auto_rate import settle_rate
 from hpcsgd.backends import cpu, threads
 from hpcsgd.backends.device import Device
 from hpcsgd.callbacks.base import Callback
@@ -51,6 +52,7 @@ def build(
     `known` is the checkpoint that survivors of a failure go on from.
     """
     opened = open_all(config, world, reader, setup)
+    config = settle_rate(config, opened.grid, opened.loaded, opened.words.family)
     earlier = earlier_choice(config, opened.grid.world, known)
     live = put_together(config, opened, callbacks, earlier)
     setup.lap("build")

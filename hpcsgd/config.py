@@ -7,7 +7,9 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from hpcsgd.averaging import AverageConfig
 from hpcsgd.checkpoint import CheckpointConfig
+from hpcsgd.coordinate.settings import CoordinateConfig
 from hpcsgd.data.partition import PARTITIONS
 from hpcsgd.data.sampling import SamplingConfig
 from hpcsgd.errors import ConfigError
@@ -172,7 +174,9 @@ class RunConfig:
     products: ProductsConfig = field(default_factory=ProductsConfig)
     agreement: AgreementConfig = field(default_factory=AgreementConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
+    coordinate: CoordinateConfig = field(default_factory=CoordinateConfig)
     rate: RateConfig = field(default_factory=RateConfig)
+    average: AverageConfig = field(default_factory=AverageConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
@@ -205,6 +209,8 @@ class RunConfig:
         }
         if not self.schedule.steps:
             tables["schedule"]["steps"] = "auto"
+        if self.rate.is_open:
+            tables["rate"]["value"] = "auto"
         return tables
 
     def toml(self) -> str:
@@ -276,6 +282,8 @@ def _typed(section: str, key: str, kind: Any, value: Any) -> Any:
     """`value` as `kind`; a whole number may stand for a real one, nothing else."""
     if (section, key) == ("schedule", "steps") and value in ("auto", 0):
         return _steps(value)
+    if (section, key) == ("rate", "value") and value in ("auto", 0):
+        return _rate(value)
     if get_origin(kind) is tuple:
         return _numbers(section, key, value)
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
@@ -317,3 +325,13 @@ def _steps(value: Any) -> int:
             ' "auto"'
         )
     return 0
+
+
+def _rate(value: Any) -> float:
+    """`auto`, which is 0 inside; a 0 that somebody wrote is a mistake."""
+    if value != "auto":
+        raise ConfigError(
+            f"[rate] value = {value!r} must be positive and finite, or auto; 0.1 is a"
+            " cautious start"
+        )
+    return 0.0

@@ -10,6 +10,7 @@ from hpcsgd.callbacks.base import View, Wish
 from hpcsgd.columns import Columns
 from hpcsgd.comm.ledger import Entry
 from hpcsgd.evaluation import Evaluation
+from hpcsgd.optimality import gap_of
 from hpcsgd.polish.lbfgs import Ending, Lbfgs, Stand
 from hpcsgd.polish.point import Landscape, Point
 from hpcsgd.polish.rows import open_rows
@@ -60,6 +61,7 @@ class Finisher(Unfinished):
         self.settings = settings
         self.evaluation = evaluation
         self.columns = columns
+        self.gap: float | None = None  # where it was asked for, and is known
 
     def finish(self, state: State, view: View, tell: Tell) -> tuple[State, Wish]:
         """The optimum; every pass is told as an evaluation."""
@@ -75,12 +77,14 @@ class Finisher(Unfinished):
         point, ending = steps.run(weights, intercept)
         final = self._settled(point, intercept is not None)
         self._measure(final, steps, view)
+        more = {"gap": self.gap} if settings.gap else {}
         self.facts = _facts(steps, ending, view, self.gradient) | {
             "messages": said.calls - before.calls,
             "words": said.words - before.words,
+            **more,
         }
         self._say(steps.last, ending)
-        tell({"gradient": self.gradient, "passes": steps.passes})
+        tell({"gradient": self.gradient, **more, "passes": steps.passes})
         return final, _granted(steps.last) if ending is Ending.ASKED else Wish.NONE
 
     def _settled(self, point: Point, has_intercept: bool) -> State:
@@ -97,6 +101,8 @@ class Finisher(Unfinished):
         intercept = None if final.intercept is None else final.intercept[0]
         slope = objective.slope(final.weights[own], intercept)
         self.gradient, view.loss = objective.norm(slope), slope.loss
+        if self.settings.gap:
+            self.gap = gap_of(objective, final.weights[own], intercept).gap
         self.evaluation.clipped = slope.clips
 
     def _say(self, stand: Stand, ending: Ending) -> None:

@@ -80,8 +80,9 @@ def load(
     columns = parts[grid.member]
     log.debug("reads rows %s and columns %s", *map(_ends, (rows, columns)))
     sides = _read_sides(grid, reader, rows, split)
+    known = getattr(reader, "labels", ())  # that the rows may lack
     encoded, targets = encode_targets(
-        sides.y, family.targets, rows.start, world.exchange_objects
+        sides.y, family.targets, rows.start, world.exchange_objects, known
     )
     seen = Fingerprint(weigh)
     sides.show(seen, rows.start if grid.member == 0 else None)

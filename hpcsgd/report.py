@@ -96,6 +96,7 @@ def _facts(live: Live, began: float, setup: Mapping[str, float]) -> dict[str, An
         "clipped_scores": live.engine.evaluation.clipped,
         "mended_members": live.engine.guard.mended,
         "events": list(view.events),
+        **live.engine.hooks.facts(),
         "gap_looks": live.task.monitor.looks,
         "seconds_total": view.seconds,
         "seconds_setup": sum(setup.values()),
@@ -177,3 +178,8 @@ def _versions() -> dict[str, str]:
         "scipy": scipy.__version__,
         "kernels": cpu.instructions() or "NumPy",
     }
+
+
+def where_it_ran() -> dict[str, Any]:
+    """The machine of this rank, and what ran on it."""
+    return _where()

@@ -155,7 +155,8 @@ class Session:
         with world.working("preparing the run folder"):
             goes_on = resume(config, live, self.last)
             world.together(lambda: folder.begin(config, goes_on))
-            if self.start is not None:
+            # Not over what a checkpoint, or a leg before a fall-back, has put there.
+            if self.start is not None and not live.engine.view.exchanges:
                 self.start.put_into(live)
         self._take_over(live)
         log.info(*_chosen(live), extra=ONCE)

@@ -10,7 +10,7 @@ from hpcsgd.errors import ConfigError
 
 log = logging.getLogger(__name__)
 ONCE = {"on_all_ranks": True}  # all ranks would say it alike
-GOALS = ("none", "gradient", "gap", "loss")
+GOALS = ("none", "gradient", "gap", "loss", "validation")
 MEASURES = ("loss", "gradient", "gap")  # what an evaluation takes; each has the former
 
 
@@ -20,7 +20,7 @@ class StopConfig:
 
     on: str = "none"  # gradient, gap: at the optimum; loss: when it falls no more
     tol: float = 1e-4  # relative; smaller = later
-    patience: int = 5  # evaluations without a fall of the loss; for `loss`
+    patience: int = 5  # evaluations without a fall; for `loss` and `validation`
 
     def __post_init__(self) -> None:
         if self.on not in GOALS:
@@ -41,6 +41,8 @@ class StopConfig:
             return False
         if self.on == "loss":
             return self._falls_no_more([float(one["loss"]) for one in history])
+        if self.on == "validation":
+            return self._falls_no_more([_held(one) for one in history])
         found = history[-1].get(self.on)
         return found is not None and float(found) <= self.limit(history)
 
@@ -64,7 +66,7 @@ class StopConfig:
             "raise --epochs, lower the rate, or go on to the optimum with --polish or"
             " --update svrg"
         )
-        if self.on == "loss":
+        if self.on in ("loss", "validation"):
             log.warning(
                 "the loss still falls after the last epoch; %s",
                 remedy,
@@ -82,3 +84,9 @@ class StopConfig:
             remedy,
             extra=ONCE,
         )
+
+
+def _held(record: Mapping[str, Any]) -> float:
+    """The loss of rows that are not trained on."""
+    found = record.get("held")
+    return math.inf if found is None else float(found)

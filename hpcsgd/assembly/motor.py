@@ -81,7 +81,14 @@ def make_engine(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Engin
         monitor=task.monitor,
         states=_good_states(parts),
         falls_back=_falls_back(parts),
-        hooks=make_hooks(config, parts.columns, task, evaluation, each),
+        hooks=make_hooks(
+            config,
+            parts.columns,
+            task,
+            parts.product,
+            evaluation,
+            (schedule.epochs, each),
+        ),
         finisher=_finisher(parts, evaluation),
         stop=config.stop,
     )
@@ -173,6 +180,16 @@ def _evaluation(parts: Parts, agreement: Agreement) -> Evaluation:
 def _measure(config: RunConfig, several: bool) -> str:
     """What every evaluation takes: what was asked for, and what the goal needs."""
     asked, goal = config.run.evaluate, config.stop.on
+    if goal == "validation" and not config.sampling.hold_out:
+        raise ConfigError(
+            "[stop] on = 'validation' goes by rows that are held out, and there are"
+            " none; set sampling.hold_out, 0.1 is usual"
+        )
+    if goal == "validation" and several:
+        raise ConfigError(
+            "[stop] on = 'validation' would end all models where one is best; set"
+            " stop.on = 'none' for a sweep, which judges each by its held loss"
+        )
     takes = max(asked, goal if goal in MEASURES else "loss", key=MEASURES.index)
     each = config.run.evaluate_every == config.update.snapshot == 1
     if config.update.kind == "svrg" and each and takes == "loss":

@@ -7,6 +7,7 @@ import numpy as np
 
 from hpcsgd.backends.base import Backend
 from hpcsgd.config import RunConfig
+from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.errors import ConfigError
 from hpcsgd.penalties import Penalty
 from hpcsgd.problem import STEP, ProblemConfig
@@ -34,7 +35,8 @@ def penalty_of(problem: ProblemConfig, columns: int) -> Penalty:
 def takes_one_step(config: RunConfig) -> bool:
     """Whether something has to be done behind every single step."""
     problem = config.problem
-    return not problem.is_smooth and problem.l1_at == STEP
+    bent = not problem.is_smooth and problem.l1_at == STEP
+    return bent and config.update.kind != COORDINATE
 
 
 def check_steps(config: RunConfig) -> None:

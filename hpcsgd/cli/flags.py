@@ -3,9 +3,10 @@
 from typing import Any
 
 from hpcsgd.agreement import AGREEMENTS
-from hpcsgd.cli.words import gib, steps
+from hpcsgd.cli.words import gib, rate, steps
 from hpcsgd.comm.delayed import NETWORKS
 from hpcsgd.config import DEVICES, DRIVERS, TRANSPORTS
+from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.data.partition import PARTITIONS
 from hpcsgd.data.sampling import MODES
 from hpcsgd.families import FAMILIES
@@ -56,9 +57,17 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "precision.recipe",
         {"choices": [*RECIPES, AUTO], "help": "recipe; auto: chosen by pilot runs"},
     ),
-    ("--rate", "rate.value", {"type": float, "help": "step size"}),
+    (
+        "--rate",
+        "rate.value",
+        {"type": rate, "metavar": "R", "help": "step size, or auto"},
+    ),
     ("--rate-kind", "rate.kind", {"choices": list(RATES), "help": "rate schedule"}),
-    ("--update", "update.kind", {"choices": list(UPDATES), "help": "step rule"}),
+    (
+        "--update",
+        "update.kind",
+        {"choices": [*UPDATES, COORDINATE], "help": "step rule"},
+    ),
     ("--momentum", "update.momentum", {"type": float, "help": "of momentum, nesterov"}),
     (
         "--partition",

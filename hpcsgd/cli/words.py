@@ -34,3 +34,12 @@ def steps(text: str) -> int | str:
     except ValueError as error:
         said = f"{text!r}: write a whole number, or auto"
         raise argparse.ArgumentTypeError(said) from error
+
+
+def rate(text: str) -> float | str:
+    """A step size, or auto."""
+    try:
+        return text if text == "auto" else float(text)
+    except ValueError as error:
+        said = f"{text!r}: write a number, or auto"
+        raise argparse.ArgumentTypeError(said) from error

@@ -24,7 +24,7 @@ from hpcsgd.polish.settings import PolishConfig
 DEPTH = 20  # pairs that are kept; larger = fewer passes, more memory
 LEAST_DEPTH = 5
 KEPT_WORDS = 2**25  # of all pairs together, over all columns: fewer of wide ones
-STALE = 12  # iterations without a gain that a float64 can show
+STALE = 40  # iterations without a gain that a float64 can show
 STUCK = 1e-6  # of the residuals: a gradient above it is no matter of rounding
 EPS = float(np.finfo(np.float64).eps)
 

@@ -1,0 +1,48 @@
+"""What both coordinate forms give to the descent: items, ψ, and how good a point is."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+from hpcsgd.comm.base import Communicator
+from hpcsgd.coordinate.exchange import Point
+from hpcsgd.coordinate.items import Array, Items
+from hpcsgd.objective import Objective
+from hpcsgd.penalties import Penalty
+
+
+@dataclass(frozen=True)
+class Look:
+    """A model, and what is known of it, alike on all ranks."""
+
+    loss: float  # F on the exact values of the data
+    gradient: float  # norm of F's smallest subgradient
+    gap: float | None  # no less than F − F*; None: no bound is known
+
+
+class Form(ABC):
+    """One of the two, on the data that this rank holds."""
+
+    name: str
+    items: Items
+    members: Communicator  # the ranks that share the items
+    scale: float  # σ
+    separable: Any  # ψ
+    objective: Objective
+    worst: float  # F of the null model: what a gap is measured by
+
+    @abstractmethod
+    def begin(self) -> Point:
+        """The null model."""
+
+    @abstractmethod
+    def become(self, penalty: Penalty, point: Point) -> None:
+        """Go on with another penalty; the point stays the same, as far as it can."""
+
+    @abstractmethod
+    def model(self, point: Point) -> tuple[Array, Array | None]:
+        """This rank's columns of w, (d_c, 1), and the intercept, (1,)."""
+
+    @abstractmethod
+    def look(self, point: Point) -> Look:
+        """Its loss, subgradient and gap."""

@@ -1,0 +1,246 @@
+"""The generic estimator: any family by its name."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.metrics import accuracy_score
+from sklearn.utils import ClassifierTags, RegressorTags
+from sklearn.utils.metaestimators import available_if
+
+from hpcsgd.errors import ConfigError
+from hpcsgd.estimators.formula import LOG_LINK, PROBABLE
+from hpcsgd.estimators.given import check_targets
+from hpcsgd.estimators.learning import Learner
+from hpcsgd.estimators.scores import explained
+from hpcsgd.families import get_family
+
+Array = NDArray[Any]
+
+
+def _labels(model: "GLM") -> bool:
+    return model._labelled
+
+
+def _probabilities(model: "GLM") -> bool:
+    return model.family in PROBABLE
+
+
+class GLM(Learner):
+    """A generalized linear model of any family.
+
+    Minimises, with t_i = a_i·w + β + offset_i + log(exposure_i),
+
+        F(w, β) = (1/Σc) Σ c_i ℓ(t_i, y_i)
+                  + alpha (l1_ratio ‖w‖₁ + (1 − l1_ratio)/2 ‖w‖²)
+
+    | family | y | ℓ(t, y) |
+    |---|---|---|
+    | gaussian | numbers | (t − y)²/2 |
+    | huber | numbers | e²/2 where it is ≤ 1/2, else abs(e) − 1/2; e = t − y |
+    | poisson | counts ≥ 0 | eᵗ − y t |
+    | gamma | numbers > 0 | y e⁻ᵗ + t |
+    | logistic | two classes | log(1 + eᵗ) − y t |
+    | probit | two classes | −log Φ(±t) |
+    | squared-hinge | two classes | max(0, 1 ∓ t)²/2 |
+    | softmax | K classes | log Σ_k e^{t_k} − t_y |
+
+    It is a classifier or a regressor as its family is: the methods, the tags and the
+    shapes of its attributes are those of scikit-learn's classifiers or regressors.
+
+    Parameters
+    ----------
+    family : name of the family
+    class_weight : dict or "balanced", of families with classes
+
+    Attributes
+    ----------
+    coef_ : ndarray, (d,); of classes (1, d), of softmax (K, d)
+    intercept_ : float; of classes ndarray, (1,), of softmax (K,)
+    classes_ : ndarray, (K,), labels in ascending order, where there are classes
+    n_iter_ : int, passes over the data
+    history_ : list of records, one a pass: loss, gradient, gap ...
+    result_ : `hpcsgd.Result`, the run itself
+    n_features_in_, feature_names_in_ : as scikit-learn has them
+
+    Examples
+    --------
+    >>> from hpcsgd import GLM
+    >>> GLM(family="probit").fit([[0.0], [1.0], [2.0]], ["no", "no", "yes"]).classes_
+    array(['no', 'yes'], dtype='<U3')
+    """
+
+    def __init__(
+        self,
+        *,
+        family: str = "gaussian",
+        alpha: float = 1e-4,
+        l1_ratio: float = 0.0,
+        fit_intercept: bool = True,
+        class_weight: Any = None,
+        bounds: Any = None,
+        max_iter: int | None = None,
+        tol: float = 1e-8,
+        batch: int = 32,
+        steps: int | str = "auto",
+        rate: float | str = "auto",
+        solver: str = "auto",
+        average: str = "auto",
+        polish: bool | str = "auto",
+        hold_out: float = 0.0,
+        patience: int = 5,
+        precision: str = "fp32",
+        device: str = "cpu",
+        warm_start: bool = False,
+        random_state: Any = 0,
+        callbacks: Any = None,
+        verbose: int = 0,
+        config: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        super().__init__(
+            alpha=alpha,
+            l1_ratio=l1_ratio,
+            fit_intercept=fit_intercept,
+            bounds=bounds,
+            max_iter=max_iter,
+            tol=tol,
+            batch=batch,
+            steps=steps,
+            rate=rate,
+            solver=solver,
+            average=average,
+            polish=polish,
+            hold_out=hold_out,
+            patience=patience,
+            precision=precision,
+            device=device,
+            warm_start=warm_start,
+            random_state=random_state,
+            callbacks=callbacks,
+            verbose=verbose,
+            config=config,
+        )
+        self.family = family
+        self.class_weight = class_weight
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        if self._labelled:
+            tags.estimator_type = "classifier"
+            tags.classifier_tags = ClassifierTags(multi_class=self.family == "softmax")
+        else:
+            tags.estimator_type = "regressor"
+            tags.regressor_tags = RegressorTags()
+        return tags
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        offset: Any = None,
+        exposure: Any = None,
+        *,
+        comm: Any = None,
+        layout: str = "replicated",
+        grid: Any = None,
+    ) -> "GLM":
+        """Fit the model.
+
+        Parameters
+        ----------
+        X : array, frame, CSR or array of a GPU, (n, d); or the path of a file, y too
+        y : (n,), targets: numbers, or labels of any kind
+        sample_weight : (n,), c_i >= 0
+        offset : (n,), added to every score; softmax has no use for one
+        exposure : (n,), above 0, of poisson and gamma: an offset of log(exposure)
+        comm : communicator of mpi4py, or one of this package; all its ranks call `fit`
+        layout : what each rank gives: "replicated", "rows", "columns" or "hdf5"
+        grid : (replicas, members) of the ranks
+
+        Returns
+        -------
+        the estimator itself, the same on all ranks
+        """
+        self._check_family(offset, exposure)
+        given = X, y, sample_weight, offset, exposure
+        self._fit(*given, where=(comm, layout, grid))
+        return self
+
+    def partial_fit(
+        self,
+        X: Any,
+        y: Any,
+        classes: Any = None,
+        sample_weight: Any = None,
+        offset: Any = None,
+        exposure: Any = None,
+        *,
+        comm: Any = None,
+        layout: str = "replicated",
+        grid: Any = None,
+    ) -> "GLM":
+        """One epoch of CA-SGD over these rows, from where the model stands.
+
+        `classes` are all labels there will ever be, of families with classes; needed at
+        the first call only.
+        """
+        self._check_family(offset, exposure)
+        given = X, y, sample_weight, offset, exposure
+        self._partial_fit(*given, where=(comm, layout, grid), classes=classes)
+        return self
+
+    def predict(self, X: Any, offset: Any = None, exposure: Any = None) -> Array:
+        """Means of the rows, or their likeliest classes, (n,)."""
+        self._check_family(offset, exposure)
+        X, total = self._rows(X, offset, exposure)
+        formula = self._formula()
+        return formula.labels(X, total) if self._labelled else formula.means(X, total)
+
+    @available_if(_labels)
+    def decision_function(self, X: Any, offset: Any = None) -> Array:
+        """Scores of a classifier: (n,) of the second of two classes, else (n, K)."""
+        X, total = self._rows(X, offset)
+        return self._formula().decision(X, total)
+
+    @available_if(_probabilities)
+    def predict_proba(self, X: Any, offset: Any = None) -> Array:
+        """Probabilities, a column for each class."""
+        X, total = self._rows(X, offset)
+        return self._formula().probabilities(X, total)
+
+    @available_if(_probabilities)
+    def predict_log_proba(self, X: Any, offset: Any = None) -> Array:
+        """Their logarithms."""
+        return np.log(self.predict_proba(X, offset))
+
+    def score(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        offset: Any = None,
+        exposure: Any = None,
+    ) -> float:
+        """Accuracy of a classifier, D² of a regressor: R² but for log links."""
+        if self._labelled:
+            found = self.predict(X, offset)
+            return float(accuracy_score(y, found, sample_weight=sample_weight))
+        self._check_family(offset, exposure)
+        X, total = self._rows(X, offset, exposure)
+        y, weights = check_targets(y, sample_weight, X)
+        mean = self._formula().means(X, total)
+        return explained(self.family, y, mean, weights, total)
+
+    def _check_family(self, offset: Any, exposure: Any) -> None:
+        get_family(self.family)
+        if exposure is not None and self.family not in LOG_LINK:
+            raise ConfigError(
+                f"exposure needs a log link and {self.family} has another; give offset,"
+                f" or choose one of {', '.join(LOG_LINK)}"
+            )
+        if offset is not None and self.family == "softmax":
+            raise ConfigError(
+                "one offset a row adds the same to every class of softmax; leave it out"
+            )

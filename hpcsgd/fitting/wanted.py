@@ -150,7 +150,7 @@ class Wanted:
         if wish is False or reason:
             return {}
         aim = min(tol, TIGHT) if wish is True else tol
-        return {"kind": "lbfgs", "tol": aim, "passes": PASSES, "gap": True}
+        return {"kind": "auto", "tol": aim, "passes": PASSES, "gap": True}
 
     def _average(self) -> Any:
         """Held-out rows name weights of their own: a mean of others would hide them."""

@@ -33,7 +33,7 @@ class Classifier(ClassifierMixin, Learner):  # type: ignore[misc]
         polish: bool | str = "auto",
         hold_out: float = 0.0,
         patience: int = 5,
-        precision: str = "fp32",
+        precision: str | None = None,
         device: str = "cpu",
         warm_start: bool = False,
         random_state: Any = 0,

@@ -1,6 +1,7 @@
 """Which hooks a run has: what touches its state between exchanges."""
 
 from hpcsgd.assembly.proximal import proximal_hooks
+from hpcsgd.assembly.variance import snapshot_hooks
 from hpcsgd.averaging import TailAverage
 from hpcsgd.best_held import BestHeld
 from hpcsgd.columns import Columns
@@ -17,16 +18,15 @@ def make_hooks(
     task: Task,
     product: Product,
     evaluation: Evaluation,
-    planned: int,
+    exchanges_per_epoch: int,
 ) -> Hooks:
-    """Those that the configuration asks for, in the order they are called.
-
-    The run has `planned` exchanges.
-    """
+    """Those that the configuration asks for, in the order they are called."""
+    planned = exchanges_per_epoch * config.schedule.epochs
     total, held = columns.total, columns.own
     return Hooks(
         [
             *proximal_hooks(config, total, held, task.columns, task.backend),
+            *snapshot_hooks(config, exchanges_per_epoch, evaluation, columns),
             *_averages(config, task, product, evaluation, planned),
             *_best_held(config, task, evaluation),
         ]
@@ -47,7 +47,7 @@ def _averages(
     evaluation: Evaluation,
     planned: int,
 ) -> list[Hook]:
-    """The mean of the last exchanges, where it is wanted."""
+    """The mean of the last of the `planned` exchanges, where it is wanted."""
     average, period = config.average, config.schedule.period
     if average.kind == "none":
         return []

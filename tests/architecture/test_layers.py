@@ -50,6 +50,7 @@ LAYERS = (
         "evaluation",
         "finisher",
         "stopping",
+        "snapshot",
         "callbacks",
         "result",
         "report",

@@ -82,7 +82,12 @@ def make_engine(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Engin
         states=_good_states(parts),
         falls_back=_falls_back(parts),
         hooks=make_hooks(
-            config, parts.columns, task, parts.product, evaluation, each
+            config,
+            parts.columns,
+            task,
+            parts.product,
+            evaluation,
+            (schedule.epochs, each),
         ),
         finisher=_finisher(parts, evaluation),
         stop=config.stop,

@@ -31,7 +31,9 @@ def is_wide(X: Any) -> bool:
     """Rows of float64, or of integers that float32 cannot hold."""
     if X is None or not np.size(X):
         return False
-    return X.dtype.kind in "fiu" and X.dtype.itemsize > (4 if X.dtype.kind == "f" else 2)
+    return X.dtype.kind in "fiu" and X.dtype.itemsize > (
+        4 if X.dtype.kind == "f" else 2
+    )
 
 
 def _numbers(data: Any) -> tuple[Any, list[str] | None]:

@@ -73,7 +73,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         fit_intercept: bool = True,
         bounds: Any = None,
         max_iter: int | None = None,
-        tol: float = 1e-8,
+        tol: float = 1e-9,
         batch: int = 32,
         steps: int | str = "auto",
         rate: float | str = "auto",

@@ -24,7 +24,7 @@ class Classifier(ClassifierMixin, Learner):  # type: ignore[misc]
         class_weight: Any = None,
         bounds: Any = None,
         max_iter: int | None = None,
-        tol: float = 1e-8,
+        tol: float = 1e-9,
         batch: int = 32,
         steps: int | str = "auto",
         rate: float | str = "auto",

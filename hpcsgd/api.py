@@ -89,7 +89,9 @@ def open_session(
     """A run on the ranks of `world` with what `reader` opens there, ready to go."""
     began, setup = began or time.perf_counter(), Clock()
     if config.update.kind == COORDINATE:
-        return CoordinateRun(config, world, reader, callbacks or [], began, setup)
+        run = CoordinateRun(config, world, reader, callbacks or [], began, setup)
+        run.start = start
+        return run
     config, notes = settle_precision(config, world, reader)
     session = Session(config, world, reader, callbacks or [], began, setup, notes)
     session.rechecks = _rechecks(config, reader, notes)

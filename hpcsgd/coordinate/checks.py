@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from hpcsgd.config import RunConfig
 from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.errors import ConfigError
+from hpcsgd.families import get_family
 from hpcsgd.precision import AUTO
 
-FORMS = {"gaussian": "primal", "squared-hinge": "dual"}
+OF = {"primal": "gaussian", "dual": "squared-hinge"}  # form -> its only family
 ASK = f"--update {COORDINATE}"
 KINDS = ("auto", "gram", "cached")
 MODES = ("shuffle-once", "reshuffle")
@@ -17,12 +18,28 @@ def form_of(config: RunConfig, ranks: int) -> str:
     """The form of a configuration that has one, on so many ranks; else why not."""
     for sentence in _refusals(config, ranks):
         raise ConfigError(sentence)
-    return FORMS[config.problem.family]
+    return _form(config)
+
+
+def has_form(family: str) -> bool:
+    """Whether some form is for this family: it has one score a row."""
+    return get_family(family).targets != "classes"
 
 
 def fits(config: RunConfig) -> bool:
     """Whether there is a form for this problem at all."""
     return not any(_of_problem(config))
+
+
+def _form(config: RunConfig) -> str:
+    """The one that is asked for, or that needs the least for the problem."""
+    problem, asked = config.problem, config.coordinate.form
+    if asked != "auto":
+        return asked
+    if problem.family == OF["primal"]:
+        return "primal"
+    is_dual = problem.is_smooth and problem.l2 > 0.0 and not problem.intercept
+    return "dual" if problem.family == OF["dual"] and is_dual else "newton"
 
 
 def _refusals(config: RunConfig, ranks: int) -> Iterator[str]:
@@ -33,27 +50,28 @@ def _refusals(config: RunConfig, ranks: int) -> Iterator[str]:
 
 
 def _of_problem(config: RunConfig) -> Iterator[str]:
-    problem = config.problem
-    family, form = problem.family, FORMS.get(problem.family)
-    if form is None:
+    problem, form = config.problem, _form(config)
+    if not has_form(problem.family):
         yield (
-            f"{ASK} is for {' and '.join(FORMS)}, not {family}; use --update sgd with"
-            " --steps 1 for l1 and bounds"
+            f"{ASK} has one score a row, and {problem.family} has several; use --update"
+            " sgd, with --steps 1 for l1 and bounds"
+        )
+    if form in OF and problem.family != OF[form]:
+        yield (
+            f"the {form} form is for {OF[form]}, not {problem.family}; use --set"
+            " coordinate.form=newton, or leave it out"
         )
     if form != "dual":
         return
+    instead = "leave coordinate.form out, or set it to newton"
     if problem.l2 == 0.0:
-        yield f"{ASK} of {family} goes by the dual, which needs a ridge; set --l2"
+        yield f"the dual form needs a ridge; set --l2, or {instead}"
     if not problem.is_smooth:
-        yield (
-            f"{ASK} of {family} goes by the dual, which knows no l1 and no bounds; use"
-            " --update sgd --steps 1"
-        )
+        yield f"the dual form knows no l1 and no bounds; {instead}"
     if problem.intercept:
         yield (
-            f"{ASK} of {family} has no intercept: unpenalised, it would tie all dual"
-            " variables together; leave --intercept out, add a column of ones (which is"
-            " then penalised), or use --update sgd"
+            "the dual form has no intercept: unpenalised, it would tie all dual"
+            f" variables together; {instead}"
         )
 
 
@@ -79,6 +97,10 @@ def _of_method(config: RunConfig) -> Iterator[str]:
         )
     if not config.schedule.steps:
         yield f"{ASK} has no model of its times; choose --steps"
+    if sampling.hold_out:
+        yield f"{ASK} trains on all rows; use sampling.hold_out = 0"
+    if config.stop.on != "none" or config.polish.kind != "none":
+        yield f"{ASK} goes to its own optimum; use coordinate.tol alone"
     if config.update.clip != "none":
         yield f"{ASK} has no rate, and so nothing to clip; use update.clip = 'none'"
 
@@ -108,6 +130,5 @@ def _of_grid(config: RunConfig, ranks: int) -> Iterator[str]:
 
 
 def grid_of(config: RunConfig, ranks: int) -> tuple[int, int]:
-    """Replicas × members: ranks of the primal hold rows, those of the dual columns."""
-    is_primal = FORMS[config.problem.family] == "primal"
-    return (ranks, 1) if is_primal else (1, ranks)
+    """Replicas × members: ranks hold rows, or for the dual form columns."""
+    return (1, ranks) if _form(config) == "dual" else (ranks, 1)

@@ -22,7 +22,7 @@ class Descent:
         form, config = ready.form, ready.config
         self.sampler = make_sampler(config.sampling, form.items.count, 0)
         self.seen: Look | None = None
-        self.first_gradient = 0.0
+        self.first_gradient = form.steep
 
     def look(self) -> Look:
         """At the point now; x is made the same bits everywhere."""
@@ -41,33 +41,27 @@ class Descent:
         return seen.gradient <= tol * self.first_gradient
 
     def run_epoch(self, after: Callable[[], bool]) -> bool:
-        """One pass over the items; False where `after` an exchange says to stop."""
-        form = self.ready.form
+        """The sweeps of one epoch; False where `after` an exchange says to stop."""
+        form, exchanges = self.ready.form, self.ready.exchanges
+        if form.prepare(self.point):
+            exchanges.known.clear()
         for number, items, blocks in self._groups():
-            self.ready.exchanges.advance(
-                self.point, number, items, blocks, form.scale, form.separable
-            )
+            exchanges.advance(self.point, number, items, blocks, form)
             self.exchanges += 1
             self.steps += len(blocks.sizes)
             if not after():
+                form.settle(self.point)
                 return False
+        form.settle(self.point)
         self.epoch += 1
         return True
 
-    def to_the_end(self, tol: float, epochs: int) -> bool:
-        """Epochs until it is done, looked at after every one; True if it is."""
-        self.look()
-        for _ in range(epochs):
-            if self.is_done(tol):
-                return True
-            self.run_epoch(lambda: True)
-            self.look()
-        return self.is_done(tol)
-
     def _groups(self) -> Iterator[tuple[int, Array, Blocks]]:
-        order, first = self.sampler.order(self.epoch), 0
-        for number, sizes in enumerate(self.ready.groups):
-            blocks = blocks_of(sizes)
-            items = np.ascontiguousarray(order[first : first + blocks.rows])
-            first += blocks.rows
-            yield number, items, blocks
+        order = self.sampler.order(self.epoch)
+        for _ in range(self.ready.form.sweeps):
+            first = 0
+            for number, sizes in enumerate(self.ready.groups):
+                blocks = blocks_of(sizes)
+                items = np.ascontiguousarray(order[first : first + blocks.rows])
+                first += blocks.rows
+                yield number, items, blocks

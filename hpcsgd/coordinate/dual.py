@@ -43,9 +43,16 @@ class Dual(Form):
         self.scale = 1.0 / (objective.penalty.l2 * self.rows)
         self.worst = float(c @ np.square(np.maximum(e, 0.0))) / (2 * self.rows)
 
-    def begin(self) -> Point:
-        """α = 0, and so is w."""
-        return Point(np.zeros(self.items.count), np.zeros(self.items.width))
+    def begin(self, weights: Array | None = None) -> Point:
+        """α = 0, and so is w; or the α that the scores of these weights call for."""
+        x, v = np.zeros(self.items.count), np.zeros(self.items.width)
+        if weights is None:
+            return Point(x, v)
+        scores = self.items.products(weights[self.objective.shard.columns])
+        self.members.sum(scores, "control")
+        hinge = self.separable
+        x = hinge.weights * np.maximum(hinge.margins - scores, 0.0)
+        return Point(x, self.scale * self.items.combined(x))
 
     def become(self, penalty: Penalty, point: Point) -> None:
         """α stays, and w goes with λ."""

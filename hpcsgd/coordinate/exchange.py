@@ -15,12 +15,12 @@ send m words.
 
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any, Protocol
 
 import numpy as np
 
 from hpcsgd.comm.base import Communicator
 from hpcsgd.coordinate.items import Array, Items, Sampled
-from hpcsgd.coordinate.separable import Separable
 from hpcsgd.products.base import Scratch
 from hpcsgd.schedule import Blocks
 from hpcsgd.timing import Clock
@@ -32,6 +32,14 @@ class Point:
 
     x: Array
     v: Array
+
+
+class Quadratic(Protocol):
+    """What is descended on."""
+
+    items: Items
+    scale: float  # σ
+    separable: Any  # ψ
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,6 @@ class Known:
 class Exchanges:
     """Takes the groups of one form, over the ranks that share its items."""
 
-    items: Items
     members: Communicator
     form: str  # of a word on the wire: fp32 or fp64
     keeps: bool  # G of groups that come again
@@ -60,16 +67,15 @@ class Exchanges:
         group: int,
         numbers: Array,
         blocks: Blocks,
-        scale: float,
-        separable: Separable,
+        task: Quadratic,
     ) -> None:
         """The steps of group number `group` of an epoch, which takes these items."""
-        sampled = self.items.take(numbers)
+        sampled = task.items.take(numbers)
         self.clock.lap("gather")
         known, z = self._sum(group, sampled, point.v, blocks)
-        moved = _steps(point.x, numbers, blocks, known, z, scale, separable)
+        moved = _steps(point.x, numbers, blocks, known, z, task)
         self.clock.lap("inner")
-        point.v += scale * sampled.combined(moved)
+        point.v += task.scale * sampled.combined(moved)
         self.clock.lap("update")
 
     def _sum(
@@ -121,16 +127,15 @@ def _steps(
     blocks: Blocks,
     known: Known,
     z: Array,
-    scale: float,
-    separable: Separable,
+    task: Quadratic,
 ) -> Array:
     """x after all blocks, in place; how far every item of the group went."""
-    moved = np.zeros(blocks.rows)
+    moved, scale = np.zeros(blocks.rows), task.scale
     for j, curvature in enumerate(known.curvatures):
         first, last = blocks.starts[j], blocks.starts[j + 1]
         own, before = numbers[first:last], x[numbers[first:last]]
         slope = z[first:last] + scale * (known.gram[first:last, :first] @ moved[:first])
-        end = separable.step(own, before, slope, scale * curvature)
+        end = task.separable.step(own, before, slope, scale * curvature)
         moved[first:last] = end - before
         x[own] = end
     return moved

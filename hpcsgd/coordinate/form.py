@@ -4,6 +4,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from hpcsgd.comm.base import Communicator
 from hpcsgd.coordinate.exchange import Point
 from hpcsgd.coordinate.items import Array, Items
@@ -30,10 +32,12 @@ class Form(ABC):
     separable: Any  # ψ
     objective: Objective
     worst: float  # F of the null model: what a gap is measured by
+    steep: float = 0.0  # the gradient there; 0: that of the first look is taken
+    sweeps: int = 1  # over the items in an epoch
 
     @abstractmethod
-    def begin(self) -> Point:
-        """The null model."""
+    def begin(self, weights: Array | None = None) -> Point:
+        """The null model, or the point that stands for all columns of w, (d,)."""
 
     @abstractmethod
     def become(self, penalty: Penalty, point: Point) -> None:
@@ -42,6 +46,22 @@ class Form(ABC):
     @abstractmethod
     def model(self, point: Point) -> tuple[Array, Array | None]:
         """This rank's columns of w, (d_c, 1), and the intercept, (1,)."""
+
+    def steepest(self) -> float:
+        """The largest slope of a column at the null model: an l1 that large holds all.
+
+        One pass over the rows, in float64, on exact values.
+        """
+        slope = self.objective.slope(*self.model(self.begin()))
+        own = float(np.abs(slope.weights).max(initial=0.0))
+        return float(max(self.objective.grid.world.exchange_objects(own)))
+
+    def prepare(self, point: Point) -> bool:
+        """Before the sweeps of an epoch; True where the items are others now."""
+        return False
+
+    def settle(self, point: Point) -> None:  # noqa: B027
+        """After them."""
 
     @abstractmethod
     def look(self, point: Point) -> Look:

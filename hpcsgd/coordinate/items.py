@@ -1,5 +1,6 @@
 """The items of a coordinate form, as far as one rank holds them."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+AT_ONCE = 2**20  # values that are widened together
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,7 @@ class Sampled:
     rows: Any  # (m, width): an array or a SciPy CSR array
     wide: Any  # the same in float64: gradients decide where it all ends
     shift: Array | None  # (m,), how much of `along` is taken off each
-    along: Array | None
+    along: Array  # (width,)
 
     def gram(self) -> Array:
         """This rank's part of the inner products of all pairs, (m, m).
@@ -25,7 +27,7 @@ class Sampled:
         """
         product = self.rows @ self.rows.T
         gram = np.asarray(product.toarray() if hasattr(product, "tocsr") else product)
-        if self.shift is None or self.along is None:
+        if self.shift is None:
             return gram
         crossed = np.multiply.outer(self.shift, self.wide @ self.along)
         square = np.multiply.outer(self.shift, self.shift) * (self.along @ self.along)
@@ -35,29 +37,29 @@ class Sampled:
     def products(self, vector: Array) -> Array:
         """This rank's part of the inner products with `vector`, (m,)."""
         found: Array = self.wide @ vector
-        if self.shift is not None and self.along is not None:
+        if self.shift is not None:
             found = found - self.shift * (self.along @ vector)
         return found
 
     def combined(self, factors: Array) -> Array:
         """Σ_i factors_i item_i, (width,)."""
         found: Array = self.wide.T @ factors
-        if self.shift is not None and self.along is not None:
+        if self.shift is not None:
             found = found - self.along * (self.shift @ factors)
         return found
 
 
 @dataclass(frozen=True)
 class Items:
-    """M: an array, or a SciPy CSR array whose items may lack a shift that is meant.
+    """M: an array, or a SciPy CSR array, of which a shift and factors may be meant.
 
-    Sparse items that are centred would be dense; so item i is
-    `matrix[i] − shift[i] · along`, and nobody makes it.
+    Item i is `factors · (matrix[i] − shift[i])`, and nobody makes all of them: sparse
+    items that are centred would be dense, and factors may change all the time.
     """
 
     matrix: Any
     shift: Array | None = None
-    along: Array | None = None
+    factors: Array | None = None  # (width,)
 
     @property
     def count(self) -> int:
@@ -69,13 +71,34 @@ class Items:
         """Of the part that this rank holds."""
         return int(self.matrix.shape[1])
 
-    def take(self, numbers: Array) -> Sampled:
-        """The items of these numbers."""
+    def take(self, numbers: Any) -> Sampled:
+        """The items of these numbers, or of a slice."""
         rows = self.matrix[numbers]
+        if self.factors is not None:
+            rows = rows * self.factors.astype(rows.dtype)[None, :]
+        if hasattr(rows, "tocsr"):
+            rows = rows.tocsr()
         wide = rows.astype(np.float64, copy=False)
         shift = None if self.shift is None else self.shift[numbers]
-        return Sampled(rows, wide, shift, self.along)
+        return Sampled(rows, wide, shift, self._along)
 
-    def all(self) -> Sampled:
-        """All of them, as they are held."""
-        return Sampled(self.matrix, self.matrix, self.shift, self.along)
+    def products(self, vector: Array) -> Array:
+        """This rank's part of the inner products of all items with `vector`, (N,)."""
+        return np.concatenate([self.take(p).products(vector) for p in self._parts()])
+
+    def combined(self, factors: Array) -> Array:
+        """Σ_i factors_i item_i over all items, (width,)."""
+        total = np.zeros(self.width)
+        for part in self._parts():
+            total += self.take(part).combined(factors[part])
+        return total
+
+    @property
+    def _along(self) -> Array:
+        """What a shift is taken off along."""
+        return np.ones(self.width) if self.factors is None else self.factors
+
+    def _parts(self) -> Iterator[slice]:
+        step = max(AT_ONCE // max(self.width, 1), 1)
+        for first in range(0, self.count, step):
+            yield slice(first, min(first + step, self.count))

@@ -11,6 +11,7 @@ from hpcsgd.coordinate.checks import form_of, grid_of
 from hpcsgd.coordinate.dual import Dual
 from hpcsgd.coordinate.exchange import Exchanges
 from hpcsgd.coordinate.form import Form
+from hpcsgd.coordinate.newton import Newton
 from hpcsgd.coordinate.primal import Primal
 from hpcsgd.data.readers import RowReader
 from hpcsgd.data.sampling import plan_groups
@@ -76,18 +77,20 @@ def _prepare(config: RunConfig, opened: Opened) -> Ready:
     schedule = config.schedule
     groups = plan_groups(form.items.count, schedule.batch, schedule.steps)
     wire = words.precision.gram_wire
-    keeps = _keeps(config, words.precision, form.items.count)
-    exchanges = Exchanges(form.items, form.members, wire, keeps, clock)
+    keeps = _keeps(config, words.precision, form.items.count, form.name)
+    exchanges = Exchanges(form.members, wire, keeps, clock)
     return Ready(config, opened, form, exchanges, groups, clock)
 
 
 def _make(config: RunConfig, objective: Objective, ranks: int) -> Form:
-    if form_of(config, ranks) == "primal":
-        return Primal(objective, config.problem.intercept)
-    return Dual(objective)
+    intercept = config.problem.intercept
+    kind = form_of(config, ranks)
+    if kind == "dual":
+        return Dual(objective)
+    return (Primal if kind == "primal" else Newton)(objective, intercept)
 
 
-def _keeps(config: RunConfig, precision: Precision, items: int) -> bool:
+def _keeps(config: RunConfig, precision: Precision, items: int, form: str) -> bool:
     """Whether G of every group is kept: where it comes again and there is room."""
     kind, sampling, schedule = config.products.kind, config.sampling, config.schedule
     if kind != "auto":
@@ -95,4 +98,5 @@ def _keeps(config: RunConfig, precision: Precision, items: int) -> bool:
     m = min(schedule.batch * schedule.steps, items)
     word = get_format(precision.gram_wire).carrier.itemsize
     fits = items * m * max(word, 8) <= CACHE_BUDGET
-    return fits and sampling.mode == "shuffle-once" and schedule.epochs > 1
+    again = sampling.mode == "shuffle-once" and schedule.epochs > 1
+    return fits and (again or form == "newton")

@@ -49,20 +49,24 @@ class Primal(Form):
         self.separable: ElasticNet = ElasticNet(objective.penalty)
         self.intercept = intercept
         self.means = self._means(shard)
-        roots = _roots(shard)
-        self.items = _columns(shard, roots, self.means.columns, intercept)
+        roots = np.sqrt(weights_of(shard))
+        self.items = _items(
+            shard,
+            None if shard.weights is None else roots,
+            self.means.columns if intercept else None,
+        )
         self.target = roots * (_plain_targets(shard) - self.means.target)
         word = np.array([self.target @ self.target])
         self.members.sum(word, "control")
         self.worst = float(word[0]) / (2 * self.rows)
 
-    def begin(self) -> Point:
-        """w = 0, or as near to it as the bounds let it."""
-        x = np.zeros(self.items.count)
+    def begin(self, weights: Array | None = None) -> Point:
+        """w = 0, or these weights, or as near to them as the bounds let it."""
+        x = np.zeros(self.items.count) if weights is None else weights.copy()
         self.objective.penalty.prox(x, 0.0)
         v = -self.scale * self.target
         if x.any():
-            v += self.scale * self.items.all().combined(x)
+            v += self.scale * self.items.combined(x)
         return Point(x, v)
 
     def become(self, penalty: Penalty, point: Point) -> None:
@@ -84,14 +88,6 @@ class Primal(Form):
         gradient = self.objective.norm(slope)
         gap = self._gap(point.x, slope)
         return Look(slope.loss, gradient, gap)
-
-    def steepest(self) -> float:
-        """The largest slope of any column at the null model: l1 from there on is all
-        that is needed for w = 0.
-        """
-        products = self.items.all().products(self.target) * self.scale
-        self.members.sum(products, "control")
-        return float(np.abs(products).max())
 
     def _gap(self, w: Array, slope: Slope) -> float | None:
         """F(w) − D(θ) at θ = τ · residuals, with the τ that makes D finite and large.
@@ -136,9 +132,7 @@ class Primal(Form):
         sums = np.zeros(shard.width + 1)
         if not self.intercept:
             return Means(sums[:-1], 0.0)
-        c = np.ones(shard.height) if shard.weights is None else shard.weights[:, 0]
-        c = c.astype(np.float64)
-        matrix = _as_matrix(shard.matrix)
+        c, matrix = weights_of(shard), _as_matrix(shard.matrix)
         for first in range(0, shard.height, BLOCK_ROWS):
             rows = slice(first, first + BLOCK_ROWS)
             sums[:-1] += matrix[rows].T.astype(np.float64) @ c[rows]
@@ -158,25 +152,29 @@ def _plain_targets(shard: Shard) -> Array:
     return targets if shard.offsets is None else targets - shard.offsets[:, 0]
 
 
-def _roots(shard: Shard) -> Array:
-    """√c of this rank's rows."""
+def weights_of(shard: Shard) -> Array:
+    """c of this rank's rows, in float64."""
     if shard.weights is None:
         return np.ones(shard.height)
-    roots: Array = np.sqrt(shard.weights[:, 0].astype(np.float64))
-    return roots
+    weights: Array = shard.weights[:, 0].astype(np.float64)
+    return weights
 
 
-def _columns(shard: Shard, roots: Array, means: Array, centred: bool) -> Items:
-    """The columns as items, √c times and centred; sparse ones stay sparse."""
-    if isinstance(shard.matrix, Csr):
-        matrix = shard.matrix.to_scipy()
-        kind = matrix.dtype
-        turned = (matrix.T.tocsr() * roots[None, :]).tocsr().astype(kind)
-        return Items(turned, means, roots) if centred else Items(turned)
+def columns_of(shard: Shard) -> Any:
+    """The columns as rows, in the dtype that they have; sparse ones stay sparse."""
     matrix = _as_matrix(shard.matrix)
-    dtype = matrix.dtype
-    turned = np.empty((shard.width, shard.height), dtype=dtype)
-    np.subtract(matrix.T, means[:, None], out=turned, casting="same_kind")
-    if shard.weights is not None:
-        np.multiply(turned, roots.astype(dtype), out=turned)
+    if isinstance(shard.matrix, Csr):
+        return matrix.T.tocsr()
+    return np.array(matrix.T, order="C")  # a copy, whatever the shape
+
+
+def _items(shard: Shard, roots: Array | None, means: Array | None) -> Items:
+    """The columns as items: dense ones are centred and weighted once and for all."""
+    turned = columns_of(shard)
+    if isinstance(shard.matrix, Csr):
+        return Items(turned, means, roots)
+    if means is not None:
+        np.subtract(turned, means[:, None], out=turned, casting="same_kind")
+    if roots is not None:
+        np.multiply(turned, roots.astype(turned.dtype), out=turned)
     return Items(turned)

@@ -9,10 +9,12 @@ import numpy as np
 from hpcsgd.callbacks import Callback, History
 from hpcsgd.callbacks.base import View, Wish, wish_of
 from hpcsgd.coordinate.descent import Descent
+from hpcsgd.coordinate.exchange import Point
 from hpcsgd.coordinate.opening import Ready, open_form
 from hpcsgd.coordinate.report import result_of
 from hpcsgd.energy import make_meter
 from hpcsgd.engine import ENDINGS
+from hpcsgd.errors import ConfigError
 from hpcsgd.looks import Looks
 from hpcsgd.result import Result, Status
 from hpcsgd.run_folder import RunFolder
@@ -44,7 +46,7 @@ class CoordinateRun(Session):
         with world.working("preparing the run folder"):
             world.together(lambda: folder.begin(ready.config, False))
         callbacks = [History(folder.history), *self.callbacks]
-        training = Training(ready, callbacks)
+        training = Training(ready, callbacks, self._start(ready))
         status = training.run()
         result = result_of(training, status, self.began, self.setup.seconds)
         with world.working("writing the result"):
@@ -54,21 +56,33 @@ class CoordinateRun(Session):
             log.error("%s", unsaved, extra=ONCE)
         return result
 
+    def _start(self, ready: Ready) -> Point:
+        """The null model, or what stands for the weights that were given."""
+        if self.start is None or not self.start.weights.size:
+            return ready.form.begin()
+        given, columns = self.start.weights, ready.opened.loaded.shard.total_columns
+        if given.shape != (columns, 1):
+            raise ConfigError(
+                f"start has weights of shape {given.shape} and these data need"
+                f" {(columns, 1)}; give the model of the same columns"
+            )
+        return ready.form.begin(given[:, 0].astype(np.float64))
+
 
 class Training:
     """Epochs, evaluations and callbacks around a descent."""
 
-    def __init__(self, ready: Ready, callbacks: list[Callback]) -> None:
+    def __init__(self, ready: Ready, callbacks: list[Callback], point: Point) -> None:
         self.ready = ready
         self.callbacks = callbacks
-        self.descent = Descent(ready, ready.form.begin())
+        self.descent = Descent(ready, point)
         self.wish = Wish.NONE  # of callbacks of this rank
         self.granted = Wish.NONE  # of all
         self.ended = "epochs used up"
         config, world = ready.config, ready.opened.grid.world
         self.looks = Looks(world, config.run.check_every)
         self.meter = make_meter("")
-        planned = len(ready.groups) * config.schedule.epochs
+        planned = len(ready.groups) * ready.form.sweeps * config.schedule.epochs
         self.view = View(
             epochs=config.schedule.epochs,
             exchanges_planned=planned,
@@ -121,7 +135,8 @@ class Training:
         """After every exchange: where it stands, and whether all go on."""
         view, done = self.view, self.descent.exchanges
         view.exchanges, view.steps = done, self.descent.steps
-        view.rows = view.total_rows * done // len(self.ready.groups)
+        passes = len(self.ready.groups) * self.ready.form.sweeps
+        view.rows = view.total_rows * done // passes
         now = perf_counter()
         view.seconds += now - self._began
         self._tell("on_exchange")

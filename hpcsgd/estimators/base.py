@@ -53,7 +53,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
     polish : "auto", True or False: whether L-BFGS takes the point of SGD to `tol`
     hold_out : share of the rows that are held out to stop early; 0 = none
     patience : evaluations without a better loss on held-out rows before the end
-    precision : recipe of number formats of the SGD phase
+    precision : recipe of number formats; None: fp64 for rows of float64, else fp32
     device : "cpu" or "cuda"
     warm_start : whether a fit begins where the last one ended
     random_state : seed of the order of rows
@@ -73,7 +73,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         fit_intercept: bool = True,
         bounds: Any = None,
         max_iter: int | None = None,
-        tol: float = 1e-8,
+        tol: float = 1e-9,
         batch: int = 32,
         steps: int | str = "auto",
         rate: float | str = "auto",
@@ -82,7 +82,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         polish: bool | str = "auto",
         hold_out: float = 0.0,
         patience: int = 5,
-        precision: str = "fp32",
+        precision: str | None = None,
         device: str = "cpu",
         warm_start: bool = False,
         random_state: Any = 0,

@@ -141,7 +141,7 @@ def fit(
         settings = world.together(lambda: wanted.settings(matrix.path, wide))
         begin = world.together(lambda: make_start(start))
         given = world.together(lambda: open_data(matrix, sides, layout, settings))
-        given = given.with_labels(classes)
+        given = given.knowing(labels=classes)
         watching = list(callbacks or [])
         if verbose and world.rank == 0:
             watching.append(Shown())

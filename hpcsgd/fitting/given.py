@@ -21,18 +21,21 @@ class Given:
     opens: Callable[[Communicator], RowReader]
     names: list[str] | None  # of the columns, where they have any
 
-    def with_labels(self, labels: Any) -> "Given":
-        """The same, of whose labels the rows may lack some."""
-        if labels is None:
-            return self
-        known = tuple(float(label) for label in labels)
+    def knowing(self, **facts: Any) -> "Given":
+        """The same, whose reader knows what rows do not say.
+
+        `labels`: all there are, where the rows may lack some; `fold_of`: the fold of
+        each row of the whole data.
+        """
+        known = {name: fact for name, fact in facts.items() if fact is not None}
 
         def opens(world: Communicator) -> RowReader:
-            reader: Any = self.opens(world)
-            reader.labels = known
-            return reader  # type: ignore[no-any-return]
+            reader = self.opens(world)
+            for name, fact in known.items():
+                setattr(reader, name, fact)
+            return reader
 
-        return replace(self, opens=opens)
+        return replace(self, opens=opens) if known else self
 
 
 def open_data(

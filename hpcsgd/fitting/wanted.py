@@ -7,7 +7,7 @@ import numpy as np
 
 from hpcsgd.comm.grid import parse_grid
 from hpcsgd.config import RunConfig
-from hpcsgd.coordinate.checks import FORMS
+from hpcsgd.coordinate.checks import has_form
 from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.errors import ConfigError
 from hpcsgd.fitting.settings import laid_over
@@ -119,16 +119,15 @@ class Wanted:
         return {name: bound for name, bound in given.items() if bound is not None}
 
     def _solver(self, problem: dict[str, Any], recipe: str) -> str:
-        """Where l1 or bounds bend F, least squares have an exact form."""
+        """Where l1 or bounds bend F, families of one score have an exact form."""
         if self.solver not in SOLVERS:
             raise ConfigError(
                 f"solver = {self.solver!r}; known: {', '.join(map(repr, SOLVERS))}"
             )
         if self.solver != "auto":
             return str(self.solver)
-        has_form = FORMS.get(self.family) == "primal"
         plainly = self.device == "cpu" and recipe in ("fp32", "fp64")
-        suits = has_form and plainly and not self.hold_out
+        suits = has_form(self.family) and plainly and not self.hold_out
         return COORDINATE if suits and not _is_smooth(problem) else "sgd"
 
     def _polish(self, problem: dict[str, Any], solver: str) -> dict[str, Any]:

@@ -1,19 +1,29 @@
 """Coordinate forms: textbook block descent for every s and grid, and the optimum."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
 import hpcsgd
-from hpcsgd.api import train
+from hpcsgd.api import open_session, train
 from hpcsgd.callbacks import Callback
+from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.comm.threads import run_ranks
+from hpcsgd.data.memory import MemoryReader
 from hpcsgd.data.sampling import Sampler
 from hpcsgd.errors import ConfigError
-from tests.problems import make_problem
+from hpcsgd.penalties import Penalty
+from hpcsgd.start import Start
+from tests.oracle import L, residual
+from tests.problems import FAMILIES, make_problem
 
 ELASTIC = {"family": "gaussian", "l1": 0.04, "l2": 0.02, "intercept": True}
 MACHINE = {"family": "squared-hinge", "l2": 0.05}
+DUAL = {"coordinate": {"form": "dual"}}
+SHIFTED = {"l2": 1.0, "intercept": True}
+ONE_SCORE = [family for family in FAMILIES if family != "softmax"]
 
 
 def descend(problem, /, ranks=1, callbacks=(), X=None, **sections):
@@ -197,6 +207,116 @@ def test_gaps_are_no_less_than_what_is_left(l1, l2, lower):
     assert result.history[0]["gap"] > 1e-3
 
 
+@pytest.mark.parametrize("family", ONE_SCORE)
+@pytest.mark.parametrize(
+    "l2, tol, bounds",
+    [(0.02, 1e-18, {}), (0.0, 1e-12, {"lower": -0.1, "upper": 0.3})],
+)
+def test_every_family_ends_where_no_subgradient_is_left(family, l2, tol, bounds):
+    """By longdouble residuals of a textbook, with weights, offsets and an intercept."""
+    problem = make_problem(family, n=61, d=9)
+    table = {"family": family, "l1": 0.02, "l2": l2, "intercept": True, **bounds}
+    result = descend(
+        problem,
+        2,
+        problem=table,
+        schedule={"batch": 1, "steps": 4, "epochs": 60},
+        coordinate={"tol": tol, "form": "newton"},
+    )
+    assert result.report["coordinate"]["ended"] == "converged"
+    assert result.report["coordinate"]["form"] == "newton"
+    w, X = result.weights.astype(L), problem.X.astype(L)
+    t = X @ w + L(result.intercept) + problem.offset
+    r = residual(family, t[:, None], problem.y.astype(L)[:, None])[:, 0]
+    r = r * problem.weights / problem.weights.sum()
+    slope = X.T @ r + l2 * w
+    penalty = Penalty(l2, 0.02, **bounds)
+    least = penalty.least(result.weights, slope.astype(float))
+    assert np.abs(least).max() < 1e-8 and abs(r.sum()) < 1e-8
+    assert (w == 0).any()
+    losses = [record["loss"] for record in result.history]
+    assert all(b <= a * (1 + 1e-12) for a, b in zip(losses, losses[1:], strict=False))
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("ranks, steps", [(1, 5), (3, 2), (2, 8)])
+def test_newton_is_the_same_for_every_number_of_steps(ranks, steps, sparse):
+    problem = make_problem("poisson", n=40, d=9)
+    table = {"family": "poisson", "l1": 0.02, "l2": 0.01, "intercept": True}
+    one, other = (
+        descend(
+            problem,
+            count,
+            X=csr_matrix(problem.X) if sparse else None,
+            problem=table,
+            schedule={"batch": 2, "steps": s, "epochs": 3},
+        )
+        for count, s in ((1, 1), (ranks, steps))
+    )
+    np.testing.assert_allclose(other.weights, one.weights, rtol=1e-10, atol=1e-13)
+    assert float(other.intercept) == pytest.approx(float(one.intercept), rel=1e-10)
+
+
+def test_logistic_lasso_is_that_of_scikit_learn():
+    from sklearn.linear_model import LogisticRegression
+
+    problem = make_problem("logistic", n=80, d=10)
+    result = descend(
+        replace(problem, offset=None),
+        problem={"family": "logistic", "l1": 0.02, "intercept": False},
+        schedule={"batch": 1, "steps": 5, "epochs": 60},
+        coordinate={"tol": 1e-13},
+    )
+    other = LogisticRegression(
+        l1_ratio=1.0, solver="saga", C=1 / 1.6, fit_intercept=False, tol=1e-12,
+        max_iter=10**5,
+    )  # fmt: skip
+    c = problem.weights / problem.weights.mean()
+    other.fit(problem.X, problem.y, sample_weight=c)
+    np.testing.assert_allclose(result.weights, other.coef_[0], atol=1e-7)
+
+
+@pytest.mark.parametrize("form", ["primal", "dual", "newton"])
+def test_a_start_is_where_it_begins(form):
+    """From the optimum, the first look has nothing left to find."""
+    family, more = (
+        ("squared-hinge", {}) if form == "dual" else ("gaussian", {"l1": 0.02})
+    )
+    problem = make_problem(family, n=40, d=6)
+    tables = {
+        "problem": {"family": family, "l2": 0.05, **more},
+        "schedule": {"batch": 1, "steps": 4, "epochs": 300},
+        "update": {"kind": "coordinate"},
+        "coordinate": {"tol": 1e-16, "form": form},
+        "precision": {"recipe": "fp64"},
+    }
+    config, reader = hpcsgd.RunConfig.parse(tables), MemoryReader(problem.X, problem.y)
+
+    def on_rank(world):
+        first = open_session(world, config, lambda _: reader).run()
+        start = Start(first.weights[:, None], None)
+        return first, open_session(world, config, lambda _: reader, start=start).run()
+
+    first, again = run_ranks(2, on_rank)[0]
+    assert first.history[-1]["epoch"] > 1
+    assert again.history[-1]["epoch"] <= 1
+    np.testing.assert_allclose(again.weights, first.weights, atol=1e-7)
+    short = Start(np.zeros((3, 1)), None)
+    with pytest.raises(ConfigError, match="give the model of the same columns"):
+        open_session(SerialCommunicator(), config, lambda _: reader, start=short).run()
+
+
+def test_data_of_one_column_or_row_stay_as_they_are():
+    for shape in ((1, 3), (5, 1)):
+        X = np.arange(1.0, 1.0 + np.prod(shape)).reshape(shape)
+        kept = X.copy()
+        tables = {"problem": ELASTIC, "update": {"kind": "coordinate"}}
+        for recipe in ("fp64", "fp32"):
+            tables["precision"] = {"recipe": recipe}
+            train(tables, X=X, y=np.arange(len(X)), sample_weight=np.ones(len(X)) * 2)
+        np.testing.assert_array_equal(X, kept)
+
+
 def test_without_penalties_the_gradient_says_when_to_end():
     problem = make_problem("gaussian", n=40, d=5)
     table = {**ELASTIC, "l1": 0.0, "l2": 0.0}
@@ -285,10 +405,16 @@ def test_the_model_is_one_like_others(tmp_path):
 @pytest.mark.parametrize(
     "family, sections, says",
     [
-        ("logistic", {}, "gaussian and squared-hinge, not logistic"),
-        ("squared-hinge", {}, "set --l2"),
-        ("squared-hinge", {"problem": {"l2": 1.0, "l1": 0.1}}, "no l1 and no bounds"),
-        ("squared-hinge", {"problem": {"l2": 1.0, "intercept": True}}, "no intercept"),
+        ("softmax", {}, "one score a row, and softmax has several"),
+        ("logistic", {"coordinate": {"form": "primal"}}, "for gaussian, not logistic"),
+        ("gaussian", {"coordinate": {"form": "dual"}}, "for squared-hinge, not gau"),
+        ("squared-hinge", {"coordinate": {"form": "dual"}}, "set --l2"),
+        ("squared-hinge", {**DUAL, "problem": {"l2": 1.0, "l1": 0.1}}, "no l1 and no"),
+        ("squared-hinge", {**DUAL, "problem": SHIFTED}, "no intercept"),
+        ("gaussian", {"coordinate": {"form": "third"}}, "primal, dual, newton"),
+        ("gaussian", {"sampling": {"hold_out": 0.1}}, "hold_out = 0"),
+        ("gaussian", {"stop": {"on": "gap"}}, "coordinate.tol alone"),
+        ("gaussian", {"polish": {"kind": "lbfgs"}}, "coordinate.tol alone"),
         ("gaussian", {"precision": {"recipe": "c"}}, "--precision fp32 or fp64"),
         ("gaussian", {"precision": {"recipe": "auto"}}, "--precision fp32 or fp64"),
         ("gaussian", {"sampling": {"mode": "replacement"}}, "--sampling replacement"),

@@ -2,6 +2,7 @@
 
 import pytest
 
+from hpcsgd.coordinate.newton import SWEEPS, TRIALS
 from hpcsgd.data.sampling import plan_groups
 from tests.equivalence.test_coordinate import ELASTIC, MACHINE, descend
 from tests.problems import make_problem
@@ -49,3 +50,22 @@ def test_s_times_fewer_messages_to_the_same_point():
     )
     assert one.ledger["products"]["calls"] == 8 * many.ledger["products"]["calls"]
     assert abs(one.weights - many.weights).max() < 1e-11
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_words_of_newton(intercept):
+    """A Gram an epoch, z in every sweep; two sums more, and who says how far."""
+    problem, epochs = make_problem("logistic", n=29, d=11), 2
+    result = descend(
+        problem,
+        2,
+        problem={"family": "logistic", "l1": 0.01, "intercept": intercept},
+        schedule={"batch": 2, "steps": 3, "epochs": epochs},
+    )
+    groups = [sum(sizes) for sizes in plan_groups(11, 2, 3)]
+    first = sum(words(m) for m in groups)
+    each = first + (SWEEPS - 1) * 11 + (TRIALS + 2) + 1 + intercept * (11 + 2)
+    sent = result.ledger["products"]
+    assert sent["calls"] == epochs * (SWEEPS * len(groups) + 2 + intercept)
+    assert sent["words"] == epochs * each
+    assert result.exchanges == epochs * SWEEPS * len(groups)

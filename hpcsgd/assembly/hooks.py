@@ -18,16 +18,18 @@ def make_hooks(
     task: Task,
     product: Product,
     evaluation: Evaluation,
-    exchanges_per_epoch: int,
+    epochs: tuple[int, int],
 ) -> Hooks:
-    """Those that the configuration asks for, in the order they are called."""
-    planned = exchanges_per_epoch * config.schedule.epochs
+    """Those that the configuration asks for, in the order they are called.
+
+    The run has so many `epochs`, of so many exchanges each.
+    """
     total, held = columns.total, columns.own
     return Hooks(
         [
             *proximal_hooks(config, total, held, task.columns, task.backend),
-            *snapshot_hooks(config, exchanges_per_epoch, evaluation, columns),
-            *_averages(config, task, product, evaluation, planned),
+            *snapshot_hooks(config, epochs[1], evaluation, columns),
+            *_averages(config, task, product, evaluation, epochs[0] * epochs[1]),
             *_best_held(config, task, evaluation),
         ]
     )
@@ -47,7 +49,7 @@ def _averages(
     evaluation: Evaluation,
     planned: int,
 ) -> list[Hook]:
-    """The mean of the last of the `planned` exchanges, where it is wanted."""
+    """The mean of the last exchanges, where it is wanted."""
     average, period = config.average, config.schedule.period
     if average.kind == "none":
         return []

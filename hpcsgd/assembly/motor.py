@@ -81,7 +81,14 @@ def make_engine(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Engin
         monitor=task.monitor,
         states=_good_states(parts),
         falls_back=_falls_back(parts),
-        hooks=make_hooks(config, parts.columns, task, parts.product, evaluation, each),
+        hooks=make_hooks(
+            config,
+            parts.columns,
+            task,
+            parts.product,
+            evaluation,
+            (schedule.epochs, each),
+        ),
         finisher=_finisher(parts, evaluation),
         stop=config.stop,
     )

@@ -28,6 +28,7 @@ def fit(
     *,
     sample_weight: ArrayLike | None = None,
     offset: ArrayLike | None = None,
+    classes: ArrayLike | None = None,
     alpha: float = 1e-4,
     l1_ratio: float = 0.0,
     fit_intercept: bool = True,
@@ -68,6 +69,7 @@ def fit(
     y : (n,), targets, where `data` is no path
     sample_weight : (n,), c_i >= 0; only their ratios matter
     offset : (n,), o_i, added to every score; log of the exposure for counts
+    classes : labels that there are, where y may lack some of them
     alpha : float, the penalty
     l1_ratio : float, the part of it that is l1
     fit_intercept : bool, learn β, which is never penalised
@@ -139,6 +141,7 @@ def fit(
         settings = world.together(lambda: wanted.settings(matrix.path, wide))
         begin = world.together(lambda: make_start(start))
         given = world.together(lambda: open_data(matrix, sides, layout, settings))
+        given = given.knowing(labels=classes)
         watching = list(callbacks or [])
         if verbose and world.rank == 0:
             watching.append(Shown())

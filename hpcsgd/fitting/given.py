@@ -1,7 +1,7 @@
 """What a caller passed, as something that the ranks can open."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,22 @@ class Given:
 
     opens: Callable[[Communicator], RowReader]
     names: list[str] | None  # of the columns, where they have any
+
+    def knowing(self, **facts: Any) -> "Given":
+        """The same, whose reader knows what rows do not say.
+
+        `labels`: all there are, where the rows may lack some; `fold_of`: the fold of
+        each row of the whole data.
+        """
+        known = {name: fact for name, fact in facts.items() if fact is not None}
+
+        def opens(world: Communicator) -> RowReader:
+            reader = self.opens(world)
+            for name, fact in known.items():
+                setattr(reader, name, fact)
+            return reader
+
+        return replace(self, opens=opens) if known else self
 
 
 def open_data(

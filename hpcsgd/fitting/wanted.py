@@ -149,7 +149,7 @@ class Wanted:
         if wish is False or reason:
             return {}
         aim = min(tol, TIGHT) if wish is True else tol
-        return {"kind": "lbfgs", "tol": aim, "passes": PASSES, "gap": True}
+        return {"kind": "auto", "tol": aim, "passes": PASSES, "gap": True}
 
     def _rate(self, way: str, hold_out: float) -> dict[str, Any]:
         """Constant before L-BFGS, which takes the noise away; else to zero at the end,

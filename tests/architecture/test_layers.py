@@ -105,7 +105,7 @@ HOMES = {
         "data/foreign_hdf5.py",
         "sealed.py",
     ),
-    "sklearn": ("estimators.py",),
+    "sklearn": ("estimators/",),
     "matplotlib": ("plots.py",),
     "rich": ("callbacks/progress.py", "cli/"),
     "jinja2": ("jobs/render.py",),

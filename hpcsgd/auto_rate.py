@@ -151,7 +151,7 @@ def _of_batches(looked: _Looked, bends: Array, ones: float, longest: float) -> f
     batch = grams.shape[1]
     largest = float(np.linalg.eigvalsh(grams)[:, -1].max()) / batch
     known = float(np.max(np.einsum("kii->ki", grams)))
-    return largest + max(longest - known, 0.0) / batch
+    return float(largest + max(longest - known, 0.0) / batch)
 
 
 def curvatures(grid: Grid, loaded: Loaded, family: Family) -> Array:

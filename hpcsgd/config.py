@@ -56,9 +56,16 @@ class UpdateConfig:
 
     kind: str = "sgd"
     momentum: float = 0.9  # ignored by sgd
+    snapshot: int = 1  # epochs between the full gradients of svrg
     clip: str = "none"  # gradients that are too large: by value, or in norm
     clip_at: float = 1.0  # the largest value, or norm
     clip_over: str = "step"  # exchange: the mean of s gradients, another method
+
+    def __post_init__(self) -> None:
+        if self.snapshot < 1:
+            raise ConfigError(
+                f"[update] snapshot = {self.snapshot} must be at least 1; 1 is usual"
+            )
 
 
 @dataclass(frozen=True)

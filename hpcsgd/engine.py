@@ -136,9 +136,9 @@ class Engine:
     def _finish(self, state: State, status: Status) -> tuple[State, Status]:
         """What comes after the last step, told pass by pass."""
         began, before = perf_counter(), self.view.seconds
-        self.view.more = {}
 
         def tell(more: dict[str, Any]) -> Wish:
+            self.view.more = {}  # of the last step
             self.view.seconds = before + perf_counter() - began
             record = _record(self.view, self.grid.world.ledger)
             self.view.history.append(record | more)

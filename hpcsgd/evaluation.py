@@ -8,7 +8,7 @@ import numpy as np
 
 from hpcsgd.agreement import Agreement
 from hpcsgd.callbacks.base import View
-from hpcsgd.objective import Losses, Objective
+from hpcsgd.objective import Losses, Objective, Slope
 from hpcsgd.optimality import gap_of, gradient_of
 from hpcsgd.products.base import Array, State
 
@@ -29,6 +29,7 @@ class Evaluation:
         takes: str = "loss",
     ) -> None:
         self.objective = objective
+        self.known: Slope | None = None  # at the last evaluation, where it was taken
         self.takes = takes  # gradient, gap: what is taken beside the loss
         self.agreement = agreement
         self.columns = columns  # K
@@ -44,7 +45,7 @@ class Evaluation:
         intercept = None if seen.intercept is None else seen.intercept[0]
         own = seen.weights[self.own, : self.columns]
         with np.errstate(all="ignore"):
-            found = self.objective.measure(own, intercept)
+            found = self._losses(own, intercept)
             self._show(found, view)
             view.more |= self._optimality(own, intercept)
         if self.clipped and view.exchanges:
@@ -65,10 +66,33 @@ class Evaluation:
             self.good = (seen.weights.copy(), kept, view.loss)
         return good
 
+    def _losses(self, own: Array, intercept: Array | None) -> Losses:
+        """F, by the pass that takes its gradient where that is asked for."""
+        self.known = None
+        if self.takes != "gradient" or self.objective.shard.held is not None:
+            return self.objective.measure(own, intercept)
+        slope = self.known = self.objective.slope(own, intercept)
+        return Losses(np.array([slope.loss]), None, slope.clips)
+
+    def slope_of(self, state: State, exchanges: int) -> tuple[State, Slope]:
+        """What replicas agree on now, and F with its gradient there.
+
+        Where the last evaluation was of this state and took the gradient, no pass is
+        made for it.
+        """
+        seen = self.agreement.consensus(state, exchanges)
+        if self.known is not None and self.measured_at == exchanges:
+            return seen, self.known
+        intercept = None if seen.intercept is None else seen.intercept[0]
+        own = seen.weights[self.own, : self.columns]
+        return seen, self.objective.slope(own, intercept)
+
     def _optimality(self, own: Array, intercept: Array | None) -> dict[str, Any]:
         """What was asked for beside the loss, each with its own pass over the rows."""
         if self.takes == "loss":
             return {}
+        if self.known is not None:
+            return {"gradient": self.objective.norm(self.known)}
         if self.takes == "gradient":
             return gradient_of(self.objective, own, intercept).as_dict(with_gap=False)
         return gap_of(self.objective, own, intercept).as_dict(with_gap=True)

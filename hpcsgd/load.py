@@ -80,8 +80,9 @@ def load(
     columns = parts[grid.member]
     log.debug("reads rows %s and columns %s", *map(_ends, (rows, columns)))
     sides = _read_sides(grid, reader, rows, split)
+    known = getattr(reader, "labels", ())  # that the rows may lack
     encoded, targets = encode_targets(
-        sides.y, family.targets, rows.start, world.exchange_objects
+        sides.y, family.targets, rows.start, world.exchange_objects, known
     )
     seen = Fingerprint(weigh)
     sides.show(seen, rows.start if grid.member == 0 else None)
@@ -159,16 +160,16 @@ def _read_sides(grid: Grid, reader: RowReader, rows: slice, split: Split) -> _Si
         scaled = world.together(lambda: _scale_to_mean_one(weights, reader.rows, total))
         held = None
     else:
-        scaled, held = _apart(grid, weights, split, rows, reader.rows)
+        kept = split.kept_apart(rows, getattr(reader, "fold_of", None))
+        scaled, held = _apart(grid, weights, split, kept, reader.rows)
     offsets = world.together(lambda: finite_column(reader.offset(rows), rows, "offset"))
     return _Sides(y, weights, scaled, held, offsets)
 
 
 def _apart(
-    grid: Grid, weights: Array | None, split: Split, rows: slice, total_rows: int
+    grid: Grid, weights: Array | None, split: Split, kept: Array, total_rows: int
 ) -> tuple[Array, Array]:
     """Weights of rows that are trained on, with mean 1 each, and of those held out."""
-    kept = split.kept_apart(rows)
     each = np.ones((len(kept), 1)) if weights is None else weights[:, None]
     trained, held = each * ~kept, each * kept
     counted = np.zeros((2, split.columns))

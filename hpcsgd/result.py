@@ -170,7 +170,7 @@ class Result:
         path, said = folder / "result.h5", folder / "result.json"
         with saving(path):
             folder.mkdir(parents=True, exist_ok=True)
-            write_sealed(path, KIND, VERSION, self._document(), self._arrays())
+            write_sealed(path, KIND, VERSION, self.document(), self.arrays())
         try:
             with saving(said):
                 write_text(said, self.json() + "\n")
@@ -181,13 +181,15 @@ class Result:
             raise
         return path
 
-    def _document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
+        """Everything but the arrays, as a sealed file holds it."""
         document = {f.name: getattr(self, f.name) for f in fields(self)}
         for name in ("weights", "intercept"):
             del document[name]
         return document | {"status": self.status.value}
 
-    def _arrays(self) -> dict[str, Array]:
+    def arrays(self) -> dict[str, Array]:
+        """The weights, and the intercept where there is one."""
         arrays = {"weights": self.weights}
         if self.intercept is not None:
             arrays["intercept"] = np.asarray(self.intercept)
@@ -213,7 +215,11 @@ def load_result(path: str | Path) -> Result:
     path = path / "result.h5" if path.is_dir() else path
     if not path.exists():
         raise DataError(f"{path} does not exist; name a run folder or its result.h5")
-    document, arrays = read_sealed(path, KIND, VERSION)
+    return restore(path, *read_sealed(path, KIND, VERSION))
+
+
+def restore(path: Path, document: Any, arrays: Mapping[str, Array]) -> Result:
+    """The result of which a sealed file at `path` holds these."""
     check_schema(path, document, SCHEMA)
     kept = {key: document[key] for key in SCHEMA}
     status, intercept = _status(path, kept.pop("status")), arrays.get("intercept")

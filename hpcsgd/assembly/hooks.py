@@ -1,6 +1,7 @@
 """Which hooks a run has: what touches its state between exchanges."""
 
 from hpcsgd.assembly.proximal import proximal_hooks
+from hpcsgd.assembly.variance import snapshot_hooks
 from hpcsgd.averaging import TailAverage
 from hpcsgd.best_held import BestHeld
 from hpcsgd.columns import Columns
@@ -17,17 +18,18 @@ def make_hooks(
     task: Task,
     product: Product,
     evaluation: Evaluation,
-    planned: int,
+    epochs: tuple[int, int],
 ) -> Hooks:
     """Those that the configuration asks for, in the order they are called.
 
-    The run has `planned` exchanges.
+    The run has so many `epochs`, of so many exchanges each.
     """
     total, held = columns.total, columns.own
     return Hooks(
         [
             *proximal_hooks(config, total, held, task.columns, task.backend),
-            *_averages(config, task, product, evaluation, planned),
+            *snapshot_hooks(config, epochs[1], evaluation, columns),
+            *_averages(config, task, product, evaluation, epochs[0] * epochs[1]),
             *_best_held(config, task, evaluation),
         ]
     )

@@ -121,7 +121,9 @@ def assemble(
     config = replace(config, schedule=schedule)
     name, look_ahead = chosen.product, chosen.look_ahead
     feed = _feed(config, words, task, grid, loaded)
-    task = replace(task, monitor=_monitor(config, name, feed))
+    # A look holds residuals against their scores, not against two of them.
+    watched = UNWATCHED if task.anchored else _monitor(config, name, feed)
+    task = replace(task, monitor=watched)
     if device is None:
         product = _product(name, look_ahead, task)
     else:
@@ -168,6 +170,7 @@ def _task(config: RunConfig, words: Vocabulary, grid: Grid, loaded: Loaded) -> T
         probe=words.update.probe(),
         clock=Clock(),
         clip=_clip(config, backend),
+        anchored=words.update.is_anchored,
         models=models,
     )
 

@@ -87,7 +87,7 @@ def make_engine(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Engin
             task,
             parts.product,
             evaluation,
-            each * schedule.epochs,
+            (schedule.epochs, each),
         ),
         finisher=_finisher(parts, evaluation),
         stop=config.stop,
@@ -191,6 +191,9 @@ def _measure(config: RunConfig, several: bool) -> str:
             " stop.on = 'none' for a sweep, which judges each by its held loss"
         )
     takes = max(asked, goal if goal in MEASURES else "loss", key=MEASURES.index)
+    each = config.run.evaluate_every == config.update.snapshot == 1
+    if config.update.kind == "svrg" and each and takes == "loss":
+        takes = "gradient"  # its snapshot has to take it there anyway
     if several and takes != "loss":
         raise ConfigError(
             f"the {takes} of several models is not taken; set stop.on = 'none' and"
@@ -236,9 +239,10 @@ def _saver(parts: Parts, capture: Capture) -> Saver:
 def _recorder(parts: Parts) -> Recorder:
     config, grid = parts.config, parts.grid
     run, total = config.run, parts.feed.exchanges_per_epoch * config.schedule.epochs
-    clips = config.update.clip != "none"  # a replay of plain SGD would not be the same
+    # A replay of plain SGD would not be the same.
+    other = config.update.clip != "none" or config.update.kind == "svrg"
     many = parts.task.models is not None  # nor is it one of several models
-    if run.out is None or not run.record or grid.replica or clips or many:
+    if run.out is None or not run.record or grid.replica or other or many:
         return Recorder(frozenset())
     return Recorder(
         chosen=choose_exchanges(run.record, config.sampling.seed, total),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from hpcsgd.agreement import AGREEMENTS
 from hpcsgd.assembly.many import check_many
 from hpcsgd.assembly.proximal import check_steps
+from hpcsgd.assembly.variance import check_svrg
 from hpcsgd.backends import make_backend
 from hpcsgd.backends.base import Backend
 from hpcsgd.comm.base import Communicator
@@ -43,6 +44,7 @@ def resolve(config: RunConfig, world: Communicator) -> Vocabulary:
             f"--update {COORDINATE} takes no steps of SGD, which this is about; use"
             " hpcsgd train for it, or another --update"
         )
+    check_svrg(config)
     world, replicas = _as_many(config, world), config.grid.replicas
     members = config.grid.members or max(world.size // max(replicas, 1), 1)
     check_size(world.size, replicas, members)

@@ -70,7 +70,7 @@ class HostBackend:
                 for lead in unrolled.lead.T
             ),
             couple=tuple(couple),
-            gain=tuple(self._spread(gain, sizes) for gain in unrolled.gain.T),
+            gain=tuple(self._spread(gain, sizes) for gain in moving(unrolled.gain)),
             carry=unrolled.carry,
             unrolled=unrolled,
         )
@@ -132,6 +132,7 @@ class HostBackend:
     ) -> Array:
         """t_j = Σ_k lead z + Σ_{i<j} couple_ji G_ji r_i + β + offset, then r_j."""
         panels = block_rows(gram.astype(self.inner, copy=False), plan.blocks)
+        anchors = self._anchored(family, batch, intercept)
         residuals = _lead(margins.astype(self.inner, copy=False), plan)
         if batch.offsets is not None:
             residuals += batch.offsets
@@ -145,11 +146,27 @@ class HostBackend:
             if intercept is not None:
                 score += plan.unrolled.probe @ intercept
             self._residual(family, score, batch.targets[first:last])
+            if anchors is not None:
+                score -= anchors[first:last]
             if batch.weights is not None:
                 self._weigh(score, batch.weights[first:last])
             if intercept is not None:
                 plan.advance(intercept, j, score)
         return residuals
+
+    def _anchored(
+        self, family: Family, batch: Batch, intercept: Array | None
+    ) -> Array | None:
+        """The residuals at the anchors, which no step moves; None without any."""
+        if batch.anchors is None:
+            return None
+        score: Array = batch.anchors.astype(self.inner)
+        if batch.offsets is not None:
+            score += batch.offsets
+        if intercept is not None:
+            score += intercept[1]
+        self._residual(family, score, batch.targets)
+        return score
 
     def _correct(self, score: Array, panel: Array, scaled: Array) -> None:
         """score ← score + panel · scaled."""
@@ -166,14 +183,14 @@ class HostBackend:
     def descend(
         self, weights: Array, rows: Any, residuals: Array, plan: HostPlan
     ) -> None:
-        """One transposed product for every state and all s steps."""
+        """One transposed product for every state that moves, and all s steps."""
         scaled = [residuals * gain for gain in plan.gain]
         self._move(weights, rows, np.hstack(scaled) if scaled[1:] else scaled[0], plan)
 
     def _move(self, weights: Array, rows: Any, scaled: Array, plan: HostPlan) -> None:
         """weights ← Φ weights + Yᵀ scaled."""
         plan.carry_on(weights)
-        self._add_gradient(weights, rows, scaled)
+        self._add_gradient(weights[:, : scaled.shape[1]], rows, scaled)
 
     def _add_gradient(self, weights: Array, rows: Array, scaled: Array) -> None:
         weights += np.dot(rows.T, scaled.astype(rows.dtype, copy=False))
@@ -192,6 +209,13 @@ class HostBackend:
 
     def synchronize(self) -> None:
         """NumPy is done when it returns."""
+
+
+def moving(gain: Array) -> list[Array]:
+    """Of each state but those at the end that gradients never touch; gain (s, S)."""
+    touched = np.flatnonzero(gain.any(axis=0))
+    last = touched[-1] if len(touched) else 0
+    return list(gain.T[: last + 1])
 
 
 def _halve(

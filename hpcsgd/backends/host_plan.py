@@ -23,7 +23,7 @@ class HostPlan:
     states: int
     lead: tuple[Array | None, ...]  # [state]: (m, 1); None where it is all ones
     couple: tuple[Array, ...]  # [step]: (start_j, 1)
-    gain: tuple[Array, ...]  # [state]: (m, 1)
+    gain: tuple[Array, ...]  # [state]: (m, 1); of the first states, which move
     carry: Array  # (states, states)
     unrolled: Unrolled
 

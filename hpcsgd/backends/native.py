@@ -153,10 +153,11 @@ class NativeBackend(HostBackend):
         intercept: Array | None,
     ) -> Array:
         """All s steps in one call, for families with one score a row."""
-        if family.name == SOFTMAX and self._is_one_call(margins, gram, plan):
+        plain = batch.anchors is None
+        if family.name == SOFTMAX and plain and self._is_one_call(margins, gram, plan):
             given = (margins, gram, batch, intercept, plan.states)
             return softmax_steps.recur(plan.coefficients, *given)
-        if not self._is_for_steps(margins, gram, plan, family):
+        if not (plain and self._is_for_steps(margins, gram, plan, family)):
             return super().corrected_residuals(
                 margins, gram, plan, family, batch, intercept
             )

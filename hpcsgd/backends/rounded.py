@@ -149,7 +149,7 @@ class RoundedBackend(HostBackend):
         """weights ← Φ weights + Yᵀ scaled, rounded once."""
         moved = weights.astype(self.working)
         plan.carry_on(moved)
-        self._add_gradient(moved, rows, scaled)
+        self._add_gradient(moved[:, : scaled.shape[1]], rows, scaled)
         self._settle(moved)
         weights[...] = moved
 

@@ -88,11 +88,15 @@ class Split:
         """True where every row is trained on by all."""
         return not self.folds and not self.hold_out
 
-    def kept_apart(self, rows: slice) -> Array:
-        """(rows, columns), True where a row is not trained on."""
+    def kept_apart(self, rows: slice, known: Array | None = None) -> Array:
+        """(rows, columns), True where a row is not trained on.
+
+        `known` are folds of all rows that somebody has drawn; −1: in none of them.
+        """
         if self.hold_out:
             return held_out(rows, self.hold_out, self.seed)[:, None]
-        fold = fold_of(rows, self.folds, self.fold_seed)
+        drawn = fold_of(rows, self.folds, self.fold_seed)
+        fold = drawn if known is None else np.where(known[rows] < 0, -2, known[rows])
         return np.asarray(fold[:, None] == np.append(np.arange(self.folds), -1))
 
     def check(self, trained: Array, kept: Array) -> None:

@@ -13,6 +13,7 @@ from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError, ConvergenceWarning
 from hpcsgd.fitting.given import open_data
+from hpcsgd.fitting.inputs import is_wide, to_matrix
 from hpcsgd.fitting.runs import Runs
 from hpcsgd.fitting.shown import Shown
 from hpcsgd.fitting.start import make_start
@@ -27,6 +28,7 @@ def fit(
     *,
     sample_weight: ArrayLike | None = None,
     offset: ArrayLike | None = None,
+    classes: ArrayLike | None = None,
     alpha: float = 1e-4,
     l1_ratio: float = 0.0,
     fit_intercept: bool = True,
@@ -44,7 +46,7 @@ def fit(
     patience: int = 5,
     start: Any = None,
     seed: int = 0,
-    precision: str = "fp32",
+    precision: str | None = None,
     device: str = "cpu",
     solver: str = "auto",
     comm: Communicator | Any = None,
@@ -67,6 +69,7 @@ def fit(
     y : (n,), targets, where `data` is no path
     sample_weight : (n,), c_i >= 0; only their ratios matter
     offset : (n,), o_i, added to every score; log of the exposure for counts
+    classes : labels that there are, where y may lack some of them
     alpha : float, the penalty
     l1_ratio : float, the part of it that is l1
     fit_intercept : bool, learn β, which is never penalised
@@ -81,7 +84,9 @@ def fit(
     hold_out : float, share of the rows that judges and does not train
     patience : int, looks at them without a gain after which SGD ends
     start : Result, weights, or (weights, intercept) to begin with
-    seed, precision, device : of the row order; recipe; "cpu" or "cuda"
+    seed : int, of the row order
+    precision : str, recipe; None: fp64 for rows of float64, else fp32
+    device : "cpu" or "cuda"
     solver : "auto", "sgd", "svrg" or "coordinate"
     comm : communicator of mpi4py, or of this package; None: this process alone
     layout : "replicated", "rows", "columns" or "hdf5", what each rank passes
@@ -130,9 +135,13 @@ def fit(
     )
     sides = {"y": y, "sample_weight": sample_weight, "offset": offset}
     with ranks_of(comm) as world:
-        settings = world.together(lambda: wanted.settings(data))
+        matrix = world.together(lambda: to_matrix(data))
+        # Alike on all ranks, one of which may have no rows.
+        wide = bool(world.max_flag(int(is_wide(matrix.X))))
+        settings = world.together(lambda: wanted.settings(matrix.path, wide))
         begin = world.together(lambda: make_start(start))
-        given = world.together(lambda: open_data(data, sides, layout, settings))
+        given = world.together(lambda: open_data(matrix, sides, layout, settings))
+        given = given.knowing(labels=classes)
         watching = list(callbacks or [])
         if verbose and world.rank == 0:
             watching.append(Shown())

@@ -1,7 +1,7 @@
 """What a caller passed, as something that the ranks can open."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +9,8 @@ from hpcsgd.comm.base import Communicator
 from hpcsgd.config import RunConfig
 from hpcsgd.data.readers import RowReader, open_reader
 from hpcsgd.errors import ConfigError
-from hpcsgd.fitting.inputs import to_column, to_matrix
+from hpcsgd.fitting.inputs import Matrix, to_column
 from hpcsgd.fitting.layouts import LAYOUTS, open_layout
-from hpcsgd.fitting.wanted import path_of
 from hpcsgd.precision import AUTO
 
 
@@ -22,25 +21,40 @@ class Given:
     opens: Callable[[Communicator], RowReader]
     names: list[str] | None  # of the columns, where they have any
 
+    def knowing(self, **facts: Any) -> "Given":
+        """The same, whose reader knows what rows do not say.
+
+        `labels`: all there are, where the rows may lack some; `fold_of`: the fold of
+        each row of the whole data.
+        """
+        known = {name: fact for name, fact in facts.items() if fact is not None}
+
+        def opens(world: Communicator) -> RowReader:
+            reader = self.opens(world)
+            for name, fact in known.items():
+                setattr(reader, name, fact)
+            return reader
+
+        return replace(self, opens=opens) if known else self
+
 
 def open_data(
-    data: Any, sides: Mapping[str, Any], layout: str, config: RunConfig
+    matrix: Matrix, sides: Mapping[str, Any], layout: str, config: RunConfig
 ) -> Given:
     """Arrays by their layout, a path as a file."""
     if layout not in LAYOUTS:
         raise ConfigError(f"layout = {layout!r}; known: {', '.join(LAYOUTS)}")
-    if path_of(data) is not None:
+    if matrix.path is not None:
         return _of_file(config, sides, layout)
     if layout in ("rows", "columns") and config.precision.recipe == AUTO:
         raise ConfigError(
             f"precision='auto' tries recipes on one rank, which has not all of the data"
             f" with layout = {layout!r}; name a recipe, or use layout='replicated'"
         )
-    if layout != "columns" and data is not None and sides["y"] is None:
+    if layout != "columns" and matrix.X is not None and sides["y"] is None:
         raise ConfigError("give y, the targets of the rows: fit(X, family, y)")
-    X, names = to_matrix(data)
     columns = {name: to_column(name, values) for name, values in sides.items()}
-    return Given(open_layout(layout, X, columns, config), names)
+    return Given(open_layout(layout, matrix.X, columns, config), matrix.names)
 
 
 def _of_file(config: RunConfig, sides: Mapping[str, Any], layout: str) -> Given:

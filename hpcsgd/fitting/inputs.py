@@ -1,5 +1,7 @@
 """What callers have rows in, as a matrix of numbers: copied only where it must be."""
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,11 +11,32 @@ from hpcsgd.errors import DataError
 MOST_NAMED = 3  # columns that an error names
 
 
-def to_matrix(data: Any) -> tuple[Any, list[str] | None]:
-    """A NumPy array, SciPy matrix or CuPy array; and the names of its columns.
+@dataclass(frozen=True)
+class Matrix:
+    """The rows, or where they are."""
 
-    Frames of pandas and polars have names; arrays are handed through as they are.
-    """
+    X: Any  # NumPy array, SciPy matrix or CuPy array; None: in a file
+    names: list[str] | None = None  # of the columns, where they have any
+    path: str | None = None
+
+
+def to_matrix(data: Any) -> Matrix:
+    """Arrays are handed through as they are; frames of pandas and polars have names."""
+    if isinstance(data, str | Path):
+        return Matrix(None, path=str(data))
+    return Matrix(*_numbers(data))
+
+
+def is_wide(X: Any) -> bool:
+    """Rows of float64, or of integers that float32 cannot hold."""
+    if X is None or not np.size(X):
+        return False
+    return X.dtype.kind in "fiu" and X.dtype.itemsize > (
+        4 if X.dtype.kind == "f" else 2
+    )
+
+
+def _numbers(data: Any) -> tuple[Any, list[str] | None]:
     if data is None or hasattr(data, "tocsr"):
         return data, None
     if hasattr(data, "__cuda_array_interface__"):

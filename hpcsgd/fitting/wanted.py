@@ -1,7 +1,6 @@
 """What the arguments of `fit` ask for, as a configuration."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,8 @@ TIGHT = 1e-8  # the tol of polish=True
 PASSES = 1000  # of L-BFGS at most: badly conditioned data take some hundred
 # Passes where none are named: before L-BFGS, where SGD is all there is, and where a
 # step is an exact one.
-EPOCHS = {"polished": 10, "sgd": 200, "svrg": 200, "coordinate": 1000}
-STEPS = 8  # of an exchange of coordinate blocks, whose times no model knows
+EPOCHS = {"polished": 5, "sgd": 200, "svrg": 200, "coordinate": 1000}
+STEPS = 8  # of an exchange, where no model of its times may choose them
 
 
 @dataclass(frozen=True)
@@ -52,33 +51,39 @@ class Wanted:
     grid: Any
     config: Any
 
-    def settings(self, data: Any) -> RunConfig:
-        """All of them as one configuration; `config` of the caller lies over it."""
+    def settings(self, path: str | None, wide: bool) -> RunConfig:
+        """All of them as one configuration; `config` of the caller lies over it.
+
+        Rows of float64 are `wide`.
+        """
         problem = self._problem()
-        solver = self._solver(problem)
+        recipe = self.precision or ("fp64" if wide else "fp32")
+        solver = self._solver(problem, recipe)
         polish = self._polish(problem, solver)
+        grid = self._grid()
+        # Replicas agree after so many: no clock may decide what is learnt.
+        needs_steps = solver == COORDINATE or grid.get("replicas", 1) > 1
         way = "polished" if polish else solver
         steps, hold_out = plain(self.steps), _number("hold_out", self.hold_out)
         tables: Tables = {
             "problem": problem,
             "schedule": {
                 "batch": plain(self.batch),
-                "steps": STEPS if steps == "auto" and solver == COORDINATE else steps,
+                "steps": STEPS if steps == "auto" and needs_steps else steps,
                 "epochs": EPOCHS[way] if self.epochs is None else plain(self.epochs),
             },
-            "rate": {"value": plain(self.rate), "norm": "batches"},
+            "rate": self._rate(way, hold_out),
             "update": self._update(solver),
             "polish": polish,
             "average": {"kind": self._average()},
             "sampling": {"seed": plain(self.seed), "hold_out": hold_out},
             "stop": self._stop(problem, way, hold_out),
-            "precision": {"recipe": self.precision},
-            "grid": self._grid(),
+            "precision": {"recipe": recipe},
+            "grid": grid,
             "run": self._run(solver),
         }
         if solver == COORDINATE:
             tables["coordinate"] = {"tol": _number("tol", self.tol)}
-        path = path_of(data)
         if path is not None:
             tables["data"] = {"path": path}
         return RunConfig.parse(laid_over(tables, self.config))
@@ -113,7 +118,7 @@ class Wanted:
         given = {"lower": _bound(lower), "upper": _bound(upper)}
         return {name: bound for name, bound in given.items() if bound is not None}
 
-    def _solver(self, problem: Tables | dict[str, Any]) -> str:
+    def _solver(self, problem: dict[str, Any], recipe: str) -> str:
         """Where l1 or bounds bend F, families of one score have an exact form."""
         if self.solver not in SOLVERS:
             raise ConfigError(
@@ -121,7 +126,7 @@ class Wanted:
             )
         if self.solver != "auto":
             return str(self.solver)
-        plainly = self.device == "cpu" and self.precision in ("fp32", "fp64")
+        plainly = self.device == "cpu" and recipe in ("fp32", "fp64")
         suits = has_form(self.family) and plainly and not self.hold_out
         return COORDINATE if suits and not _is_smooth(problem) else "sgd"
 
@@ -144,7 +149,14 @@ class Wanted:
         if wish is False or reason:
             return {}
         aim = min(tol, TIGHT) if wish is True else tol
-        return {"kind": "lbfgs", "tol": aim, "passes": PASSES, "gap": True}
+        return {"kind": "auto", "tol": aim, "passes": PASSES, "gap": True}
+
+    def _rate(self, way: str, hold_out: float) -> dict[str, Any]:
+        """Constant before L-BFGS, which takes the noise away; else to zero at the end,
+        unless rows that are held out end it nobody knows when.
+        """
+        kind = "cosine" if way == "sgd" and not hold_out else "constant"
+        return {"value": plain(self.rate), "norm": "batches", "kind": kind}
 
     def _average(self) -> Any:
         """Held-out rows name weights of their own: a mean of others would hide them."""
@@ -201,8 +213,3 @@ def _number(name: str, value: Any) -> float:
 def plain(value: Any) -> Any:
     """NumPy's numbers as Python's, which a configuration is made of."""
     return value.item() if isinstance(value, np.generic) else value
-
-
-def path_of(data: Any) -> str | None:
-    """The file that is meant, where it is one."""
-    return str(data) if isinstance(data, str | Path) else None

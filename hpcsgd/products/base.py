@@ -1,6 +1,6 @@
 """What every product shares: the task, the state, one exchange's group of rows."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -39,6 +39,7 @@ class Task:
     clock: Clock
     clip: Clip | None = None
     monitor: Unwatched = UNWATCHED  # checks the recurrence now and then
+    anchored: bool = False  # residuals are less those at the second state
     models: Models | None = None  # several at once, `columns` of all of them together
 
     @cached_property
@@ -206,13 +207,11 @@ def iterate(
 ) -> State:
     """The s steps themselves: residuals from summed products, then the update."""
     seen = task.monitor.before(state, group, margins)
+    margins, batch = store_margins(task, margins), batch_of(task, group.rows)
+    if task.anchored:
+        batch = replace(batch, anchors=margins[:, task.columns : 2 * task.columns])
     state.residuals = task.backend.corrected_residuals(
-        store_margins(task, margins),
-        gram,
-        group.plan,
-        task.family,
-        batch_of(task, group.rows),
-        state.intercept,
+        margins, gram, group.plan, task.family, batch, state.intercept
     )
     task.clock.lap("inner")
     if seen is not None:

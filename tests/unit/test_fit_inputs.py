@@ -18,7 +18,7 @@ from hpcsgd.fitting.inputs import to_column, to_matrix
 from tests.problems import make_problem
 
 PROBLEM = make_problem("logistic", n=60, d=5)
-PLAIN = {"epochs": 2, "batch": 4, "precision": "fp64"}
+PLAIN = {"epochs": 2, "batch": 4}
 pytestmark = pytest.mark.filterwarnings("ignore::hpcsgd.ConvergenceWarning")
 
 
@@ -50,10 +50,19 @@ def shards(monkeypatch):
 @pytest.mark.parametrize("dtype, recipe", [("f4", "fp32"), ("f8", "fp64")])
 def test_rows_are_used_where_they_are(shards, dtype, recipe):
     X = np.ascontiguousarray(PROBLEM.X, dtype=dtype)
-    for data in (X, pd.DataFrame(X, copy=False) if dtype == "f8" else X):
-        fitted(data, precision=recipe)
+    assert fitted(X).config["precision"]["recipe"] == recipe
     assert np.shares_memory(shards[0], X)
     assert shards[0].flags.c_contiguous
+
+
+@pytest.mark.parametrize(
+    "dtype, recipe",
+    [("i1", "fp32"), ("u2", "fp32"), ("?", "fp32"), ("i4", "fp64"), ("i8", "fp64")],
+)
+def test_whole_numbers_have_the_recipe_that_holds_them(dtype, recipe):
+    X = (4 * PROBLEM.X).astype(dtype)
+    X[0, 0] = 1
+    assert fitted(X).config["precision"]["recipe"] == recipe
 
 
 def test_other_rows_are_copied_once(shards):
@@ -125,10 +134,10 @@ def test_names_of_columns_are_kept():
 def test_narrow_kinds_stay_narrow():
     frame = pd.DataFrame(PROBLEM.X.astype("f4"), columns=list("abcde"))
     for data in (frame, to_polars(frame)):
-        assert to_matrix(data)[0].dtype == np.float32
+        assert to_matrix(data).X.dtype == np.float32
     mixed = pd.DataFrame({"a": [1, 2], "b": [True, False], "c": [0.5, 1.5]})
     for data in (mixed, to_polars(mixed)):
-        matrix, _ = to_matrix(data)
+        matrix = to_matrix(data).X
         assert np.asarray(matrix, dtype=float).tolist() == [[1, 1, 0.5], [2, 0, 1.5]]
 
 

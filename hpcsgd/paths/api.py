@@ -9,6 +9,7 @@ from hpcsgd.comm.base import Communicator
 from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.errors import ConfigError
 from hpcsgd.fitting.fit import ranks_of
+from hpcsgd.fitting.inputs import to_matrix
 from hpcsgd.paths.alphas import Alphas
 from hpcsgd.paths.outcome import Path
 from hpcsgd.paths.ways import Way
@@ -102,7 +103,8 @@ def path(
     }
     grid = Alphas(alphas, n_alphas, eps, l1_ratio)
     with ranks_of(comm) as world:
-        way = Way(world, X, sides, layout, shared, given, config, warm_start)
+        matrix = world.together(lambda: to_matrix(X))
+        way = Way(world, X, matrix, sides, layout, shared, given, config, warm_start)
         world.together(grid.check)
         by_forms = world.together(lambda: way.has_form(grid, solver))
         results = way.by_coordinates(grid) if by_forms else way.by_fits(grid)

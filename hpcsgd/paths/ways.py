@@ -15,9 +15,9 @@ from hpcsgd.coordinate.checks import best_form, fits
 from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.fitting.fit import fit
 from hpcsgd.fitting.given import Given, open_data
+from hpcsgd.fitting.inputs import Matrix
 from hpcsgd.fitting.settings import laid_over
 from hpcsgd.fitting.start import NullModel
-from hpcsgd.fitting.wanted import path_of
 from hpcsgd.paths.alphas import Alphas
 from hpcsgd.polish.level import level
 from hpcsgd.polish.rows import open_rows
@@ -33,7 +33,8 @@ class Way:
     """How the models of a path are found, on the ranks of a world."""
 
     world: Communicator
-    data: Any
+    data: Any  # as it was given
+    matrix: Matrix  # the same, as numbers
     sides: Mapping[str, Any]
     layout: str
     shared: dict[str, Any]  # arguments that `fit` has, too
@@ -108,7 +109,9 @@ class Way:
 
     def _open(self, config: RunConfig) -> Given:
         sides, layout = self.sides, self.layout
-        return self.world.together(lambda: open_data(self.data, sides, layout, config))
+        return self.world.together(
+            lambda: open_data(self.matrix, sides, layout, config)
+        )
 
     def _settings(self, alpha: float, l1_ratio: float) -> RunConfig:
         """Of a coordinate form, whether the problem has one or not."""
@@ -127,9 +130,8 @@ class Way:
             "sampling": {"seed": shared["seed"], "mode": "shuffle-once"},
             "precision": {"recipe": shared["precision"]},
         }
-        file = path_of(self.data)
-        if file is not None:
-            tables["data"] = {"path": file}
+        if self.matrix.path is not None:
+            tables["data"] = {"path": self.matrix.path}
         config = RunConfig.parse(laid_over(tables, self.config))
         if best_form(config) == "dual" and "sampling" not in (self.config or {}):
             # In one order for all epochs it may take ten times as many.

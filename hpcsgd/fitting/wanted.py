@@ -16,7 +16,7 @@ Tables = dict[str, dict[str, Any]]
 SOLVERS = ("auto", "sgd", "svrg", "coordinate")
 AVERAGES = {"auto": "tail", True: "tail", False: "none"}
 TIGHT = 1e-8  # the tol of polish=True
-PASSES = 1000  # of L-BFGS at most: badly conditioned data take some hundred
+PASSES = 1000  # at most: badly conditioned data take some hundred
 # Passes where none are named: before L-BFGS, where SGD is all there is, and where a
 # step is an exact one.
 EPOCHS = {"polished": 5, "sgd": 200, "svrg": 200, "coordinate": 1000}

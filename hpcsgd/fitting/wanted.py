@@ -56,8 +56,8 @@ class Wanted:
 
         Rows of float64 are `wide`.
         """
-        problem = self._problem()
-        recipe = self.precision or ("fp64" if wide else "fp32")
+        problem, on_host = self._problem(), self.device == "cpu"
+        recipe = self.precision or ("fp64" if wide and on_host else "fp32")
         solver = self._solver(problem, recipe)
         polish = self._polish(problem, solver)
         grid = self._grid()

@@ -72,7 +72,7 @@ class Wanted:
                 "steps": STEPS if steps == "auto" and needs_steps else steps,
                 "epochs": EPOCHS[way] if self.epochs is None else plain(self.epochs),
             },
-            "rate": {"value": plain(self.rate), "norm": "batches"},
+            "rate": self._rate(way, hold_out),
             "update": self._update(solver),
             "polish": polish,
             "average": {"kind": self._average()},
@@ -150,6 +150,13 @@ class Wanted:
             return {}
         aim = min(tol, TIGHT) if wish is True else tol
         return {"kind": "auto", "tol": aim, "passes": PASSES, "gap": True}
+
+    def _rate(self, way: str, hold_out: float) -> dict[str, Any]:
+        """Constant before L-BFGS, which takes the noise away; else to zero at the end,
+        unless rows that are held out end it nobody knows when.
+        """
+        kind = "cosine" if way == "sgd" and not hold_out else "constant"
+        return {"value": plain(self.rate), "norm": "batches", "kind": kind}
 
     def _average(self) -> Any:
         """Held-out rows name weights of their own: a mean of others would hide them."""

@@ -50,6 +50,7 @@ class Wanted:
     verbose: Any
     grid: Any
     config: Any
+    layout: Any = "replicated"
 
     def settings(self, path: str | None, wide: bool) -> RunConfig:
         """All of them as one configuration; `config` of the caller lies over it.
@@ -127,7 +128,8 @@ class Wanted:
         if self.solver != "auto":
             return str(self.solver)
         plainly = self.device == "cpu" and recipe in ("fp32", "fp64")
-        suits = has_form(self.family) and plainly and not self.hold_out
+        plainly = plainly and not self.hold_out and self.layout != "columns"
+        suits = has_form(self.family) and plainly
         return COORDINATE if suits and not _is_smooth(problem) else "sgd"
 
     def _polish(self, problem: dict[str, Any], solver: str) -> dict[str, Any]:

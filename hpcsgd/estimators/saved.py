@@ -21,6 +21,7 @@ from hpcsgd.estimators import __all__ as KNOWN
 from hpcsgd.estimators import has_sklearn
 from hpcsgd.estimators.formula import Formula
 from hpcsgd.estimators.predictor import Predictor
+from hpcsgd.families import FAMILIES
 from hpcsgd.result import KIND as RESULT
 from hpcsgd.result import Result, load_result, restore, saving
 from hpcsgd.sealed import check_schema, is_sealed, read_sealed, write_sealed
@@ -145,7 +146,8 @@ def _formula(path: Path, document: Any, arrays: Mapping[str, Array]) -> Formula:
         saved = document["classes"]
         classes = np.array(saved["values"], dtype=_dtype(path, saved["dtype"]))
     fits = (
-        coef is not None
+        document["family"] in FAMILIES
+        and coef is not None
         and intercept is not None
         and coef.ndim == (1 if classes is None else 2)
         and intercept.shape == coef.shape[:-1]
@@ -165,6 +167,8 @@ def _estimator(predictor: Predictor) -> Any:
     kind = getattr(home, predictor.name)
     known = kind._get_param_names()
     given = {k: v for k, v in predictor.parameters.items() if k in known}
+    # JSON has no tuples, which is what sequences among parameters are.
+    given = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
     estimator = kind(**given)
     for name in ("coef_", "intercept_", "classes_", "feature_names_in_", "result_"):
         value = getattr(predictor, name)

@@ -70,6 +70,8 @@ def save(estimator: Any, path: str | PathLike[str]) -> None:
             continue
         if isinstance(value, np.ndarray) and value.dtype.kind in "fiu":
             arrays[f"attribute_{name}"] = value
+        elif _is_table(value):
+            arrays |= {f"table_{name}:{key}": v for key, v in value.items()}
         elif _is_plain(value):
             document["attributes"][name] = value
     with saving(Path(path)):
@@ -134,7 +136,9 @@ def _read(path: Path) -> Predictor:
         parameters=document["parameters"],
         feature_names_in_=None if names is None else np.array(names, dtype=object),
         result_=found if document["is_list"] else (found or [None])[0],
-        attributes=document["attributes"] | _of(arrays, "attribute_"),
+        attributes=document["attributes"]
+        | _of(arrays, "attribute_")
+        | _tables(_of(arrays, "table_")),
     )
 
 
@@ -185,6 +189,24 @@ def _of(arrays: Mapping[str, Array], prefix: str) -> dict[str, Array]:
         for name, array in arrays.items()
         if name.startswith(prefix)
     }
+
+
+def _is_table(value: Any) -> bool:
+    """A dict of arrays, as `cv_results_`."""
+    return (
+        isinstance(value, dict)
+        and bool(value)
+        and all(isinstance(array, np.ndarray) for array in value.values())
+    )
+
+
+def _tables(arrays: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
+    """Such dicts by their names, from arrays called name:key."""
+    found: dict[str, dict[str, Array]] = {}
+    for name, array in arrays.items():
+        table, _, key = name.partition(":")
+        found.setdefault(table, {})[key] = array
+    return found
 
 
 def _known_class(estimator: Any) -> str:

@@ -14,6 +14,7 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.fitting.given import open_data
 from hpcsgd.fitting.inputs import is_wide, to_matrix
 from hpcsgd.fitting.runs import SLOWER, TRIES
+from hpcsgd.fitting.settings import laid_over
 from hpcsgd.fitting.wanted import EPOCHS, Wanted
 from hpcsgd.session import Session
 from hpcsgd.stopping import StopConfig
@@ -56,8 +57,11 @@ def fit_many(
     epochs = EPOCHS["polished"] if wanted.epochs is None else wanted.epochs
     plain = replace(wanted, alpha=0.0, polish=False, epochs=epochs)
     config = world.together(lambda: plain.settings(matrix.path, wide))
-    # Nobody waits for one of them: they are compared after as many epochs.
+    # Nobody waits for one of them: they are compared after as many epochs, at the end
+    # of which the rate has gone to zero and with it what is not the model's but noise.
     config = replace(config, stop=StopConfig())
+    if "kind" not in (laid_over({}, wanted.config).get("rate") or {}):
+        config = replace(config, rate=replace(config.rate, kind="cosine"))
     asked = {"l2": alphas, "folds": folds, "fold_seed": config.sampling.seed}
     config = world.together(lambda: with_sweep(config, asked))
     given = world.together(lambda: open_data(matrix, sides, layout, config))

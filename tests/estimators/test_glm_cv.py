@@ -34,8 +34,9 @@ def held_losses(X, y, folds, alphas):
 
 @pytest.mark.parametrize("cv", [3, KFold(3), [([0], [1])]], ids=["int", "KFold", "bad"])
 def test_held_losses_are_those_of_models_that_have_not_seen_the_rows(cv):
-    model = hpcsgd.GLM_CV(alphas=ALPHAS, cv=cv, max_iter=200)
-    X, y = problem_for(model, n=83)
+    model = hpcsgd.GLM_CV(alphas=ALPHAS, cv=cv, max_iter=50)
+    # Whole batches: rows of a smaller one would count more in steps of SGD.
+    X, y = problem_for(model, n=96)
     if isinstance(cv, list):
         with pytest.raises(ConfigError, match="at most once"):
             model.fit(X, y)
@@ -49,11 +50,10 @@ def test_held_losses_are_those_of_models_that_have_not_seen_the_rows(cv):
         )
     model.fit(X, y)
     wanted = held_losses(X, y, folds, ALPHAS)
-    np.testing.assert_allclose(model.cv_results_["held"], wanted, rtol=0.05)
+    np.testing.assert_allclose(model.cv_results_["held"], wanted, rtol=0.01)
     mean = wanted.mean(axis=1)
-    chosen = model.cv_results_["mean_held"].argmin()
-    assert model.alpha_ == ALPHAS[chosen] and mean[chosen] < 1.02 * mean.min()
-    np.testing.assert_allclose(model.cv_results_["mean_held"], mean, rtol=0.05)
+    assert model.alpha_ == ALPHAS[mean.argmin()]
+    np.testing.assert_allclose(model.cv_results_["mean_held"], mean, rtol=0.01)
 
 
 @pytest.mark.parametrize("estimator", CHOOSING, ids=name_of)

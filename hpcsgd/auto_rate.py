@@ -31,6 +31,7 @@ from hpcsgd.objective import block_rows
 Array = NDArray[Any]
 SAMPLED = 1024  # rows of a replica from which batches are made
 SAMPLED_VALUES = 2**21  # of these rows, where they are very wide
+GATHERING = ("momentum", "nesterov", "nesterov-classic")  # updates with a velocity
 DIGITS = 3  # of the rate: sums of other grids differ in the last ones
 
 
@@ -49,7 +50,7 @@ def settle_rate(
             "X is too large for a rate from the data: the squares of a row overflow;"
             " divide its columns by a power of ten, or give --rate"
         )
-    slowed = 1.0 if update.kind == "sgd" else 1.0 - update.momentum
+    slowed = 1.0 - update.momentum if update.kind in GATHERING else 1.0
     value = rounded_down(slowed / steepness) if steepness > 0.0 else 1.0
     return replace(config, rate=replace(config.rate, value=value))
 

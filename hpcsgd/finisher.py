@@ -9,8 +9,10 @@ import numpy as np
 from hpcsgd.callbacks.base import View, Wish
 from hpcsgd.columns import Columns
 from hpcsgd.comm.ledger import Entry
+from hpcsgd.errors import ConfigError
 from hpcsgd.evaluation import Evaluation
 from hpcsgd.optimality import gap_of
+from hpcsgd.polish import newton
 from hpcsgd.polish.lbfgs import Ending, Lbfgs, Stand
 from hpcsgd.polish.point import Landscape, Point
 from hpcsgd.polish.rows import open_rows
@@ -53,7 +55,7 @@ UNFINISHED = Unfinished()
 
 
 class Finisher(Unfinished):
-    """L-BFGS from the weights of the last step, in float64 on exact values."""
+    """L-BFGS or Newton from the last step's weights, in float64 on exact values."""
 
     def __init__(
         self, settings: PolishConfig, evaluation: Evaluation, columns: Columns
@@ -73,7 +75,7 @@ class Finisher(Unfinished):
         land = Landscape(
             open_rows(objective, columns), objective.penalty.l2, intercept is not None
         )
-        steps = Lbfgs(land, settings, lambda stand: _asked(stand, view, tell))
+        steps = make_steps(land, settings, lambda stand: _asked(stand, view, tell))
         point, ending = steps.run(weights, intercept)
         final = self._settled(point, intercept is not None)
         self._measure(final, steps, view)
@@ -112,6 +114,24 @@ class Finisher(Unfinished):
         else:
             said = ("polish: %s after %d passes", ending.value, stand.passes)
             log.info(*said, extra=ONCE)
+
+
+def make_steps(
+    land: Landscape, settings: PolishConfig, ask: Callable[[Stand], tuple[int, ...]]
+) -> Lbfgs:
+    """Those of the kind that was asked for; `auto` where there may be both."""
+    columns, scores = land.rows.objective.shard.total_columns, land.rows.columns
+    small = newton.is_small(columns, scores)
+    if settings.kind == "newton" and not small:
+        raise ConfigError(
+            f"[polish] kind = 'newton' takes at most {newton.MOST} variables, and here"
+            f" are {(columns + 1) * scores}; use kind = 'lbfgs'"
+        )
+    if settings.kind == "lbfgs" or not small:
+        return Lbfgs(land, settings, ask)
+    steps = newton.Newton(land, settings, ask)
+    steps.after = 0 if settings.kind == "newton" else newton.PATIENCE
+    return steps
 
 
 def _begin(state: State, evaluation: Evaluation) -> tuple[Array, Array | None]:

@@ -166,8 +166,8 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "polish.kind",
         {
             "action": "store_const",
-            "const": "lbfgs",
-            "help": "then go on to the optimum, by gradients of all rows",
+            "const": "auto",
+            "help": "then go on to the optimum, by L-BFGS and Newton",
         },
     ),
     (

@@ -229,7 +229,8 @@ def _told(
         own = given.sides[name]
         own = np.empty(0) if own is None else own
         out = np.empty(sum(counts))
-        found[name] = world.gather(own, counts, out, "control")
+        # A list: two counts in a tuple are something else to mpi4py.
+        found[name] = world.gather(own, list(counts), out, "control")
     if found["y"] is None:
         raise _alike("layout = 'rows': no y was given; give each rank y of its rows")
     return found

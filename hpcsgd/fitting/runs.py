@@ -13,6 +13,7 @@ from hpcsgd.comm.base import Communicator
 from hpcsgd.config import RunConfig
 from hpcsgd.fitting.advice import advise
 from hpcsgd.fitting.given import Given
+from hpcsgd.fitting.quiet import said_once
 from hpcsgd.result import Result, Status
 from hpcsgd.start import Start
 
@@ -52,7 +53,8 @@ class Runs:
     def _train(self, config: RunConfig) -> Result:
         callbacks = list(self.callbacks)
         opens, start = self.given.opens, self.start
-        return open_session(self.world, config, opens, callbacks, start).run()
+        with said_once():
+            return open_session(self.world, config, opens, callbacks, start).run()
 
     def _blew_up(self, result: Result) -> bool:
         """A rate that was given stays what it is."""

@@ -19,7 +19,7 @@ TIGHT = 1e-8  # the tol of polish=True
 PASSES = 1000  # of L-BFGS at most: badly conditioned data take some hundred
 # Passes where none are named: before L-BFGS, where SGD is all there is, and where a
 # step is an exact one.
-EPOCHS = {"polished": 10, "sgd": 200, "svrg": 200, "coordinate": 1000}
+EPOCHS = {"polished": 5, "sgd": 200, "svrg": 200, "coordinate": 1000}
 STEPS = 8  # of an exchange, where no model of its times may choose them
 
 
@@ -63,7 +63,7 @@ class Wanted:
         grid = self._grid()
         # Replicas agree after so many: no clock may decide what is learnt.
         needs_steps = solver == COORDINATE or grid.get("replicas", 1) > 1
-        way = "polished" if polish else solver
+        way = "polished" if polish and solver == "sgd" else solver
         steps, hold_out = plain(self.steps), _number("hold_out", self.hold_out)
         tables: Tables = {
             "problem": problem,
@@ -72,10 +72,10 @@ class Wanted:
                 "steps": STEPS if steps == "auto" and needs_steps else steps,
                 "epochs": EPOCHS[way] if self.epochs is None else plain(self.epochs),
             },
-            "rate": {"value": plain(self.rate), "norm": "batches"},
+            "rate": self._rate(way, hold_out),
             "update": self._update(solver),
             "polish": polish,
-            "average": {"kind": self._average()},
+            "average": {"kind": self._average(solver)},
             "sampling": {"seed": plain(self.seed), "hold_out": hold_out},
             "stop": self._stop(problem, way, hold_out),
             "precision": {"recipe": recipe},
@@ -149,11 +149,20 @@ class Wanted:
         if wish is False or reason:
             return {}
         aim = min(tol, TIGHT) if wish is True else tol
-        return {"kind": "lbfgs", "tol": aim, "passes": PASSES, "gap": True}
+        return {"kind": "auto", "tol": aim, "passes": PASSES, "gap": True}
 
-    def _average(self) -> Any:
-        """Held-out rows name weights of their own: a mean of others would hide them."""
-        if self.average == "auto" and self.hold_out:
+    def _rate(self, way: str, hold_out: float) -> dict[str, Any]:
+        """Constant before L-BFGS, which takes the noise away; else to zero at the end,
+        unless rows that are held out end it nobody knows when.
+        """
+        kind = "cosine" if way == "sgd" and not hold_out else "constant"
+        return {"value": plain(self.rate), "norm": "batches", "kind": kind}
+
+    def _average(self, solver: str) -> Any:
+        """Held-out rows name weights of their own: a mean of others would hide them.
+        SVRG has no noise left that a mean would take away.
+        """
+        if self.average == "auto" and (self.hold_out or solver == "svrg"):
             return "none"
         return AVERAGES.get(self.average, self.average)
 

@@ -5,11 +5,11 @@ Aᵀr for the gradient where it arrives, and these messages ("evaluate"):
 
     over members     nK + K + 3 words    scores of the direction
     over all ranks   3 words a trial     the value and slope of the line search
-    over replicas    (d_c + 1) K words   the gradient
+    over replicas    (d_c + 1) K words   the direction, and again for the gradient
     over all ranks   3(2M + 1) + 6 words inner products, and who wants to stop
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -113,15 +113,28 @@ class Lbfgs:
     def _step(self, point: Point) -> bool:
         """One iteration; False where no step leads down that float64 can show."""
         self.passes += 1
-        while True:
-            move, slope = self.memory.direction()
+        for move, slope in self._directions(point):
             found = self._walk(point, move, slope) if slope < 0.0 else None
             if found is not None:
                 self.memory.put(found.step * move, self._scaled(point))
                 return True
-            if not self.memory.order:
-                return False
+        return False
+
+    def _directions(self, point: Point) -> Iterator[tuple[Array, float]]:
+        """What to try, one after the other: p, this rank's part of it, and g·p."""
+        yield self._combined()
+        if self.memory.order:
             self.memory.forget()
+            yield self._combined()
+
+    def _combined(self) -> tuple[Array, float]:
+        """That of the memory, the same bits for all replicas.
+
+        Where columns are nearly alike, steps are long: what differs by rounding at
+        first would be another model soon.
+        """
+        move, slope = self.memory.direction()
+        return self.land.rows.grid.replicas.broadcast(move, 0, "evaluate"), slope
 
     def _walk(self, point: Point, move: Array, slope: float) -> Trial | None:
         """Go along the move as far as is good; None: nowhere."""

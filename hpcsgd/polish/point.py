@@ -70,12 +70,14 @@ class Landscape:
     ) -> Direction:
         """The direction of a move; `pull` is this member's part of what β gives up.
 
-        One pass; what the ridge needs travels with the scores.
+        One pass; what the ridge needs travels with the scores, and so does the move
+        of β, which one member says for all: no two of them may round it differently.
         """
         own = [np.vdot(point.weights, v) for v in (point.weights, weights)]
-        words = np.array([*own, np.vdot(weights, weights), *pull])
+        given = intercept * self.speaks - pull
+        words = np.array([*own, np.vdot(weights, weights), *given])
         scores, total = self.rows.scores(weights, words)
-        moved = (intercept - total[3:]) * self.has_intercept
+        moved = total[3:] * self.has_intercept
         scores += moved
         ridge = total[:3] * self.l2 * np.array([0.5, 1.0, 0.5])
         return Direction(weights, moved, scores, (ridge[0], ridge[1], ridge[2]))

@@ -78,7 +78,7 @@ class AllRows:
         """
         buffer = np.empty(self.height * self.columns + words.size)
         scores = buffer[: self.height * self.columns].reshape(self.height, -1)
-        for rows in self._blocks():
+        for rows in self.blocks():
             scores[rows] = exact_scores(self.objective.read(rows), weights)
         buffer[scores.size :] = words
         self.grid.members.sum(buffer, "evaluate")
@@ -88,7 +88,7 @@ class AllRows:
         """(Aᵀr, 1ᵀr) over all rows: one pass, and one message of d_c·K + K words."""
         buffer = np.zeros((self.width + 1, residuals.shape[1]))
         buffer[-1] = residuals.sum(axis=0)
-        for rows in self._blocks():
+        for rows in self.blocks():
             buffer[:-1] += self.objective.read(rows).T @ residuals[rows]
         self.grid.replicas.sum(buffer, "evaluate")
         return buffer[:-1], buffer[-1]
@@ -98,14 +98,15 @@ class AllRows:
         buffer = np.zeros((2 * self.width + 1, self.columns))
         first, second = buffer[: self.width], buffer[self.width : -1]
         buffer[-1] = h.sum(axis=0)
-        for rows in self._blocks():
+        for rows in self.blocks():
             block = self.objective.read(rows)
             first += block.T @ h[rows]
             second += _squares(block).T @ h[rows]
         self.grid.replicas.sum(buffer, "evaluate")
         return Moments(first, second, buffer[-1])
 
-    def _blocks(self) -> Iterator[slice]:
+    def blocks(self) -> Iterator[slice]:
+        """The local rows that are looked at together, one block after the other."""
         step = block_rows(self.objective.shard.total_columns)
         for start in range(0, self.height, step):
             yield slice(start, min(start + step, self.height))

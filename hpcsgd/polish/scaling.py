@@ -60,6 +60,23 @@ def make_scaling(moments: Moments, l2: float, has_intercept: bool) -> Scaling:
     return Scaling(np.sqrt(spread), centers, np.sqrt(total))
 
 
+def bends(family: Family, scores: Array, targets: Array) -> Array:
+    """∂r_k/∂t_q about these scores, (n, K, K)."""
+    if family.targets == "classes":
+        mean = family.mean(scores)
+        found: Array = -mean[:, :, None] * mean[:, None, :]
+        diagonal = np.arange(scores.shape[1])
+        found[:, diagonal, diagonal] += mean
+        return found
+    return _quotient(family, scores, targets)[:, :, None]
+
+
+def _quotient(family: Family, scores: Array, targets: Array) -> Array:
+    ahead = family.residual(scores + STEP, targets)
+    found: Array = (ahead - family.residual(scores - STEP, targets)) / (2 * STEP)
+    return found
+
+
 def curvatures(family: Family, scores: Array, targets: Array) -> Array:
     """∂r_k/∂t_k about these scores, kept off zero; (n, K)."""
     found: Array
@@ -70,8 +87,7 @@ def curvatures(family: Family, scores: Array, targets: Array) -> Array:
         each = (mean * (1.0 - mean)).mean(axis=1, keepdims=True)
         found = np.broadcast_to(each, scores.shape).copy()
     else:
-        ahead = family.residual(scores + STEP, targets)
-        found = (ahead - family.residual(scores - STEP, targets)) / (2 * STEP)
+        found = _quotient(family, scores, targets)
     if np.isfinite(family.curvature):
         found += LEAST * family.curvature
     return found

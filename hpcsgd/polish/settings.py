@@ -4,14 +4,15 @@ from dataclasses import dataclass
 
 from hpcsgd.errors import ConfigError
 
-KINDS = ("none", "lbfgs")
+KINDS = ("none", "lbfgs", "newton", "auto")
 
 
 @dataclass(frozen=True)
 class PolishConfig:
     """From where the steps ended to the optimum, with gradients of all rows."""
 
-    kind: str = "none"  # lbfgs: go on to the optimum when the steps are done
+    # auto: go on to the optimum, by lbfgs, and where that takes long by newton.
+    kind: str = "none"
     passes: int = 200  # gradients at most; each reads the rows twice
     tol: float = 1e-8  # of the gradient, relative to the residuals; smaller = closer
     gap: bool = False  # end with a bound of F − F*: two passes more

@@ -11,6 +11,7 @@ from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.families import FAMILIES, get_family
 from hpcsgd.rates import RateConfig, make_rate
+from hpcsgd.updates import UPDATES
 from tests.harness import config_for, make_problem, train_on
 from tests.problems import FAMILIES as NAMES
 
@@ -195,3 +196,20 @@ def test_a_run_that_goes_on_finds_its_rate_again(tmp_path):
 
 def test_every_family_has_one():
     assert set(NAMES) == set(FAMILIES)
+
+
+def test_only_a_velocity_makes_it_slower():
+    """Those with two states, w and v; SVRG has more states and no velocity."""
+    problem, moving = make_problem("logistic"), {"momentum": 0.75}
+    rates = {
+        kind: rate_of(
+            train_on(
+                1,
+                config_for(problem, rate=AUTO, update=moving | {"kind": kind}),
+                problem,
+            )
+        )
+        for kind in UPDATES
+    }
+    slower = {kind for kind, rate in rates.items() if rate < 0.5 * rates["sgd"]}
+    assert slower == {"momentum", "nesterov", "nesterov-classic"}

@@ -127,18 +127,30 @@ def test_l1_and_bounds_of_least_squares_are_exact():
     assert positive.weights.min() == 0.0 and positive.report["converged"]
 
 
-def test_l1_of_other_families_goes_to_its_gap_or_warns():
+def test_l1_and_bounds_of_other_families_are_exact_too():
     problem = make_problem("logistic", n=80, d=5)
     arguments = (problem.X, "logistic", problem.y)
-    # At 0 the smallest subgradient is 0: it begins at the optimum.
     null = hpcsgd.fit(*arguments, alpha=1.0, l1_ratio=0.99)
     assert not null.weights.any() and null.report["converged"]
-    with pytest.warns(ConvergenceWarning, match="epochs of SGD ended"):
+    bounded = hpcsgd.fit(*arguments, alpha=0.1, bounds=(-0.2, [0.2] * 5))
+    assert np.abs(bounded.weights).max() == 0.2
+    assert bounded.report["converged"]
+    with pytest.warns(ConvergenceWarning, match="raise epochs, or tol"):
         short = hpcsgd.fit(*arguments, l1_ratio=0.5, epochs=1)
     assert not short.report["converged"]
-    bounded = hpcsgd.fit(*arguments, alpha=0.1, bounds=(-0.2, [0.2] * 5), tol=1e-3)
-    assert np.abs(bounded.weights).max() <= np.float32(0.2)
-    assert bounded.report["converged"]
+
+
+def test_classes_with_l1_go_to_their_gap_or_warn():
+    """Several scores a row have proximal steps alone, to zero at the last of them."""
+    problem = make_problem("softmax", n=80, d=5)
+    arguments = (problem.X, "softmax", problem.y)
+    found = hpcsgd.fit(*arguments, alpha=0.3, l1_ratio=0.1, tol=1e-3)
+    assert found.status.value == "converged" and found.report["converged"]
+    assert found.report["gap"] <= 1e-3 * found.loss
+    assert found.config["schedule"]["steps"] == 1
+    with pytest.warns(ConvergenceWarning, match="epochs of SGD ended"):
+        short = hpcsgd.fit(*arguments, alpha=0.01, l1_ratio=0.5, epochs=1)
+    assert not short.report["converged"]
 
 
 def test_too_few_passes_are_one_warning_that_names_the_remedy():
@@ -149,6 +161,15 @@ def test_too_few_passes_are_one_warning_that_names_the_remedy():
     said = str(heard[0].message)
     assert said == result.advice and "raise polish.passes" in said
     assert not result.report["converged"]
+
+
+def test_svrg_goes_to_its_gap():
+    problem = make_problem("logistic", n=200, d=5)
+    found = hpcsgd.fit(
+        problem.X, "logistic", problem.y, solver="svrg", polish=False, alpha=0.01
+    )
+    assert found.config["update"]["kind"] == "svrg" and found.report["converged"]
+    assert found.report["gap"] <= 1e-5 * found.loss
 
 
 @QUIET

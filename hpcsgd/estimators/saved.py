@@ -135,7 +135,7 @@ def _read(path: Path) -> Predictor:
         formula=_formula(path, document, arrays),
         parameters=document["parameters"],
         feature_names_in_=None if names is None else np.array(names, dtype=object),
-        result_=found if document["is_list"] else (found or [None])[0],
+        result_=found if document["is_list"] else next(iter(found), None),
         attributes=document["attributes"]
         | _of(arrays, "attribute_")
         | _tables(_of(arrays, "table_")),

@@ -7,7 +7,8 @@ About weights w and intercept β, with scores t, residuals r and curvatures h = 
 is least squares with weights c h: a primal form, whose columns are those of the data
 times √(c h), less their means. An epoch makes it (one sum of d + 2 words), takes
 `SWEEPS` sweeps over the columns, and goes from w towards where they end, as far as F
-falls (one sum of `TRIALS` + 2 words, and a word that says how far). The Gram lasts for the sweeps of one epoch.
+falls (one sum of `TRIALS` + 2 words, and a word that says how far). The Gram lasts
+for the sweeps of one epoch.
 """
 
 from dataclasses import replace
@@ -52,7 +53,9 @@ class Newton(Form):
         self.items = self.columns
         point = self.begin()
         slope = self.objective.slope(*self.model(point))
-        self.worst, self.steep = slope.loss, self.objective.norm(slope)
+        self.worst = slope.loss
+        # Of the mean loss: what l1 holds of it would be another yardstick for each l1.
+        self.steep = self.objective.norm(replace(slope, least=None))
 
     def begin(self, weights: Array | None = None) -> Point:
         """These weights, or 0, with the best intercept for them."""

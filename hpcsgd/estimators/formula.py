@@ -46,9 +46,8 @@ class Formula:
         intercept = np.asarray(self.intercept, dtype=np.float64).reshape(-1)
         labels = () if self.classes is None else tuple(range(len(self.classes)))
         weights = np.ascontiguousarray(coef.T)
-        return Model(
-            family, weights, intercept, Targets(family.targets, labels), Penalty()
-        )
+        targets = Targets(family.targets, labels)
+        return Model(family, weights, intercept, targets, Penalty())
 
     def scores(self, X: Any, offset: Array | None = None) -> Array:
         """t, (n, K)."""

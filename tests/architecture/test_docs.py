@@ -98,6 +98,7 @@ def test_every_page_is_linked_from_the_readme():
         "hpcsgd.estimators.least_squares",
         "hpcsgd.estimators.log_link",
         "hpcsgd.estimators.saved",
+        "hpcsgd.paths.api",
         "hpcsgd.study.settings",
         "hpcsgd.jobs.resources",
     ],

@@ -11,6 +11,7 @@ from hpcsgd.data.memory import MemoryReader
 from hpcsgd.data.sampling import Sampler
 from hpcsgd.errors import ConfigError
 from hpcsgd.penalties import Penalty
+from hpcsgd.sweeps.api import sweep
 from hpcsgd.timing import Clock
 from tests.harness import check_against_oracle, config_for, make_problem, train_on
 from tests.problems import FAMILIES
@@ -228,3 +229,28 @@ def test_narrow_weights_stay_in_their_format():
     config = proximal(problem, problem={"l1": 0.2}, precision={"recipe": "bf16"})
     w = train_on(1, config, problem).weights.astype(np.float32)
     assert not (w.view(np.uint32) & 0xFFFF).any() and (w == 0.0).any()
+
+
+def test_a_sweep_refuses_what_bends():
+    problem = make_problem("gaussian")
+    tables = {"problem": {"family": "gaussian", "l1": 0.1}, "schedule": {"steps": 1}}
+    with pytest.raises(ConfigError, match="use hpcsgd.path"):
+        sweep(tables, l2=[0.1, 0.2], X=problem.X, y=problem.y)
+
+
+def test_proximal_svrg_goes_to_the_optimum():
+    """Full gradients vanish from its noise, and so does all that keeps l1 from 0."""
+    problem = make_problem("logistic", n=40, d=6)
+    config = proximal(
+        problem,
+        members=2,
+        problem={"l1": 0.03, "l2": 0.02, "lower": None, "upper": None},
+        schedule={"epochs": 150, "batch": 4},
+        update={"kind": "svrg"},
+        rate={"value": 0.5},
+    )
+    w = train_on(2, config, problem)
+    r = 1 / (1 + np.exp(-problem.X @ w.weights - w.intercept)) - problem.y
+    slope = problem.X.T @ r / 40 + 0.02 * w.weights
+    assert np.abs(Penalty(0.02, 0.03).least(w.weights, slope)).max() < 1e-9
+    assert (w.weights == 0.0).any()

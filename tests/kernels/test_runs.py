@@ -349,3 +349,18 @@ def test_collectives_are_looked_at_before_the_host_waits(devices, monkeypatch):
     train_on(2, on_gpu(problem, run={"transport": "nccl"}), problem)
     assert len(settled) == 2 * 2  # the world by its proof, members by the run
     assert len(ended) == 2 * 3  # of the world, of members, of replicas, on two ranks
+
+
+def test_the_finisher_begins_with_weights_of_a_device(devices):
+    """They come to the host for it; the optimum is that of a run without a GPU."""
+    problem = make_problem("logistic", n=37, d=13)
+    sections = {
+        "problem": {"intercept": True, "l2": 0.01},
+        "polish": {"kind": "lbfgs", "tol": 1e-11},
+    }
+    found = train_on(1, on_gpu(problem, **sections), problem)
+    host = on_gpu(problem, **sections, run={"device": "cpu"})
+    expected = train_on(1, host, problem)
+    assert found.report["polish"]["ended"] == "converged"
+    assert found.weights.dtype == np.float64
+    np.testing.assert_allclose(found.weights, expected.weights, atol=1e-9)

@@ -86,7 +86,7 @@ def test_low_precision_ends_where_float64_does(recipe):
 
 
 def test_scores_that_all_grow_alike_are_left_out():
-    """Without a ridge nothing says how large they are: what rounding left there goes."""
+    """Without a ridge nothing says how large they are; what rounding left goes."""
     free = {"problem": {"l2": 0.0}, "precision": {"recipe": "fp32"}}
     result = polished("softmax", polish={"tol": 1e-6}, **free)
     assert np.abs(result.weights.mean(axis=1)).max() < 1e-14

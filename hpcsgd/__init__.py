@@ -14,8 +14,8 @@ __version__ = "0.1.0"
 _NAMES = {
     "train": "hpcsgd.api",
     "fit": "hpcsgd.fitting",
-    "path": "hpcsgd.paths",
-    "Path": "hpcsgd.paths",
+    "path": "hpcsgd.paths.api",
+    "Path": "hpcsgd.paths.outcome",
     "sweep": "hpcsgd.sweeps.api",
     "Sweep": "hpcsgd.sweeps.outcome",
     "load_sweep": "hpcsgd.sweeps.outcome",

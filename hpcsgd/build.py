@@ -90,7 +90,8 @@ def open_all(
         grid, opened, config, words.precision, words.update.states * config.sweep.count
     )
     setup.lap("open")
-    route = _router(config, grid.replica) if streams else None
+    stays = streams or getattr(opened, "is_there", False)
+    route = _router(config, grid.replica) if stays else None
     loaded = load(
         grid,
         opened,

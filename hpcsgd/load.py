@@ -20,6 +20,7 @@ from hpcsgd.data.shard import Shard
 from hpcsgd.data.sparse_block import load_csr
 from hpcsgd.data.stream import Route, Streamed
 from hpcsgd.data.targets import Targets, encode_targets
+from hpcsgd.data.there import There
 from hpcsgd.data.unheld import Unheld
 from hpcsgd.errors import DataError
 from hpcsgd.exponents import choose_exponents, say_lost
@@ -235,7 +236,9 @@ def _stream(
         return Streamed(fill, (height, width), dtype, way)
     place = getattr(reader, "place_of_blocks", lambda _: None)(element)
     known = None if place is None else (place, rows.start, columns)
-    return Unheld(fill, (height, width), dtype, known)
+    unheld = Unheld(fill, (height, width), dtype, known)
+    there = getattr(reader, "block_there", lambda *_: None)(rows, columns, element)
+    return unheld if there is None else There(unheld, there)
 
 
 def _count_stored(grid: Grid, shard: Shard, precision: Precision) -> int:

@@ -42,6 +42,11 @@ def takes_one_step(config: RunConfig) -> bool:
 def check_steps(config: RunConfig) -> None:
     """Refuse l1 and bounds where no step's end is known."""
     steps = config.schedule.steps
+    if config.sweep.is_many and not config.problem.is_smooth:
+        raise ConfigError(
+            "the models of a sweep have ridge penalties alone; use hpcsgd.path for l1"
+            " and bounds, or leave them out"
+        )
     if takes_one_step(config) and steps > 1:
         raise ConfigError(
             f"l1 and bounds act behind every step, and --steps {steps} takes so many"

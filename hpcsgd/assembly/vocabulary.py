@@ -13,6 +13,7 @@ from hpcsgd.comm.delayed import Delayed, parse_network
 from hpcsgd.comm.emulated import EmulatedCommunicator
 from hpcsgd.comm.grid import check_size
 from hpcsgd.config import RunConfig
+from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.errors import ConfigError
 from hpcsgd.families import get_family
 from hpcsgd.families.base import Family
@@ -38,6 +39,11 @@ class Vocabulary:
 def resolve(config: RunConfig, world: Communicator) -> Vocabulary:
     """Look every name up; what is unknown or does not fit is refused here."""
     check_steps(config)
+    if config.update.kind == COORDINATE:
+        raise ConfigError(
+            f"--update {COORDINATE} takes no steps of SGD, which this is about; use"
+            " hpcsgd train for it, or another --update"
+        )
     check_svrg(config)
     world, replicas = _as_many(config, world), config.grid.replicas
     members = config.grid.members or max(world.size // max(replicas, 1), 1)

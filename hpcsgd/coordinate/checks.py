@@ -18,7 +18,7 @@ def form_of(config: RunConfig, ranks: int) -> str:
     """The form of a configuration that has one, on so many ranks; else why not."""
     for sentence in _refusals(config, ranks):
         raise ConfigError(sentence)
-    return _form(config)
+    return best_form(config)
 
 
 def has_form(family: str) -> bool:
@@ -31,7 +31,7 @@ def fits(config: RunConfig) -> bool:
     return not any(_of_problem(config))
 
 
-def _form(config: RunConfig) -> str:
+def best_form(config: RunConfig) -> str:
     """The one that is asked for, or that needs the least for the problem."""
     problem, asked = config.problem, config.coordinate.form
     if asked != "auto":
@@ -50,7 +50,7 @@ def _refusals(config: RunConfig, ranks: int) -> Iterator[str]:
 
 
 def _of_problem(config: RunConfig) -> Iterator[str]:
-    problem, form = config.problem, _form(config)
+    problem, form = config.problem, best_form(config)
     if not has_form(problem.family):
         yield (
             f"{ASK} has one score a row, and {problem.family} has several; use --update"
@@ -131,4 +131,4 @@ def _of_grid(config: RunConfig, ranks: int) -> Iterator[str]:
 
 def grid_of(config: RunConfig, ranks: int) -> tuple[int, int]:
     """Replicas × members: ranks hold rows, or for the dual form columns."""
-    return (1, ranks) if _form(config) == "dual" else (ranks, 1)
+    return (1, ranks) if best_form(config) == "dual" else (ranks, 1)

@@ -73,7 +73,9 @@ class Exchanges:
         sampled = task.items.take(numbers)
         self.clock.lap("gather")
         known, z = self._sum(group, sampled, point.v, blocks)
-        moved = _steps(point.x, numbers, blocks, known, z, task)
+        one_by_one = len(blocks.sizes) == blocks.rows
+        steps = _single_steps if one_by_one else _steps
+        moved = steps(point.x, numbers, blocks, known, z, task)
         self.clock.lap("inner")
         point.v += task.scale * sampled.combined(moved)
         self.clock.lap("update")
@@ -138,4 +140,24 @@ def _steps(
         end = task.separable.step(own, before, slope, scale * curvature)
         moved[first:last] = end - before
         x[own] = end
+    return moved
+
+
+def _single_steps(
+    x: Array,
+    numbers: Array,
+    blocks: Blocks,
+    known: Known,
+    z: Array,
+    task: Quadratic,
+) -> Array:
+    """The same for blocks of one item: numbers in the place of arrays of one."""
+    moved, scale, gram = np.zeros(blocks.rows), task.scale, known.gram
+    step, slopes = task.separable.step_one, z.tolist()
+    for j, item in enumerate(numbers.tolist()):
+        before = float(x[item])
+        slope = slopes[j] + scale * float(gram[j, :j] @ moved[:j])
+        end = step(item, before, slope, scale * known.curvatures[j])
+        moved[j] = end - before
+        x[item] = end
     return moved

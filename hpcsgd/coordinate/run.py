@@ -123,8 +123,10 @@ class Training:
                 return ENDINGS[self.granted]
             if every and self.descent.epoch % every == 0:
                 self._evaluate()
-        self.ended = "converged" if self.descent.is_done(tol) else self.ended
-        return Status.COMPLETED
+        if self.ended != "converged" and not self.descent.is_done(tol):
+            return Status.COMPLETED
+        self.ended = "converged"
+        return Status.CONVERGED
 
     def _count(self) -> None:
         """The time of training begins, or goes on."""
@@ -177,11 +179,16 @@ class Training:
         if not np.isfinite(seen.loss):
             what = "the loss is not finite"
         log.warning(
-            "%d epochs were not enough (%s, gradient %.2g); raise --epochs, or"
-            " coordinate.tol",
-            *(self.view.epoch, what, seen.gradient),
+            "%d epochs were not enough (%s, gradient %.2g); raise --epochs or"
+            " coordinate.tol%s",
+            *(self.view.epoch, what, seen.gradient, self._advice()),
             extra=ONCE,
         )
+
+    def _advice(self) -> str:
+        """One order for all epochs may be a bad one."""
+        fixed = self.ready.config.sampling.mode == "shuffle-once"
+        return ", or use --sampling reshuffle" if fixed else ""
 
     def _tell(self, event: str) -> None:
         for callback in self.callbacks:

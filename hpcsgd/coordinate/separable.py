@@ -5,6 +5,7 @@ is ψ*(u) = max over x of u x − ψ(x).
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +21,9 @@ class Separable(Protocol):
 
     def step(self, numbers: Array, x: Array, slope: Array, curvature: float) -> Array:
         """Where the proximal step from x ends."""
+
+    def step_one(self, number: int, x: float, slope: float, curvature: float) -> float:
+        """The same for a single unknown, without arrays."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +41,28 @@ class ElasticNet:
             end = curvature * x - slope
             end -= np.clip(end, -penalty.l1, penalty.l1)
             end /= curvature + penalty.l2
-        if penalty.is_bounded:
+        if self.is_bounded:
             lower, upper = self.bounds(numbers)
             np.minimum(np.maximum(end, lower, out=end), upper, out=end)
         return end
+
+    def step_one(self, number: int, x: float, slope: float, curvature: float) -> float:
+        """As `step`."""
+        l1, total = self.penalty.l1, curvature + self.penalty.l2
+        if total == 0.0:
+            end = 0.0 if l1 else x
+        else:
+            end = curvature * x - slope
+            end = (max(end - l1, 0.0) if end > 0.0 else min(end + l1, 0.0)) / total
+        if self.is_bounded:
+            lower, upper = self.bounds(number)
+            end = min(max(end, float(lower)), float(upper))
+        return end
+
+    @cached_property
+    def is_bounded(self) -> bool:
+        """Asked for in every step."""
+        return self.penalty.is_bounded
 
     def bounds(self, numbers: Any) -> tuple[Any, Any]:
         """Of these columns."""
@@ -76,3 +98,8 @@ class SquaredHinge:
         end = (curvature * x - slope + self.margins[numbers]) * c
         end /= curvature * c + 1.0
         return np.maximum(end, 0.0, out=end)
+
+    def step_one(self, number: int, x: float, slope: float, curvature: float) -> float:
+        """As `step`."""
+        c, e = float(self.weights[number]), float(self.margins[number])
+        return max((curvature * x - slope + e) * c / (curvature * c + 1.0), 0.0)

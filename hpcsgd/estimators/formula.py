@@ -15,6 +15,7 @@ from hpcsgd.data.readers import row_words
 from hpcsgd.data.targets import LABELLED, Targets
 from hpcsgd.errors import DataError
 from hpcsgd.families import FAMILIES, get_family
+from hpcsgd.penalties import Penalty
 from hpcsgd.prediction import KINDS, Model, block_scores, blocks_of, check_columns
 
 Array = NDArray[Any]
@@ -44,7 +45,8 @@ class Formula:
         intercept = np.asarray(self.intercept, dtype=np.float64).reshape(-1)
         labels = () if self.classes is None else tuple(range(len(self.classes)))
         weights = np.ascontiguousarray(coef.T)
-        return Model(family, weights, intercept, Targets(family.targets, labels), 0.0)
+        targets = Targets(family.targets, labels)
+        return Model(family, weights, intercept, targets, Penalty())
 
     def scores(self, X: Any, offset: Array | None = None) -> Array:
         """t, (n, K)."""

@@ -8,12 +8,12 @@ from hpcsgd.result import Result, Status
 
 REMEDIES = {
     Ending.PASSES.value: (
-        "{passes} passes of L-BFGS were not enough (gradient {relative_after:.2g} of"
+        "{passes} passes of polishing were not enough (gradient {relative_after:.2g} of"
         " the residuals, not {tol:.2g}); raise polish.passes in config, raise alpha, or"
         " raise tol"
     ),
     Ending.STUCK.value: (
-        "after {passes} passes of L-BFGS no lower loss was found (gradient"
+        "after {passes} passes of polishing no lower loss was found (gradient"
         " {relative_after:.2g} of the residuals, not {tol:.2g}); scale the columns or"
         " the targets, or lower the rate"
     ),

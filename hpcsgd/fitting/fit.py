@@ -132,6 +132,7 @@ def fit(
         verbose=verbose,
         grid=grid,
         config=config,
+        layout=layout,
     )
     sides = {"y": y, "sample_weight": sample_weight, "offset": offset}
     with ranks_of(comm) as world:

@@ -8,6 +8,7 @@ from typing import Any
 from hpcsgd.comm.base import Communicator
 from hpcsgd.config import RunConfig
 from hpcsgd.data.readers import RowReader, open_reader
+from hpcsgd.data.there import is_there
 from hpcsgd.errors import ConfigError
 from hpcsgd.fitting.inputs import Matrix, to_column
 from hpcsgd.fitting.layouts import LAYOUTS, open_layout
@@ -53,8 +54,25 @@ def open_data(
         )
     if layout != "columns" and matrix.X is not None and sides["y"] is None:
         raise ConfigError("give y, the targets of the rows: fit(X, family, y)")
+    if is_there(matrix.X):
+        _check_there(layout, config)
     columns = {name: to_column(name, values) for name, values in sides.items()}
     return Given(open_layout(layout, matrix.X, columns, config), matrix.names)
+
+
+def _check_there(layout: str, config: RunConfig) -> None:
+    """Rows on a GPU are trained on there, by ranks that all have them."""
+    if config.run.device != "cuda" or layout != "replicated":
+        raise ConfigError(
+            f"X is in the memory of a GPU, and device = {config.run.device!r}, layout ="
+            f" {layout!r} want it elsewhere; use device='cuda' with"
+            " layout='replicated', or pass X.get()"
+        )
+    if config.precision.recipe == AUTO:
+        raise ConfigError(
+            "precision='auto' tries recipes on the host, and X is in the memory of a"
+            " GPU; name a recipe, or pass X.get()"
+        )
 
 
 def _of_file(config: RunConfig, sides: Mapping[str, Any], layout: str) -> Given:

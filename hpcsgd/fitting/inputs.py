@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.data.there import is_there
 from hpcsgd.errors import DataError
 
 MOST_NAMED = 3  # columns that an error names
@@ -29,7 +30,7 @@ def to_matrix(data: Any) -> Matrix:
 
 def is_wide(X: Any) -> bool:
     """Rows of float64, or of integers that float32 cannot hold."""
-    if X is None or not np.size(X):
+    if X is None or 0 in X.shape:
         return False
     return X.dtype.kind in "fiu" and X.dtype.itemsize > (
         4 if X.dtype.kind == "f" else 2
@@ -39,7 +40,7 @@ def is_wide(X: Any) -> bool:
 def _numbers(data: Any) -> tuple[Any, list[str] | None]:
     if data is None or hasattr(data, "tocsr"):
         return data, None
-    if hasattr(data, "__cuda_array_interface__"):
+    if is_there(data):
         return data, None
     home = type(data).__module__.partition(".")[0]
     if home == "polars":
@@ -60,7 +61,7 @@ def to_column(name: str, values: Any) -> Any:
         return None
     if hasattr(values, "to_numpy"):
         values = values.to_numpy()
-    elif hasattr(values, "__cuda_array_interface__"):
+    elif is_there(values):
         values = values.get()
     try:
         return np.asarray(values, dtype=np.float64)

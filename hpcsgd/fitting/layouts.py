@@ -24,6 +24,7 @@ from hpcsgd.data.held import HeldReader
 from hpcsgd.data.memory import MemoryReader
 from hpcsgd.data.partition import split_by_weight, split_range
 from hpcsgd.data.readers import RowReader
+from hpcsgd.data.there import ThereReader, is_there
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.fitting.deal import Deal, deal_dense, deal_sparse
 
@@ -105,7 +106,8 @@ def _bare(column: Any) -> Array | None:
 
 
 def _replicated(world: Communicator, X: Any, sides: Mapping[str, Any]) -> RowReader:
-    reader = world.together(lambda: MemoryReader(X, *(sides[name] for name in SIDES)))
+    kind = ThereReader if is_there(X) else MemoryReader
+    reader = world.together(lambda: kind(X, *(sides[name] for name in SIDES)))
     if world.size > 1:
         given = Given(reader.X, {"y": reader.y})
         said = world.exchange_objects(given.outline)

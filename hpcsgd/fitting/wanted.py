@@ -16,7 +16,7 @@ Tables = dict[str, dict[str, Any]]
 SOLVERS = ("auto", "sgd", "svrg", "coordinate")
 AVERAGES = {"auto": "tail", True: "tail", False: "none"}
 TIGHT = 1e-8  # the tol of polish=True
-PASSES = 1000  # of L-BFGS at most: badly conditioned data take some hundred
+PASSES = 1000  # at most: badly conditioned data take some hundred
 # Passes where none are named: before L-BFGS, where SGD is all there is, and where a
 # step is an exact one.
 EPOCHS = {"polished": 5, "sgd": 200, "svrg": 200, "coordinate": 1000}
@@ -50,14 +50,15 @@ class Wanted:
     verbose: Any
     grid: Any
     config: Any
+    layout: Any = "replicated"
 
     def settings(self, path: str | None, wide: bool) -> RunConfig:
         """All of them as one configuration; `config` of the caller lies over it.
 
         Rows of float64 are `wide`.
         """
-        problem = self._problem()
-        recipe = self.precision or ("fp64" if wide else "fp32")
+        problem, on_host = self._problem(), self.device == "cpu"
+        recipe = self.precision or ("fp64" if wide and on_host else "fp32")
         solver = self._solver(problem, recipe)
         polish = self._polish(problem, solver)
         grid = self._grid()
@@ -127,7 +128,8 @@ class Wanted:
         if self.solver != "auto":
             return str(self.solver)
         plainly = self.device == "cpu" and recipe in ("fp32", "fp64")
-        suits = has_form(self.family) and plainly and not self.hold_out
+        plainly = plainly and not self.hold_out and self.layout != "columns"
+        suits = has_form(self.family) and plainly
         return COORDINATE if suits and not _is_smooth(problem) else "sgd"
 
     def _polish(self, problem: dict[str, Any], solver: str) -> dict[str, Any]:

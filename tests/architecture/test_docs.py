@@ -83,6 +83,7 @@ def test_every_page_is_linked_from_the_readme():
         "hpcsgd.config",
         "hpcsgd.prediction",
         "hpcsgd.assessment",
+        "hpcsgd.paths.api",
         "hpcsgd.study.settings",
         "hpcsgd.jobs.resources",
     ],

@@ -91,6 +91,7 @@ LAYERS = (
         "config",
         "api",
         "fitting",
+        "paths",
     ),
     ("estimators", "charts", "plots", "verify", "cli", "jobs", "study", "__main__"),
 )

@@ -11,7 +11,9 @@ from hpcsgd.data.memory import MemoryReader
 from hpcsgd.data.sampling import Sampler
 from hpcsgd.errors import ConfigError
 from hpcsgd.penalties import Penalty
+from hpcsgd.sweeps.api import sweep
 from hpcsgd.timing import Clock
+from hpcsgd.verify.certificate import certify
 from tests.harness import check_against_oracle, config_for, make_problem, train_on
 from tests.problems import FAMILIES
 
@@ -129,18 +131,19 @@ def test_bounds_of_columns_go_with_their_columns():
 
 def test_the_loss_and_the_slope_have_l1():
     problem = make_problem("gaussian", n=30, d=5)
-    config = proximal(problem, members=2, problem={"lower": None, "upper": 0.01})
+    upper = (0.01, 0.01, 0.01, 0.3, -0.1)
+    config = proximal(problem, members=2, problem={"lower": None, "upper": upper})
+
+    w = np.array([0.0, -0.3, 0.01, 0.2, -0.1])
 
     def on_rank(world):
         reader = MemoryReader(problem.X, problem.y)
         live = build(config, world, lambda _: reader, [], Clock())
-        w = np.array([0.0, -0.3, 0.01, 0.2, 0.0])[:, None]
         objective = live.engine.evaluation.objective
-        slope = objective.slope(w[live.columns.own], np.zeros(1))
+        slope = objective.slope(w[live.columns.own, None], np.zeros(1))
         return slope, objective.norm(slope), live.columns.join(slope.least)[:, 0]
 
     slope, norm, least = run_ranks(2, on_rank)[0]
-    w = np.array([0.0, -0.3, 0.01, 0.2, 0.0])
     r = problem.X @ w - problem.y
     smooth = problem.X.T @ r / 30 + 0.02 * w
     loss = r @ r / 60 + 0.01 * w @ w + 0.03 * np.abs(w).sum()
@@ -149,7 +152,8 @@ def test_the_loss_and_the_slope_have_l1():
     zero = w == 0
     size = np.maximum(np.abs(smooth[zero]) - 0.03, 0)
     expected[zero] = np.sign(smooth[zero]) * size
-    expected[(w >= 0.01) & (expected < 0)] = 0.0
+    expected[(w >= np.float32(upper)) & (expected < 0)] = 0.0
+    expected[(w == upper) & (expected < 0)] = 0.0
     np.testing.assert_allclose(least, expected, atol=1e-15)
     assert norm == pytest.approx(np.sqrt(expected @ expected + r.mean() ** 2))
 
@@ -228,3 +232,45 @@ def test_narrow_weights_stay_in_their_format():
     config = proximal(problem, problem={"l1": 0.2}, precision={"recipe": "bf16"})
     w = train_on(1, config, problem).weights.astype(np.float32)
     assert not (w.view(np.uint32) & 0xFFFF).any() and (w == 0.0).any()
+
+
+def test_a_sweep_refuses_what_bends():
+    problem = make_problem("gaussian")
+    tables = {"problem": {"family": "gaussian", "l1": 0.1}, "schedule": {"steps": 1}}
+    with pytest.raises(ConfigError, match="use hpcsgd.path"):
+        sweep(tables, l2=[0.1, 0.2], X=problem.X, y=problem.y)
+
+
+def test_proximal_svrg_goes_to_the_optimum():
+    """Full gradients vanish from its noise, and so does all that keeps l1 from 0."""
+    problem = make_problem("logistic", n=40, d=6)
+    config = proximal(
+        problem,
+        members=2,
+        problem={"l1": 0.03, "l2": 0.02, "lower": None, "upper": None},
+        schedule={"epochs": 150, "batch": 4},
+        update={"kind": "svrg"},
+        rate={"value": 0.5},
+    )
+    w = train_on(2, config, problem)
+    r = 1 / (1 + np.exp(-problem.X @ w.weights - w.intercept)) - problem.y
+    slope = problem.X.T @ r / 40 + 0.02 * w.weights
+    assert np.abs(Penalty(0.02, 0.03).least(w.weights, slope)).max() < 1e-9
+    assert (w.weights == 0.0).any()
+
+
+def test_a_run_begins_within_its_bounds():
+    problem = make_problem("gaussian", n=20, d=4)
+    bounds = {"l1": 0.1, "l2": 0.0, "lower": 0.2, "intercept": False}
+    config = proximal(problem, problem=bounds, run={"evaluate_every": 1})
+    first = train_on(1, config, problem).history[0]["loss"]
+    r = problem.X @ np.full(4, 0.2) - problem.y
+    assert first == pytest.approx(r @ r / 40 + 0.1 * 4 * 0.2, rel=1e-12)
+
+
+def test_verify_takes_the_loss_with_l1(tmp_path):
+    problem = make_problem("logistic")
+    config = proximal(problem, run={"out": str(tmp_path), "record": 2})
+    train(config, X=problem.X, y=problem.y)
+    found = certify(tmp_path, 2, reader=MemoryReader(problem.X, problem.y))
+    assert found.ok and all(check.ok for check in found.checks)

@@ -262,3 +262,25 @@ def test_a_file_needs_no_layout(tmp_path):
         hpcsgd.fit(path, layout="rows")
     with pytest.raises(ConfigError, match="leave it out"):
         hpcsgd.fit(path, y=Y)
+
+
+def test_coordinates_have_ranks_of_rows():
+    """Where only columns are held, l1 is taken by proximal steps."""
+    options = {"family": "gaussian", "y": Y, "alpha": 0.02, "l1_ratio": 0.5}
+    expected = hpcsgd.fit(X, **options, tol=1e-10)
+
+    def rows(world):
+        own = slice(ROWS[world.rank], ROWS[world.rank + 1])
+        more = options | {"y": Y[own], "comm": world, "layout": "rows"}
+        return hpcsgd.fit(X[own], **more, tol=1e-10)
+
+    def columns(world):
+        own = slice(COLUMNS[world.rank], COLUMNS[world.rank + 1])
+        more = options | {"comm": world, "layout": "columns"}
+        return hpcsgd.fit(X[:, own], **more, tol=1e-3)
+
+    by_rows, by_columns = (run_ranks(3, f)[2] for f in (rows, columns))
+    assert by_rows.report["solver"] == "coordinate"
+    np.testing.assert_allclose(by_rows.weights, expected.weights, atol=1e-9)
+    assert by_columns.config["update"]["kind"] == "sgd"
+    assert by_columns.loss == pytest.approx(expected.loss, rel=2e-3)

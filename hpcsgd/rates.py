@@ -27,9 +27,9 @@ class RateConfig:
 
     kind: str = "constant"
     value: float = 0.1  # larger = faster, until it diverges; or auto, from the data
-    norm: str = "rows"  # what auto goes by: the longest row, or batches (bolder)
     decay: float = 0.0  # c of 1/(1 + c k) and of 1/√(1 + c k), per step
     warmup: int = 0  # steps over which the rate grows linearly to its schedule
+    norm: str = "rows"  # what auto goes by: the longest row, or batches (bolder)
 
     def __post_init__(self) -> None:
         if self.kind not in RATES:

@@ -23,6 +23,7 @@ class Kept:
     weights: Array
     intercept: Array | None
     memory: dict[str, Array]
+    shared: dict[str, Array]
 
     @classmethod
     def of(cls, state: State, view: View) -> "Kept":
@@ -35,6 +36,7 @@ class Kept:
             weights=state.weights.copy(),
             intercept=None if state.intercept is None else state.intercept.copy(),
             memory={name: kept.copy() for name, kept in state.memory.items()},
+            shared={name: kept.copy() for name, kept in state.shared.items()},
         )
 
     def put_back(self, state: State, view: View) -> None:
@@ -44,6 +46,8 @@ class Kept:
             state.intercept[...] = self.intercept
         for name, kept in self.memory.items():
             state.memory[name][...] = kept
+        for name, kept in self.shared.items():
+            state.shared[name][...] = kept
         view.exchanges, view.epoch = self.exchanges, self.epoch
         view.loss = self.loss
         del view.history[self.evaluations :]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from hpcsgd.agreement import AGREEMENTS
+from hpcsgd.agreement.nested import plan_levels
 from hpcsgd.backends import make_backend
 from hpcsgd.backends.base import Backend
 from hpcsgd.comm.base import Communicator
@@ -87,4 +88,25 @@ def _agreement(config: RunConfig) -> str:
             f"[agreement] kind = 'none' with {replicas} replicas trains as many"
             " unrelated models; use kind = 'average', or --grid 1xN"
         )
+    _check_base(config, kind)
     return kind
+
+
+def _check_base(config: RunConfig, kind: str) -> None:
+    """What a row needs besides its own settings."""
+    asked, base = config.agreement, config.agreement.base
+    if kind == "slowmo":
+        known = sorted(set(AGREEMENTS) - {"none", "slowmo"})
+        if base not in known:
+            raise ConfigError(f"[agreement] unknown base: {base!r}; known: {known}")
+        kind = base
+    if kind != "hierarchical":
+        return
+    plan_levels(
+        asked.groups, asked.periods, config.schedule.period, config.grid.replicas
+    )
+    if config.run.emulate_members:
+        raise ConfigError(
+            "--emulate-members knows no nested groups of replicas; use --agreement"
+            " average"
+        )

@@ -60,6 +60,8 @@ class State:
     # What agreements and codecs keep between calls, one row a column held: checkpoints
     # save it by name.
     memory: dict[str, Array] = field(default_factory=dict)
+    # And what they keep beside the intercept: (k, K), the same on every member.
+    shared: dict[str, Array] = field(default_factory=dict)
 
     def portion(self, share: float, group: Communicator) -> Array:
         """What evolves, times `share`, in one array that `group` can sum."""

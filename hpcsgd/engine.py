@@ -100,7 +100,7 @@ class Engine:
         if not self.view.history:
             self._evaluate(state)
         first = self.view.exchanges
-        self.agreement.begin(state, first)
+        self.agreement.start(state, first)
         self.states.begin(state, self.view)
         self.meter.resume()
         status = self._train(state, groups)

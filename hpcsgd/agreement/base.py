@@ -38,7 +38,7 @@ class Agreement(ABC):
     def prepare(self, state: State) -> None:  # noqa: B027
         """Put the arrays that are kept between calls into `state.memory`."""
 
-    def begin(self, state: State, exchanges: int) -> None:  # noqa: B027
+    def start(self, state: State, exchanges: int) -> None:  # noqa: B027
         """The state that the run goes on from, after so many exchanges, is in place."""
 
     def is_whole(self, exchanges: int) -> bool:

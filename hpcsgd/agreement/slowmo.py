@@ -1,4 +1,4 @@
-"""Slow momentum over any base agreement.
+"""Slow momentum over any agreement that averages.
 
 Where a slow step is due, all replicas agree on x̄ by the base's own full average, and
 
@@ -11,11 +11,19 @@ bit. With one replica it is a look-ahead optimiser, with `fedavg` below it FedAv
 
 from hpcsgd.agreement.average import Average
 from hpcsgd.agreement.base import Agreement
+from hpcsgd.agreement.fedavg import FedAvg
+from hpcsgd.agreement.hierarchical import Hierarchical
+from hpcsgd.agreement.postlocal import PostLocal
 from hpcsgd.agreement.slow_shards import Shards
 from hpcsgd.agreement.terms import Terms
-from hpcsgd.errors import ConfigError
 from hpcsgd.products.base import Array, State
 
+BASES: dict[str, type[Average]] = {
+    "average": Average,
+    "postlocal": PostLocal,
+    "hierarchical": Hierarchical,
+    "fedavg": FedAvg,
+}
 START, MOMENTUM = "slow_start", "slow_momentum"  # x_old and u
 
 
@@ -29,7 +37,7 @@ class SlowMo(Agreement):
 
     def __init__(
         self,
-        base: Agreement,
+        base: Average,
         classes: int,
         rate: float,
         momentum: float,
@@ -42,22 +50,14 @@ class SlowMo(Agreement):
         self.rate = rate
         self.momentum = momentum
         self.slow_period = slow_period
-        self.shards = Shards(base, classes) if isinstance(base, Average) else None
-        self.sharded = sharded
-        if sharded and self.shards is None:
-            raise ConfigError(
-                "[agreement] slow_sharded needs a base that averages weights; use"
-                " slow_sharded = false"
-            )
+        self.shards = Shards(base, classes) if sharded else None
 
     @classmethod
     def of(cls, terms: Terms) -> "SlowMo":
-        """The base is another row of the table."""
-        from hpcsgd.agreement import AGREEMENTS
-
+        """The base is another row, one that averages."""
         asked = terms.settings
         return cls(
-            AGREEMENTS[asked.base].of(terms),
+            BASES[asked.base].of(terms),
             terms.classes,
             asked.slow_rate,
             asked.slow_momentum,
@@ -88,9 +88,9 @@ class SlowMo(Agreement):
             if state.intercept is not None:
                 state.shared[name] = state.intercept[:1] * 0.0
 
-    def begin(self, state: State, exchanges: int) -> None:
+    def start(self, state: State, exchanges: int) -> None:
         """A run that begins has its first x_old from where it does."""
-        self.base.begin(state, exchanges)
+        self.base.start(state, exchanges)
         if exchanges:
             return
         state.memory[START][...] = self._own(state.weights[:, : self.classes])
@@ -111,13 +111,12 @@ class SlowMo(Agreement):
         """The base's own doing, but where a slow step is due: then one full average."""
         if not self.is_slow(exchanges):
             self.base.after_exchange(state, exchanges)
-        elif self.sharded and self.shards is not None:
+        elif self.shards is not None:
             self.shards.average(state, exchanges, self._walk)
             self._walk_intercept(state)
         else:
             self.base.conclude(state, exchanges, "agreement")
-            weights = state.weights[:, : self.classes]
-            self._walk(state, weights)
+            self._walk(state, state.weights[:, : self.classes])
             self._walk_intercept(state)
 
     def conclude(self, state: State, exchanges: int, purpose: str) -> None:
@@ -137,7 +136,7 @@ class SlowMo(Agreement):
     def memory(self, state: State) -> dict[str, Array]:
         """Parts are put together: a checkpoint knows no shards."""
         kept = dict(self.base.memory(state))
-        if self.sharded and self.shards is not None:
+        if self.shards is not None:
             for name in (START, MOMENTUM):
                 kept[name] = self.shards.join(state.memory[name], state, "control")
         return kept
@@ -155,7 +154,7 @@ class SlowMo(Agreement):
 
     def _own(self, rows: Array) -> Array:
         """The rows that this replica keeps of one row a column held."""
-        if self.sharded and self.shards is not None:
+        if self.shards is not None:
             return rows[self.shards.part(len(rows))]
         return rows
 

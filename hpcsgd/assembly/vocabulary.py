@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from hpcsgd.agreement import AGREEMENTS
 from hpcsgd.agreement.nested import plan_levels
+from hpcsgd.agreement.slowmo import BASES
 from hpcsgd.backends import make_backend
 from hpcsgd.backends.base import Backend
 from hpcsgd.comm.base import Communicator
@@ -96,8 +97,8 @@ def _check_base(config: RunConfig, kind: str) -> None:
     """What a row needs besides its own settings."""
     asked, base = config.agreement, config.agreement.base
     if kind == "slowmo":
-        known = sorted(set(AGREEMENTS) - {"none", "slowmo"})
-        if base not in known:
+        if base not in BASES:
+            known = sorted(BASES)
             raise ConfigError(f"[agreement] unknown base: {base!r}; known: {known}")
         kind = base
     if kind != "hierarchical":

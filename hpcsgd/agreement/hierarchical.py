@@ -59,9 +59,9 @@ class Hierarchical(Average):
         return [circle.size for circle in self.circles]
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """Average in one circle at most."""
+        """Average in one circle at most; alone in it there is nobody to agree with."""
         due = [c for c in self.circles if exchanges % c.period == 0]
-        if due:
+        if due and due[-1].size > 1:
             self.average(state, due[-1].share, due[-1].group, "agreement")
 
     def close(self) -> None:

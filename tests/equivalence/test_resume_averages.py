@@ -33,8 +33,9 @@ def check(again, whole):
 
 
 @pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("members, momentum", [(1, "keep"), (2, "average")])
-@pytest.mark.parametrize("at", [3, 4, 8])
+@pytest.mark.parametrize(
+    "members, momentum, at", [(1, "keep", 3), (1, "keep", 8), (2, "average", 4)]
+)
 def test_at_any_moment(row, members, momentum, at, tmp_path):
     """Right after an agreement of all, after one of pairs, and between two."""
     more = {**MOMENTUM, "agreement": {"momentum": momentum}}

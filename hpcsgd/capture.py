@@ -19,7 +19,8 @@ from hpcsgd.evaluation import Evaluation
 from hpcsgd.products.base import Array, State
 from hpcsgd.timing import Clock
 
-MEMORY = "memory_"  # before the names of what agreements and codecs keep
+# Before the names of what agreements and codecs keep, and of what is of all members.
+MEMORY, SHARED = "memory_", "shared_"
 
 
 @dataclass
@@ -47,8 +48,10 @@ class Capture:
         arrays = {"weights": self.columns.join(self.to_host(state.weights))}
         if state.intercept is not None:
             arrays["intercept"] = state.intercept.copy()
-        for name, kept in state.memory.items():
+        for name, kept in self.agreement.memory(state).items():
             arrays[MEMORY + name] = self.columns.join(kept)
+        for name, kept in state.shared.items():
+            arrays[SHARED + name] = kept.copy()
         arrays = {
             name: self.columns.of_all_replicas(array) if apart else array[None]
             for name, array in arrays.items()
@@ -126,7 +129,7 @@ class Capture:
         view.exchanges = self.position(said)
         view.epoch = view.exchanges // self.exchanges_per_epoch
         view.steps, rows = progress(view.exchanges)
-        view.rows = rows * self.grid.replicas.size
+        view.rows = rows * self.agreement.workers
         view.loss, view.seconds = said["loss"], said["seconds"]
         view.history[:] = said["history"]
         view.events[:] = said.get("events", [])
@@ -154,8 +157,11 @@ class Capture:
         state.weights[...] = arrays["weights"][own]
         if state.intercept is not None:
             state.intercept[...] = arrays["intercept"]
-        for name, kept in state.memory.items():
-            kept[...] = self._remembered(checkpoint.arrays[MEMORY + name])[own]
+        for name in state.memory:
+            kept = self._remembered(checkpoint.arrays[MEMORY + name])
+            self.agreement.remember(state, name, kept[own])
+        for name, kept in state.shared.items():
+            kept[...] = arrays[SHARED + name]
         self._put_back_kept(checkpoint, state)
 
     def _remembered(self, copies: Array) -> Array:

@@ -24,6 +24,7 @@ class Kept:
     intercept: Array | None
     memory: dict[str, Array]
     kept: dict[str, Array]
+    shared: dict[str, Array]
 
     @classmethod
     def of(cls, state: State, view: View) -> "Kept":
@@ -37,6 +38,7 @@ class Kept:
             intercept=None if state.intercept is None else state.intercept.copy(),
             memory=_copies(state.memory),
             kept=_copies(state.kept),
+            shared=_copies(state.shared),
         )
 
     def put_back(self, state: State, view: View) -> None:
@@ -44,8 +46,12 @@ class Kept:
         state.weights[...] = self.weights
         if state.intercept is not None and self.intercept is not None:
             state.intercept[...] = self.intercept
-        for own, kept in ((state.memory, self.memory), (state.kept, self.kept)):
-            for name, array in kept.items():
+        for own, held in (
+            (state.memory, self.memory),
+            (state.kept, self.kept),
+            (state.shared, self.shared),
+        ):
+            for name, array in held.items():
                 own[name][...] = array
         view.exchanges, view.epoch = self.exchanges, self.epoch
         view.loss = self.loss

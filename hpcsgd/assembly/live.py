@@ -76,12 +76,14 @@ class Live:
         self.capture.put_back(
             checkpoint, self.state, self.engine.view, self.feed.progress
         )
-        self.task.monitor.begin(self.engine.view.exchanges, self.feed.plans)
+        trains, done = self.engine.agreement.trains, self.engine.view.exchanges
+        self.task.monitor.begin(done, self.feed.plans, trains)
 
     def close(self) -> None:
         """Let go of the file and of the groups, with all ranks; the world stays."""
         if isinstance(self.loaded.shard.matrix, Unheld):
             self.loaded.shard.matrix.close()
+        self.engine.agreement.close()
         self.grid.close()
         if isinstance(self.grid.world, CarriesArrays):
             self.grid.world.carrier.close()  # the world below it goes on

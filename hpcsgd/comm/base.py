@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.comm import wire
+from hpcsgd.comm.address import Address
 from hpcsgd.comm.hooks import Hooks
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.comm.pending import Pending
@@ -34,6 +35,7 @@ class Communicator(Hooks):
     is_patient = False  # True: they sleep where they exchange objects, and are slower
     timeout = 0.0  # seconds that a rank waits for one that does nothing; 0 = for ever
     node_sharing = "auto"  # whether ranks of a node share memory: auto, on or off
+    address: Address | None = None  # of this rank, where it is not what the system says
 
     def __init__(
         self, rank: int, size: int, ledger: Ledger, reproducible: bool = False

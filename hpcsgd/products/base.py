@@ -80,6 +80,8 @@ class State:
     memory: dict[str, Array] = field(default_factory=dict)
     # And arrays of any shape, each rank's own: saved for the same grid alone.
     kept: dict[str, Array] = field(default_factory=dict)
+    # And what they keep beside the intercept: (k, K), the same on every member.
+    shared: dict[str, Array] = field(default_factory=dict)
 
     def remember(self, name: str, width: int) -> Array:
         """The kept array of that name, zeros at first: `width` words a column held."""

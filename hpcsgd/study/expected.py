@@ -22,6 +22,8 @@ def expected_traffic(report: Report) -> dict[str, int] | None:
         return None
     if report["sparse"] and not _is_even(report):
         return None
+    if _circles(report) is None:
+        return None
     shape = _shape(report)
     by_purpose = expected(shape, [_leg(report, shape)]).values()
     return {
@@ -37,6 +39,16 @@ def _is_even(report: Report) -> bool:
     return report["products"] not in GATHERS and report["grid"]["replicas"] == 1
 
 
+def _circles(report: Report) -> list[int] | None:
+    """Sizes of rank 0's nested groups; None where only the nodes knew them."""
+    asked = report["config"]["agreement"]
+    kind = asked.get("base") if asked["kind"] == "slowmo" else asked["kind"]
+    if kind != "hierarchical":
+        return []
+    sizes = asked["groups"].split(",")
+    return [int(size) for size in sizes] if sizes[0].strip().isdecimal() else None
+
+
 def _shape(report: Report) -> Shape:
     config, schedule = report["config"], report["schedule"]
     return Shape(
@@ -48,6 +60,8 @@ def _shape(report: Report) -> Shape:
         states=1 if config["update"]["kind"] == "sgd" else 2,
         intercept=config["problem"]["intercept"],
         replicas=report["grid"]["replicas"],
+        seed=config["sampling"]["seed"],
+        agreement=config["agreement"],
     )
 
 
@@ -65,4 +79,5 @@ def _leg(report: Report, shape: Shape) -> dict[str, Any]:
         "look_ahead": report["look_ahead"],
         "reproducible": run["reproducible"],
         "gap_every": run["gap_every"] if is_watched else 0,
+        "circles": _circles(report),
     }

@@ -7,11 +7,13 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
-from hpcsgd.agreement.average import BUFFERS
+from hpcsgd.agreement.settings import AgreementConfig
 from hpcsgd.checkpoint import CheckpointConfig
+from hpcsgd.codecs.settings import CodecConfig
 from hpcsgd.data.partition import PARTITIONS
 from hpcsgd.data.sampling import SamplingConfig
 from hpcsgd.errors import ConfigError
+from hpcsgd.methods import with_method
 from hpcsgd.precision import PrecisionConfig
 from hpcsgd.products.choose import ProductsConfig
 from hpcsgd.rates import RateConfig
@@ -70,40 +72,6 @@ class UpdateConfig:
     clip: str = "none"  # gradients that are too large: by value, or in norm
     clip_at: float = 1.0  # the largest value, or norm
     clip_over: str = "step"  # exchange: the mean of s gradients, another method
-
-
-@dataclass(frozen=True)
-class AgreementConfig:
-    """How replicas agree."""
-
-    kind: str = "auto"  # average where there is more than one replica
-    momentum: str = "average"  # what becomes of it: or each keeps its own, or reset
-    switch: float = 1.0  # postlocal: epochs of agreeing after every exchange
-    groups: str = "node,all"  # hierarchical: of node, rack, all; or sizes, as "2,8"
-    periods: str = ""  # hierarchical: one for each group, as "1,16"; none = 1 and τ
-    fraction: float = 0.5  # fedavg: of the replicas, that train in a round
-    base: str = "average"  # slowmo: the agreement below it
-    slow_rate: float = 1.0  # slowmo: α; larger = further along the slow momentum
-    slow_momentum: float = 0.5  # slowmo: β; 0 with α = 1 is the base alone
-    slow_period: int = 0  # slowmo: exchanges; 0 = whenever the base agrees
-    slow_sharded: bool = False  # slowmo: each replica keeps a part of the slow state
-
-    def __post_init__(self) -> None:
-        if self.momentum not in BUFFERS:
-            raise ConfigError(
-                f"[agreement] momentum = {self.momentum!r} must be one of"
-                f" {', '.join(BUFFERS)}"
-            )
-        for name, holds, wanted in (
-            ("switch", 0.0 <= self.switch < float("inf"), "at least 0 and finite"),
-            ("fraction", 0.0 < self.fraction <= 1.0, "above 0 and at most 1"),
-            ("slow_rate", 0.0 < self.slow_rate < float("inf"), "above 0 and finite"),
-            ("slow_momentum", 0.0 <= self.slow_momentum < 1.0, "in [0, 1)"),
-            ("slow_period", self.slow_period >= 0, "at least 0"),
-        ):
-            if not holds:
-                value = getattr(self, name)
-                raise ConfigError(f"[agreement] {name} = {value!r} must be {wanted}")
 
 
 @dataclass(frozen=True)
@@ -200,6 +168,7 @@ class RunConfig:
     schedule: Schedule = field(default_factory=Schedule)
     products: ProductsConfig = field(default_factory=ProductsConfig)
     agreement: AgreementConfig = field(default_factory=AgreementConfig)
+    codec: CodecConfig = field(default_factory=CodecConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
     rate: RateConfig = field(default_factory=RateConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
@@ -211,7 +180,7 @@ class RunConfig:
     @classmethod
     def parse(cls, tables: Mapping[str, Mapping[str, Any]]) -> "RunConfig":
         """Check `tables` (section -> key -> value) against the sections."""
-        kinds = _hints(cls)
+        tables, kinds = with_method(tables), _hints(cls)
         _reject_unknown("sections", tables, kinds)
         sections = {}
         for name, table in tables.items():

@@ -165,7 +165,7 @@ class Engine:
     ) -> tuple[State, Group | None]:
         """The steps of `group`, which is None behind a replica that rests."""
         agreement = self.agreement
-        self.view.steps += len(group.blocks.sizes)
+        self.view.steps += agreement.updates(len(group.blocks.sizes))
         self.view.rows += len(group.rows) * agreement.workers
         if not agreement.trains(number):
             return state, None

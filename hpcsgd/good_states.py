@@ -24,6 +24,7 @@ class Kept:
     intercept: Array | None
     memory: dict[str, Array]
     shared: dict[str, Array]
+    kept: dict[str, Array]
 
     @classmethod
     def of(cls, state: State, view: View) -> "Kept":
@@ -35,8 +36,9 @@ class Kept:
             evaluations=len(view.history),
             weights=state.weights.copy(),
             intercept=None if state.intercept is None else state.intercept.copy(),
-            memory={name: kept.copy() for name, kept in state.memory.items()},
-            shared={name: kept.copy() for name, kept in state.shared.items()},
+            memory=_copies(state.memory),
+            kept=_copies(state.kept),
+            shared=_copies(state.shared),
         )
 
     def put_back(self, state: State, view: View) -> None:
@@ -44,13 +46,20 @@ class Kept:
         state.weights[...] = self.weights
         if state.intercept is not None and self.intercept is not None:
             state.intercept[...] = self.intercept
-        for name, kept in self.memory.items():
-            state.memory[name][...] = kept
-        for name, kept in self.shared.items():
-            state.shared[name][...] = kept
+        for own, copies in (
+            (state.memory, self.memory),
+            (state.kept, self.kept),
+            (state.shared, self.shared),
+        ):
+            for name, array in copies.items():
+                own[name][...] = array
         view.exchanges, view.epoch = self.exchanges, self.epoch
         view.loss = self.loss
         del view.history[self.evaluations :]
+
+
+def _copies(arrays: dict[str, Array]) -> dict[str, Array]:
+    return {name: array.copy() for name, array in arrays.items()}
 
 
 @dataclass

@@ -28,7 +28,10 @@ from hpcsgd.sealed import unreadable
 
 log = logging.getLogger(__name__)
 # Sections that decide the iterates: other values are another run.
-FIXED = ("problem", "schedule", "update", "rate", "sampling", "precision", "agreement")
+FIXED = (
+    *("problem", "schedule", "update", "rate", "sampling", "precision"),
+    *("agreement", "codec"),
+)
 
 
 def resume(config: RunConfig, live: Live, known: Checkpoint | None = None) -> bool:
@@ -196,6 +199,7 @@ def _check(config: RunConfig, live: Live, checkpoint: Checkpoint) -> None:
 
 def _check_section(section: str, then: Mapping[str, Any], config: RunConfig) -> None:
     now = config.tables()[section]
+    then = RunConfig().tables()[section] | dict(then)  # older ones know fewer keys
     for key in sorted({*then, *now}):
         if (section, key) == ("schedule", "epochs") and config.rate.kind != "cosine":
             continue  # a run may be made longer

@@ -4,6 +4,7 @@ from hpcsgd.agreement.average import BUFFERS, Average
 from hpcsgd.agreement.base import Agreement
 from hpcsgd.agreement.fedavg import FedAvg
 from hpcsgd.agreement.hierarchical import Hierarchical
+from hpcsgd.agreement.gradient import Gradient
 from hpcsgd.agreement.none import NoAgreement
 from hpcsgd.agreement.postlocal import PostLocal
 from hpcsgd.agreement.slowmo import SlowMo
@@ -12,6 +13,7 @@ from hpcsgd.agreement.terms import Terms
 AGREEMENTS: dict[str, type[Agreement]] = {
     "none": NoAgreement,
     "average": Average,
+    "gradient": Gradient,
     "postlocal": PostLocal,
     "hierarchical": Hierarchical,
     "fedavg": FedAvg,
@@ -24,6 +26,7 @@ __all__ = [
     "Agreement",
     "Average",
     "FedAvg",
+    "Gradient",
     "Hierarchical",
     "NoAgreement",
     "PostLocal",

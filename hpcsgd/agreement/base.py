@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from typing import Any
 
 from hpcsgd.agreement.terms import Terms
 from hpcsgd.comm.grid import Grid
@@ -85,6 +86,14 @@ class Agreement(ABC):
     def conclude(self, state: State, exchanges: int, purpose: str) -> None:
         """Make all replicas one after so many exchanges; booked under `purpose`."""
         self.agree(state, purpose)
+
+    def updates(self, batches: int) -> int:
+        """Steps that an exchange of so many batches takes."""
+        return batches
+
+    def facts(self) -> dict[str, Any]:
+        """What it has to say in the report of a run."""
+        return {}
 
     @abstractmethod
     def agree(self, state: State, purpose: str) -> None:

@@ -4,10 +4,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hpcsgd.assembly.agreed import make_gradient, of_feed
 from hpcsgd.assembly.casting import Place, cast
 from hpcsgd.assembly.choice import Chosen, Earlier, choose_run
 from hpcsgd.assembly.feed import Feed, make_feed, steps_in
 from hpcsgd.assembly.gpu_product import make_on_gpu
+from hpcsgd.assembly.gradient_checks import KIND as GRADIENT
 from hpcsgd.assembly.motor import Parts, make_engine
 from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.backends.base import Backend
@@ -32,6 +34,7 @@ from hpcsgd.products.clip import Clip, make_clip
 from hpcsgd.products.gap import GapMonitor
 from hpcsgd.products.held import HeldState
 from hpcsgd.products.lookahead import LookAheadGram
+from hpcsgd.products.micro import MicroBatches
 from hpcsgd.products.on_device import OnDevice
 from hpcsgd.products.plan import Planner
 from hpcsgd.products.watcher import UNWATCHED, Unwatched
@@ -118,9 +121,14 @@ def assemble(
     schedule = replace(config.schedule, steps=chosen.steps)
     config = replace(config, schedule=schedule)
     name, look_ahead = chosen.product, chosen.look_ahead
-    feed = _feed(config, words, grid, loaded)
+    feed = _feed(of_feed(config), words, grid, loaded)
     task = replace(task, monitor=_monitor(config, name, feed))
-    if device is None:
+    if words.agreement == GRADIENT:
+        gradient = make_gradient(config, words, grid, loaded, task, feed)
+        task = replace(task, gradient=gradient)
+        one = _product(name, look_ahead, task)
+        product: Product = MicroBatches(one, gradient, config.agreement.accumulate)
+    elif device is None:
         product = _product(name, look_ahead, task)
     else:
         product = make_on_gpu(config, name, look_ahead, task, feed, grid, device)

@@ -120,6 +120,8 @@ def evaluations(epochs: int, every: int) -> int:
 
 
 def _agreement(parts: Parts) -> Agreement:
+    if isinstance(parts.task.gradient, Agreement):
+        return parts.task.gradient
     config, replicas = parts.config, parts.grid.replicas.size
     total = parts.loaded.shard.total_rows
     rows = [split_range(total, replicas, r) for r in range(replicas)]
@@ -185,8 +187,9 @@ def _saver(parts: Parts, capture: Capture) -> Saver:
 def _recorder(parts: Parts, agreement: Agreement) -> Recorder:
     config, grid = parts.config, parts.grid
     run, total = config.run, parts.feed.exchanges_per_epoch * config.schedule.epochs
-    clips = config.update.clip != "none"  # a replay of plain SGD would not be the same
-    if run.out is None or not run.record or grid.replica or clips:
+    # A replay of plain SGD on the rows of one replica would not be the same.
+    differs = config.update.clip != "none" or parts.task.gradient is not None
+    if run.out is None or not run.record or grid.replica or differs:
         return Recorder(frozenset())
     return Recorder(
         chosen=_recorded(parts, agreement, total),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from hpcsgd.agreement import AGREEMENTS
 from hpcsgd.agreement.nested import plan_levels
 from hpcsgd.agreement.slowmo import BASES
+from hpcsgd.assembly.gradient_checks import check as check_gradient
 from hpcsgd.backends import make_backend
 from hpcsgd.backends.base import Backend
 from hpcsgd.comm.base import Communicator
@@ -42,6 +43,7 @@ def resolve(config: RunConfig, world: Communicator) -> Vocabulary:
     if config.products.kind != "auto":
         get_product(config.products.kind)
     precision, update = config.precision.resolve(), config.update
+    check_gradient(config, precision)
     network = parse_network(config.run.network) if config.run.network else None
     # Ranks that wait for each other in shared memory would not see one die.
     shrinks = config.run.on_failure == "shrink"

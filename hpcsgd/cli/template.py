@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any, get_type_hints
 
 from hpcsgd.cli.flags import FLAGS, SWITCHES
+from hpcsgd.codecs.settings import FEEDBACKS
 from hpcsgd.comm import COMMUNICATORS
 from hpcsgd.config import RunConfig
 from hpcsgd.formats import FORMATS
@@ -19,6 +20,7 @@ WIDTH = 88
 # settings that no flag has; those of flags know their choices themselves
 CHOICES: dict[str, list[str]] = {
     "run.comm": ["auto", *COMMUNICATORS],
+    "codec.feedback": list(FEEDBACKS),
     "update.clip": list(WAYS),
     "update.clip_over": list(OVERS),
     "precision.scale": list(SCALES),

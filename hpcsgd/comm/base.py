@@ -247,6 +247,11 @@ class Communicator(Hooks):
         """
         self.timeout = timeout
 
+    @property
+    def charged(self) -> float | None:
+        """Seconds that an emulated network took so far; None where there is none."""
+        return None
+
     def survivors(self) -> "Communicator":
         """Those that are left; called by all of them, after such an error."""
         raise TransportError(

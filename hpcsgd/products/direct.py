@@ -16,6 +16,7 @@ from hpcsgd.products.base import (
     batch_of,
     descend,
     gather_rows,
+    movable_intercept,
     store_margins,
 )
 
@@ -34,7 +35,7 @@ class Direct:
         task = self.task
         rows = gather_rows(task, self.scratch, "rows", group)
         batch = batch_of(task, group.rows)
-        if task.members.size > 1 and task.clip is None:
+        if task.members.size > 1 and task.taker is None:
             plain = _plain(task, state, group, rows, batch)
             by_kernel = task.backend.stepwise(state.weights, plain)
             if by_kernel is not None:
@@ -80,7 +81,7 @@ def walk(
     `batch` is what belongs to the rows, where that is known already.
     """
     batch = batch or batch_of(task, group.rows)
-    if task.clip is None and (scratch is None or task.members.size == 1):
+    if task.taker is None and (scratch is None or task.members.size == 1):
         plain = _plain(task, state, group, rows, batch)
         at_once = task.backend.walk(state.weights, plain)
         if at_once is not None:
@@ -127,7 +128,12 @@ def _step(
     backend, clock = task.backend, task.clock
     margins = store_margins(task, _margins(task, state, rows, scratch))
     residuals = backend.corrected_residuals(
-        margins, task.no_gram, plan, task.family, batch, state.intercept
+        margins,
+        task.no_gram,
+        plan,
+        task.family,
+        batch,
+        movable_intercept(task, state),
     )
     clock.lap("inner")
     descend(task, state, rows, residuals, plan)

@@ -72,6 +72,7 @@ LAYERS = (
         "prediction",
         "assessment",
         "config",
+        "methods",
         "api",
     ),
     ("estimators", "charts", "plots", "verify", "cli", "jobs", "study", "__main__"),

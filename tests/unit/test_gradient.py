@@ -1,0 +1,288 @@
+"""The gradient agreement: what it refuses, counts, hides, saves; methods by name."""
+
+from math import ceil
+
+import numpy as np
+import pytest
+
+from hpcsgd.agreement.buckets import Buffer, bucket_count
+from hpcsgd.api import train
+from hpcsgd.callbacks import Callback, Wish
+from hpcsgd.comm.delayed import Delayed, Network
+from hpcsgd.comm.threads import run_ranks
+from hpcsgd.config import RunConfig
+from hpcsgd.errors import ConfigError
+from hpcsgd.methods import METHODS
+from tests.contracts.codec import NAMES, ROWS, coded, on_all
+from tests.equivalence.test_gradient import agreed
+from tests.harness import make_problem, relative_error, train_on, union_oracle
+
+
+def test_means_of_means_are_another_method(monkeypatch):
+    """Replicas counted alike, whatever rows they had: far from the union."""
+    problem = make_problem("logistic")
+    config = agreed(problem, 3, schedule={"batch": 8})
+    counted = Buffer.count_in
+
+    def alike(self, residuals):
+        counted(self, residuals)
+        self.tail[-1] = 8
+
+    monkeypatch.setattr(Buffer, "count_in", alike)
+    result = train_on(3, config, problem)
+    assert relative_error(result, union_oracle(config, problem)) > 1e-3
+
+
+REFUSED = [
+    ({"schedule": {"steps": 4}}, "use --steps 1"),
+    ({"schedule": {"period": 2}}, "use --period 1"),
+    ({"products": {"kind": "gram"}}, "use --products direct or gather"),
+    ({"run": {"device": "cuda"}}, "use --device cpu"),
+    ({"update": {"clip": "norm"}}, "update.clip=none"),
+    ({"precision": {"weights": "bf16"}}, "precision.weights=fp32"),
+    ({"precision": {"residual": "fp16"}}, "precision.residual=fp32"),
+    ({"products": {"look_ahead": "on"}}, "needs kind = 'gram'"),
+    ({"agreement": {"codec": "zip"}}, "unknown codec: 'zip'; known: .*bf16"),
+    (
+        {"agreement": {"kind": "average", "codec": "bf16"}},
+        "use --agreement gradient",
+    ),
+    ({"agreement": {"kind": "average", "accumulate": 2}}, "accumulate = 2"),
+    (
+        {"products": {"kind": "gather-once"}, "sampling": {"mode": "reshuffle"}},
+        "shuffle-once",
+    ),
+]
+
+
+@pytest.mark.parametrize("sections, remedy", REFUSED, ids=lambda x: str(x)[:40])
+def test_what_it_cannot_do_is_said_with_the_remedy(sections, remedy):
+    problem = make_problem("logistic")
+    with pytest.raises(ConfigError, match=remedy):
+        on_all(2, agreed(problem, 2, **sections), problem)
+
+
+@pytest.mark.parametrize("key, value", [("bucket", 0.0), ("accumulate", 0)])
+def test_settings_are_checked_at_birth(key, value):
+    with pytest.raises(ConfigError, match=key):
+        RunConfig.parse({"agreement": {key: value}})
+
+
+def test_steps_auto_is_one_step():
+    problem = make_problem("logistic")
+    result = train_on(2, agreed(problem, 2, schedule={"steps": "auto"}), problem)
+    assert result.report["schedule"]["steps"] == 1
+    assert result.report["products"] == "direct"
+
+
+# ---------------------------------------------------------------------- buckets
+
+
+def test_tiles_are_views_of_one_buffer_in_one_order():
+    buffer = Buffer(7, 2, np.dtype(float), 3, intercept=True)
+    assert [t.columns for t in buffer] == [slice(5, 7), slice(3, 5), slice(0, 3)]
+    for tile in buffer:
+        tile.gradient[...] = tile.columns.start
+    assert buffer.flat.tolist() == [0.0] * 6 + [3.0] * 4 + [5.0] * 4 + [0.0] * 3
+    sent = [buffer.with_tail(tile) for tile in buffer]
+    assert [len(s) for s in sent] == [4 + 3, 4, 6]
+    assert all(s.base is buffer.flat or s.base is buffer.flat.base for s in sent)
+
+
+@pytest.mark.parametrize("cap", [1e-6, 2.0**-17, 2.0**-16, 4.0])
+def test_messages_are_counted_by_formula(cap):
+    """⌈bytes / cap⌉, no more than columns, in every exchange; words and bytes."""
+    problem = make_problem("softmax", n=53, d=9)
+    config = agreed(problem, 3, agreement={"bucket": cap}, problem={"intercept": True})
+    result = train_on(3, config, problem)
+    buckets = min(ceil(9 * 4 * 8 / (cap * 2**20)), 9)
+    assert bucket_count(9, 4, 8, cap) == buckets
+    sent = result.ledger["agreement"]
+    assert sent["calls"] == buckets * result.exchanges
+    assert sent["words"] == (9 * 4 + 4 + 1) * result.exchanges
+    assert sent["bytes"] == 8 * sent["words"]
+    assert sent["wire_bytes"] == pytest.approx(2 * 2 / 3 * sent["bytes"])
+
+
+def test_accumulation_divides_bytes():
+    """54 rows of three replicas: 18 each, in 6 batches of 3."""
+    problem = make_problem("logistic", n=54)
+    once, thrice = (
+        train_on(
+            3,
+            agreed(
+                problem, 3, schedule={"batch": 3}, agreement={"accumulate": accumulate}
+            ),
+            problem,
+        ).ledger["agreement"]
+        for accumulate in (1, 3)
+    )
+    assert once["bytes"] == 3 * thrice["bytes"] and once["calls"] == 3 * thrice["calls"]
+
+
+def test_one_replica_says_nothing():
+    problem = make_problem("logistic")
+    for codec in NAMES:
+        config = coded(problem, codec, 1, codec=ROWS[codec].rough)
+        result = train_on(1, config, problem)
+        assert result.ledger["agreement"]["calls"] == 0
+
+
+# ---------------------------------------------------------------------- overlap
+
+
+def behind_a_network(world):
+    return Delayed(world, Network(alpha=1e-4, bandwidth=1e9))
+
+
+def test_transfers_hide_behind_the_tiles_to_come(monkeypatch):
+    """A slow network and slow tiles: with several buckets most of it is hidden."""
+    import time
+
+    from hpcsgd.agreement.gradient import Gradient
+
+    problem, shares = make_problem("logistic", n=24, d=8), []
+    add = Gradient._add
+
+    def slowly(self, gradient, rows, residuals):
+        time.sleep(0.004 * len(gradient) / 8)
+        add(self, gradient, rows, residuals)
+
+    monkeypatch.setattr(Gradient, "_add", slowly)
+    for bucket in (8 * 8 * 2.0**-20, 8 * 2.0**-20):
+        config = agreed(problem, 2, agreement={"bucket": bucket})
+        result = train_on(2, config, problem, world_hook=behind_a_network)
+        said = result.report["agreement"]
+        assert said["transfer_by"] == "network"
+        calls = result.ledger["agreement"]["calls"]
+        bytes_ = result.ledger["agreement"]["wire_bytes"]
+        charged = calls * 1e-4 + bytes_ / 1e9
+        assert said["transfer_seconds"] == pytest.approx(charged)
+        shares.append(said["hidden_share"])
+    assert shares[0] == 0.0 < shares[1]
+
+
+# ---------------------------------------------------------------------- endings
+
+
+class PreemptAt(Callback):
+    """Ends a run after an exchange."""
+
+    def __init__(self, exchanges):
+        self.exchanges = exchanges
+
+    def on_exchange(self, view):
+        return Wish.PREEMPT if view.exchanges == self.exchanges else Wish.NONE
+
+
+def in_folder(folder, config, ranks, problem, stop=None):
+    tables = config.tables()
+    tables["run"] |= {"out": str(folder), "resume": "auto", "check_every": 1}
+    config = RunConfig.parse(tables)
+
+    def on_rank(world):
+        callbacks = [PreemptAt(stop)] if stop and world.rank == 0 else []
+        return train(config, X=problem.X, y=problem.y, world=world, callbacks=callbacks)
+
+    return run_ranks(ranks, on_rank)
+
+
+@pytest.mark.parametrize("feedback", ["auto", "on"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_goes_on_bit_for_bit(name, feedback, tmp_path):
+    """Errors that were kept and everything else, on replicas of members."""
+    problem = make_problem("softmax")
+    settings = {"feedback": feedback, **ROWS[name].rough}
+    for replicas, members, accumulate in ((3, 1, 2), (2, 2, 1)):
+        config = coded(
+            problem,
+            name,
+            replicas,
+            members,
+            codec=settings,
+            agreement={"accumulate": accumulate},
+            update={"kind": "momentum", "momentum": 0.5},
+        )
+        ranks, place = replicas * members, tmp_path / f"{replicas}"
+        whole = in_folder(place / "whole", config, ranks, problem)[0]
+        first = in_folder(place / "parts", config, ranks, problem, stop=4)
+        assert {r.status.value for r in first} == {"preempted"}
+        again = in_folder(place / "parts", config, ranks, problem)
+        assert {r.weights_sha256 for r in again} == {whole.weights_sha256}
+        assert again[0].iterations == whole.iterations
+        assert again[0].report["resumes"] == 1
+
+
+def test_another_number_of_replicas_goes_on_from_the_mean_error(tmp_path):
+    """What was not sent yet is the mean of e over replicas; that is what stays."""
+    from hpcsgd.checkpoint import Store
+
+    problem = make_problem("logistic")
+    first = in_folder(tmp_path, coded(problem, "fp8", 3), 3, problem, stop=4)[0]
+    _, checkpoint = Store(tmp_path, 2).newest()
+    errors = checkpoint.arrays["memory_codec_error"]
+    assert errors.shape == (3, 7, 1) and (errors[0] != errors[1]).any()
+    result = in_folder(tmp_path, coded(problem, "fp8", 2), 2, problem)[0]
+    assert result.status.value == "completed" and result.loss < first.loss
+
+
+def test_arrays_of_any_shape_go_on_too(tmp_path, monkeypatch):
+    """What a codec keeps by itself, of other dtypes and shapes on every rank."""
+    from hpcsgd.codecs.identity import Identity
+
+    begin, start = Identity.__init__, Identity.start
+
+    def with_memory(self, bucket, config):
+        begin(self, bucket, config)
+        self.kept = {
+            "count": np.zeros(1, np.int64),
+            "sum": np.zeros((bucket.width, 3)),
+        }
+
+    def counting(self, part, line, moment):
+        self.kept["count"] += 1 + line.rank
+        self.kept["sum"] += part.reshape(-1, self.bucket.width).sum(axis=0)[:, None]
+        part += 1e-3 * self.kept["count"] + 1e-3 * self.kept["sum"][0, 0]
+        return start(self, part, line, moment)
+
+    monkeypatch.setattr(Identity, "__init__", with_memory)
+    monkeypatch.setattr(Identity, "start", counting)
+    problem = make_problem("softmax")
+    config = coded(problem, "identity", 2, 2, codec={"feedback": "on"})
+    whole = in_folder(tmp_path / "whole", config, 4, problem)[0]
+    in_folder(tmp_path / "parts", config, 4, problem, stop=5)
+    again = in_folder(tmp_path / "parts", config, 4, problem)[0]
+    assert again.weights_sha256 == whole.weights_sha256
+
+
+# ---------------------------------------------------------------------- methods
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_sets_what_is_left_open(name):
+    config = RunConfig.parse({"agreement": {"method": name}})
+    for setting, value in METHODS[name].fixed.items():
+        section, key = setting.split(".")
+        assert getattr(getattr(config, section), key) == value
+    assert RunConfig.parse(config.tables()) == config
+    assert METHODS[name].says
+
+
+def test_a_method_and_another_value_clash():
+    with pytest.raises(ConfigError, match=r"method ddp is \[schedule\] steps = 1"):
+        RunConfig.parse({"agreement": {"method": "ddp"}, "schedule": {"steps": 8}})
+    with pytest.raises(ConfigError, match="leave agreement.kind out"):
+        RunConfig.parse({"agreement": {"method": "ddp", "kind": "average"}})
+    with pytest.raises(ConfigError, match=r"unknown method: 'dpp'; known: \['ddp'"):
+        RunConfig.parse({"agreement": {"method": "dpp"}})
+
+
+def test_explicit_settings_win_over_those_that_a_method_merely_suggests(monkeypatch):
+    from hpcsgd.methods import ddp
+
+    monkeypatch.setitem(METHODS, "odd", ddp("identity", "says", feedback="on"))
+    asked = {"agreement": {"method": "odd"}}
+    assert RunConfig.parse(asked).codec.feedback == "on"
+    assert RunConfig.parse({**asked, "codec": {"feedback": "off"}}).codec.feedback == (
+        "off"
+    )

@@ -3,8 +3,8 @@
 from hpcsgd.agreement.average import BUFFERS, Average
 from hpcsgd.agreement.base import Agreement
 from hpcsgd.agreement.fedavg import FedAvg
-from hpcsgd.agreement.hierarchical import Hierarchical
 from hpcsgd.agreement.gradient import Gradient
+from hpcsgd.agreement.hierarchical import Hierarchical
 from hpcsgd.agreement.none import NoAgreement
 from hpcsgd.agreement.postlocal import PostLocal
 from hpcsgd.agreement.slowmo import SlowMo

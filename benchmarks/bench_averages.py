@@ -158,6 +158,7 @@ def in_words(name: str, found: Figures) -> str:
             met += f" messages, {there['words']} words, {there['seconds']:.3f} s"
         lines.append(
             f"{row:16s} rate {figures['rate']:5g} loss {end['loss']:.5f} after"
-            f" {end['messages']:5d} messages {end['words']:9d} words {end['seconds']:6.3f} s; {met}"
+            f" {end['messages']:5d} messages {end['words']:9d} words"
+            f" {end['seconds']:6.3f} s; {met}"
         )
     return "\n".join(lines)

@@ -26,6 +26,8 @@ def reached(result: Result) -> str:
             f"loss {result.loss:.4g}, the last good one:"
             f" diverged after {done} of {asked}"
         )
+    if result.status is Status.CONVERGED:
+        return f"loss {result.loss:.4g} after {done} of {asked}: the goal is reached"
     if result.status is not Status.COMPLETED:
         done += f" of {asked}, {result.status.value} early"
     return f"loss {result.loss:.4g} after {done}, {_motion(result)}"
@@ -48,10 +50,21 @@ def cost(result: Result) -> str:
 
 def advise(result: Result) -> str:
     """What to try next: what the ending says, else about the loss and the time."""
-    if result.status is not Status.COMPLETED:
+    if not result.status.is_good:
         return result.advice
+    if "coordinate" in result.report:
+        return _about_coordinates(result)
     found = [*_about_loss(result), *_about_time(result)]
     return "; ".join(found) or "nothing stands out: keep these settings"
+
+
+def _about_coordinates(result: Result) -> str:
+    """A coordinate form has no rate: it is there, or it needs more epochs."""
+    if result.status is not Status.CONVERGED:
+        return "more --epochs, or a larger coordinate.tol"
+    if waiting(result) > DOMINATES:
+        return "the network dominates: larger --steps, for fewer messages"
+    return "nothing stands out: keep these settings"
 
 
 def waiting(result: Result) -> float:

@@ -14,11 +14,14 @@ from hpcsgd.checkpoint import PRECISION_AUTO
 from hpcsgd.comm import open_world
 from hpcsgd.comm.base import Communicator
 from hpcsgd.config import RunConfig
+from hpcsgd.coordinate.run import CoordinateRun
+from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.data.readers import RowReader, open_reader
 from hpcsgd.errors import ConfigError
 from hpcsgd.recheck import Recheck
 from hpcsgd.result import Result
 from hpcsgd.session import Session
+from hpcsgd.start import Start
 from hpcsgd.timing import Clock
 
 
@@ -34,7 +37,8 @@ def train(
 ) -> Result:
     """Train a generalized linear model.
 
-    Minimises F(w) = (1/Σc) Σ c_i ℓ(a_i·w, y_i) + (λ/2)‖w‖² by s-step SGD.
+    Minimises F(w) = (1/Σc) Σ c_i ℓ(a_i·w, y_i) + l1‖w‖₁ + (l2/2)‖w‖² by s-step SGD,
+    or by one of the coordinate forms.
 
     Parameters
     ----------
@@ -59,19 +63,40 @@ def train(
     >>> result.weights.shape
     (3,)
     """
-    began, setup = time.perf_counter(), Clock()
+    began = time.perf_counter()
     if not isinstance(config, RunConfig):
         config = RunConfig.parse(config or {})
-    reader = _reader(config, X, y, sample_weight, offset)
+    if config.sweep.is_many:
+        raise ConfigError("[sweep] asks for several models; use hpcsgd.sweep")
+    reader = open_data(config, X, y, sample_weight, offset)
     comm = open_world(config.run.comm) if world is None else world
-    config, notes = settle_precision(config, comm, reader)
-    session = Session(config, comm, reader, callbacks or [], began, setup, notes)
-    session.rechecks = _rechecks(config, reader, notes)
+    session = open_session(comm, config, reader, callbacks, began=began)
     result = session.run()
     # Not after an error: others may still be in a sum, and closing waits for them.
     if world is None:
         session.world.close()
     return result
+
+
+def open_session(
+    world: Communicator,
+    config: RunConfig,
+    reader: Callable[[Communicator], RowReader],
+    callbacks: list[Callback] | None = None,
+    start: Start | None = None,
+    began: float | None = None,
+) -> Session:
+    """A run on the ranks of `world` with what `reader` opens there, ready to go."""
+    began, setup = began or time.perf_counter(), Clock()
+    if config.update.kind == COORDINATE:
+        run = CoordinateRun(config, world, reader, callbacks or [], began, setup)
+        run.start = start
+        return run
+    config, notes = settle_precision(config, world, reader)
+    session = Session(config, world, reader, callbacks or [], began, setup, notes)
+    session.rechecks = _rechecks(config, reader, notes)
+    session.start = start
+    return session
 
 
 def _rechecks(
@@ -86,9 +111,10 @@ def _rechecks(
     return lambda live: Recheck(live, reader, found)
 
 
-def _reader(
+def open_data(
     config: RunConfig, X: Any, y: Any, sample_weight: Any, offset: Any
 ) -> Callable[[Communicator], RowReader]:
+    """What opens the rows: arrays that were given, or the file of `config`."""
     if X is not None and y is not None:
         from hpcsgd.data.memory import MemoryReader
 

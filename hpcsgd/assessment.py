@@ -1,7 +1,8 @@
 """How good a model is on data: the objective of training, and what people ask for.
 
-F(w) = (1/Σc_i) Σ c_i ℓ(t_i, y_i) + (λ/2)‖w‖², in float64. Two passes: targets alone,
-which gives Σc and the mean of y and finds strange labels early; then the rows.
+F(w) = (1/Σc_i) Σ c_i ℓ(t_i, y_i) + l1‖w‖₁ + (l2/2)‖w‖², in float64. Two passes:
+targets alone, which gives Σc and the mean of y and finds strange labels early; then
+the rows.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +21,6 @@ from hpcsgd.data.readers import RowReader, row_words
 from hpcsgd.data.targets import encode_known
 from hpcsgd.errors import DataError
 from hpcsgd.load import checked_weights
-from hpcsgd.penalties import Ridge
 from hpcsgd.prediction import Model, block_scores, blocks_of, check_columns, model_of
 from hpcsgd.result import Result
 
@@ -132,7 +132,7 @@ def _on_all_ranks(sentence: str) -> DataError:
 
 def _figures(judge: Judge, total: float, sums: Array) -> dict[str, Any]:
     model = judge.model
-    loss, penalty = float(sums[0]) / total, Ridge(model.l2).value(model.weights)
+    loss, penalty = float(sums[0]) / total, model.penalty.value(model.weights)
     figures = {
         "family": model.family.name,
         "rows": judge.reader.rows,
@@ -190,8 +190,8 @@ def evaluate(
 
     Returns
     -------
-    dict with family, rows, mean_loss (1/Σc) Σ c_i ℓ_i, penalty (λ/2)‖w‖², objective
-    (their sum, what training calls loss) and clipped_scores; classifiers add
+    dict with family, rows, mean_loss (1/Σc) Σ c_i ℓ_i, penalty l1‖w‖₁ + (l2/2)‖w‖²,
+    objective (their sum, what training calls loss) and clipped_scores; classifiers add
     accuracy, errors and errors_by_label, the others r2 = 1 − Σc(y − μ)²/Σc(y − ȳ)²
     and mean_deviance = (2/Σc) Σ c_i (ℓ_i − min_t ℓ(t, y_i))
 

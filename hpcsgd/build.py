@@ -11,6 +11,7 @@ from hpcsgd.assembly.choice import Earlier
 from hpcsgd.assembly.gpu import open_gpu
 from hpcsgd.assembly.live import Live, assemble
 from hpcsgd.assembly.vocabulary import Vocabulary, resolve
+from hpcsgd.auto_rate import settle_rate
 from hpcsgd.backends import cpu, threads
 from hpcsgd.backends.device import Device
 from hpcsgd.callbacks.base import Callback
@@ -24,6 +25,7 @@ from hpcsgd.data.stream import Route
 from hpcsgd.load import Loaded, load
 from hpcsgd.memory import check_memory
 from hpcsgd.resume import earlier_choice
+from hpcsgd.sweeps.settings import split_of
 from hpcsgd.timing import Clock
 
 
@@ -50,6 +52,7 @@ def build(
     `known` is the checkpoint that survivors of a failure go on from.
     """
     opened = open_all(config, world, reader, setup)
+    config = settle_rate(config, opened.grid, opened.loaded, opened.words.family)
     earlier = earlier_choice(config, opened.grid.world, known)
     live = put_together(config, opened, callbacks, earlier)
     setup.lap("build")
@@ -83,9 +86,12 @@ def open_all(
     words = world.together(lambda: resolve(config, world))
     grid = Grid(words.world, config.grid.replicas, words.members)
     opened = grid.world.together(lambda: reader(grid.world))
-    streams = check_memory(grid, opened, config, words.precision, words.update.states)
+    streams = check_memory(
+        grid, opened, config, words.precision, words.update.states * config.sweep.count
+    )
     setup.lap("open")
-    route = _router(config, grid.replica) if streams else None
+    stays = streams or getattr(opened, "is_there", False)
+    route = _router(config, grid.replica) if stays else None
     loaded = load(
         grid,
         opened,
@@ -95,6 +101,7 @@ def open_all(
         route,
         config.data.partition,
         config.precision.scale,
+        split_of(config.sweep, config.sampling),
     )
     setup.lap("read")
     return Opened(words, grid, loaded, device)

@@ -120,6 +120,7 @@ def task_alone(task: Task) -> Task:
         states=1,
         probe=np.ones(1),
         clock=Clock(),
+        models=task.models,
     )
 
 

@@ -158,8 +158,8 @@ class Capture:
         if state.intercept is not None:
             state.intercept[...] = arrays["intercept"]
         for name in state.memory:
-            kept = self._remembered(checkpoint.arrays[MEMORY + name])[own]
-            self.agreement.remember(state, name, kept)
+            kept = self._remembered(checkpoint.arrays[MEMORY + name])
+            self.agreement.remember(state, name, kept[own])
         for name, kept in state.shared.items():
             kept[...] = arrays[SHARED + name]
         self._put_back_kept(checkpoint, state)

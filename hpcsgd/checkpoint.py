@@ -221,7 +221,7 @@ def _fits(document: Mapping[str, Any], arrays: Mapping[str, Array]) -> bool:
         and all(a.ndim == 2 for name, a in arrays.items() if name.startswith("good_"))
         and (good is None or good.shape == weights.shape[1:])
         and (good is None) == (document["evaluation"]["good_loss"] is None)
-        and all(bool(np.isfinite(a).all()) for a in arrays.values())
+        and all(_is_finite(a, "losses" in _last(document)) for a in arrays.values())
     )
 
 
@@ -234,3 +234,15 @@ def _are_packed(kept: Array | None, sizes: Array | None, replicas: int) -> bool:
     return bool(
         integers and shaped and (sizes >= 0).all() and sizes.sum() == kept.shape[1]
     )
+
+
+def _last(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The newest record of its history."""
+    found: Mapping[str, Any] = document["history"][-1] if document["history"] else {}
+    return found
+
+
+def _is_finite(array: Array, is_of_many: bool) -> bool:
+    """Of several models some may have diverged, while others go on."""
+    good = np.isfinite(array)
+    return bool(good.all() or (is_of_many and good.all(axis=-2).any()))

@@ -5,41 +5,31 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from hpcsgd.agreement.settings import AgreementConfig
+from hpcsgd.averaging import AverageConfig
 from hpcsgd.checkpoint import CheckpointConfig
 from hpcsgd.codecs.settings import CodecConfig
+from hpcsgd.coordinate.settings import CoordinateConfig
 from hpcsgd.data.partition import PARTITIONS
 from hpcsgd.data.sampling import SamplingConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.methods import with_method
+from hpcsgd.polish.settings import PolishConfig
 from hpcsgd.precision import PrecisionConfig
+from hpcsgd.problem import ProblemConfig
 from hpcsgd.products.choose import ProductsConfig
 from hpcsgd.rates import RateConfig
 from hpcsgd.schedule import Schedule
+from hpcsgd.stopping import MEASURES, StopConfig
+from hpcsgd.sweeps.settings import SweepConfig
 from hpcsgd.toml_text import toml_literal, toml_value
 
 DEVICES = ("cpu", "cuda")
 TRANSPORTS = ("auto", "nccl", "mpi-cuda", "mpi-host")
 DRIVERS = ("independent", "mpio")
 MOST_EXCHANGES = 1_000_000  # between two looks
-
-
-@dataclass(frozen=True)
-class ProblemConfig:
-    """What is learnt."""
-
-    family: str = "logistic"
-    l2: float = 0.0  # ridge penalty λ; the intercept is never penalised
-    intercept: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.l2 < float("inf"):
-            raise ConfigError(
-                f"[problem] l2 = {self.l2!r} must be finite and at least 0;"
-                " 0 is none, 1e-5 is usual"
-            )
 
 
 @dataclass(frozen=True)
@@ -69,9 +59,16 @@ class UpdateConfig:
 
     kind: str = "sgd"
     momentum: float = 0.9  # ignored by sgd
+    snapshot: int = 1  # epochs between the full gradients of svrg
     clip: str = "none"  # gradients that are too large: by value, or in norm
     clip_at: float = 1.0  # the largest value, or norm
     clip_over: str = "step"  # exchange: the mean of s gradients, another method
+
+    def __post_init__(self) -> None:
+        if self.snapshot < 1:
+            raise ConfigError(
+                f"[update] snapshot = {self.snapshot} must be at least 1; 1 is usual"
+            )
 
 
 @dataclass(frozen=True)
@@ -96,6 +93,7 @@ class RunSection:
     check_every: int = 64  # exchanges between looks at non-finite weights and stops
     node_sharing: str = "auto"  # memory shared by ranks of a node: auto, on or off
     evaluate_every: int = 1  # epochs between full losses; 0 = only at the two ends
+    evaluate: str = "loss"  # and the gradient, or a bound of F − F*: more passes
     gap_every: int = 50  # exchanges between looks at the recurrence; 0 = never
     fall_back: bool = True  # after an alarm or a divergence: go on more carefully
     record: int = 3  # exchanges kept for `hpcsgd verify`; 0 = none
@@ -123,6 +121,9 @@ class RunSection:
                 raise ConfigError(
                     f"[run] {name} = {value} must be at least {least}; {remedy}"
                 )
+        if self.evaluate not in MEASURES:
+            known = ", ".join(MEASURES)
+            raise ConfigError(f"[run] evaluate = {self.evaluate!r}; known: {known}")
         if self.check_every > MOST_EXCHANGES:
             raise ConfigError(
                 f"[run] check_every must be at most {MOST_EXCHANGES}; 64 is usual"
@@ -170,11 +171,16 @@ class RunConfig:
     agreement: AgreementConfig = field(default_factory=AgreementConfig)
     codec: CodecConfig = field(default_factory=CodecConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
+    coordinate: CoordinateConfig = field(default_factory=CoordinateConfig)
     rate: RateConfig = field(default_factory=RateConfig)
+    average: AverageConfig = field(default_factory=AverageConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     grid: GridConfig = field(default_factory=GridConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    stop: StopConfig = field(default_factory=StopConfig)
+    polish: PolishConfig = field(default_factory=PolishConfig)
     run: RunSection = field(default_factory=RunSection)
 
     @classmethod
@@ -194,13 +200,14 @@ class RunConfig:
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """Section -> key -> value, without what was left open."""
-        # No value of a section has parts: nothing has to be copied deeply.
         tables = {
-            name: {k: v for k, v in vars(section).items() if v is not None}
+            name: {k: _plain(v) for k, v in vars(section).items() if v is not None}
             for name, section in vars(self).items()
         }
         if not self.schedule.steps:
             tables["schedule"]["steps"] = "auto"
+        if self.rate.is_open:
+            tables["rate"]["value"] = "auto"
         return tables
 
     def toml(self) -> str:
@@ -272,9 +279,17 @@ def _typed(section: str, key: str, kind: Any, value: Any) -> Any:
     """`value` as `kind`; a whole number may stand for a real one, nothing else."""
     if (section, key) == ("schedule", "steps") and value in ("auto", 0):
         return _steps(value)
+    if (section, key) == ("rate", "value") and value in ("auto", 0):
+        return _rate(value)
+    if get_origin(kind) is tuple:
+        return _numbers(section, key, value)
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     if value is None and type(None) in kinds:
         return None
+    if tuple[float, ...] in kinds and isinstance(value, list | tuple):
+        return tuple(_typed(section, key, float, item) for item in value)
+    if value == "" and type(None) in kinds and str not in kinds:
+        return None  # TOML has no word for it
     if float in kinds and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) not in kinds:
@@ -286,6 +301,21 @@ def _typed(section: str, key: str, kind: Any, value: Any) -> Any:
     return value
 
 
+def _plain(value: Any) -> Any:
+    """As TOML and JSON have it, which know lists alone."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _numbers(section: str, key: str, value: Any) -> tuple[float, ...]:
+    """A list of numbers; one number alone is a mistake."""
+    good = isinstance(value, list | tuple)
+    if not good or any(type(one) not in (int, float) for one in value):
+        raise ConfigError(
+            f"[{section}] {key} = {value!r} must be a list of numbers, as [1e-5, 1e-4]"
+        )
+    return tuple(float(one) for one in value)
+
+
 def _steps(value: Any) -> int:
     """`auto`, which is 0 inside; a 0 that somebody wrote is a mistake."""
     if value != "auto":
@@ -294,3 +324,13 @@ def _steps(value: Any) -> int:
             ' "auto"'
         )
     return 0
+
+
+def _rate(value: Any) -> float:
+    """`auto`, which is 0 inside; a 0 that somebody wrote is a mistake."""
+    if value != "auto":
+        raise ConfigError(
+            f"[rate] value = {value!r} must be positive and finite, or auto; 0.1 is a"
+            " cautious start"
+        )
+    return 0.0

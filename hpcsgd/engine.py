@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
 from hpcsgd.agreement import Agreement
 from hpcsgd.callbacks.base import Callback, View, Wish, wish_of
 from hpcsgd.callbacks.guards import MemberCheck
@@ -16,6 +14,7 @@ from hpcsgd.energy import Meter
 from hpcsgd.evaluation import Evaluation
 from hpcsgd.events import alarm_text, note, too_coarse
 from hpcsgd.fall_back import Outgrown
+from hpcsgd.finisher import UNFINISHED, Unfinished
 from hpcsgd.good_states import GoodStates
 from hpcsgd.looks import BROKEN, GAP, Looks
 from hpcsgd.products.base import Group, Product, State
@@ -24,6 +23,7 @@ from hpcsgd.products.watcher import UNWATCHED, Unwatched
 from hpcsgd.recording import Recorder
 from hpcsgd.result import Status
 from hpcsgd.saving import Saver
+from hpcsgd.stopping import StopConfig
 from hpcsgd.timing import Clock
 from hpcsgd.unchecked import UNCHECKED, Unchecked
 
@@ -32,6 +32,7 @@ ENDINGS = {
     Wish.PREEMPT: Status.PREEMPTED,
     Wish.INTERRUPT: Status.INTERRUPTED,
 }
+NO_GOAL = StopConfig()
 FALLING = "falling back"  # what callbacks see where it goes on with other settings
 
 
@@ -71,6 +72,8 @@ class Engine:
         falls_back: bool = False,
         recheck: Unchecked = UNCHECKED,
         hooks: Hooks = NO_HOOKS,
+        finisher: Unfinished = UNFINISHED,
+        stop: StopConfig = NO_GOAL,
     ) -> None:
         self.grid = grid
         self.product = product
@@ -89,6 +92,8 @@ class Engine:
         self.states = states or GoodStates(0, active=False)
         self.recheck = recheck
         self.hooks = hooks
+        self.finisher = finisher
+        self.stop = stop
         self.meter = Meter(())  # of energy; the session has one that outlives legs
         self.alarm: dict[str, Any] | None = None  # that ended it
         self.outgrown: Outgrown | None = None  # so did this, in a good state
@@ -115,8 +120,12 @@ class Engine:
             self.hooks.settle(state, self.view.exchanges)
         if status.is_finished and not self.evaluation.is_fresh(self.view):
             status = self._evaluate(state) or status
+            if status is Status.COMPLETED and self._is_there():
+                status = Status.CONVERGED
         if status is Status.DIVERGED:
             self.view.loss = self.evaluation.restore(state)
+        elif status.is_good:
+            state, status = self._finish(state, status)
         falls = status is Status.DIVERGED and self.states.active
         return self._end(state, status, FALLING if falls else status.value)
 
@@ -125,6 +134,34 @@ class Engine:
         self.pace = Pace(1, self.view.exchanges + more, 0)
         self._train(state, groups)
 
+    def _finish(self, state: State, status: Status) -> tuple[State, Status]:
+        """What comes after the last step, told pass by pass."""
+        began, before = perf_counter(), self.view.seconds
+
+        def tell(more: dict[str, Any]) -> Wish:
+            self.view.more = {}  # of the last step
+            self.view.seconds = before + perf_counter() - began
+            record = _record(self.view, self.grid.world.ledger)
+            self.view.history.append(record | more)
+            self._tell("on_evaluate")
+            return self.wish
+
+        self.clock.start()
+        self.meter.resume()
+        state, wish = self.finisher.finish(state, self.view, tell)
+        self.meter.pause()
+        if self.finisher.facts is not None:
+            self.clock.lap("polish")
+        elif status is Status.COMPLETED and self.stop.on != "none":
+            self.stop.warn(self.view.history)
+        return state, ENDINGS.get(wish, status)
+
+    def _is_there(self) -> bool:
+        """Whether the last evaluation found the goal reached; asked of all ranks."""
+        if self.stop.on == "none":
+            return False
+        return bool(self.grid.world.max_flag(self.stop.is_reached(self.view.history)))
+
     def _end(self, state: State, status: Status, said: str) -> tuple[State, Status]:
         self.view.status = said
         self._tell("on_end")
@@ -132,6 +169,8 @@ class Engine:
         return state, status
 
     def _train(self, state: State, groups: Iterator[Group | None]) -> Status:
+        if self._is_there():
+            return Status.CONVERGED
         group = next(groups, None)
         self.looks.begin(self.view.exchanges, self.view.seconds)
         for number in range(self.view.exchanges + 1, self.pace.exchanges + 1):
@@ -183,7 +222,7 @@ class Engine:
         began = perf_counter()
         self.meter.keep_up()
         wish = max(self.wish, self.saver.wish())
-        bad = not np.isfinite(state.weights).all()
+        bad = self.evaluation.are_broken(state.weights)
         flag = BROKEN if bad else GAP if self.monitor.alarm else wish
         answer = self.looks.ask(flag, number, self.view.seconds)
         self.view.seconds += perf_counter() - began
@@ -194,17 +233,20 @@ class Engine:
                 return Status.DIVERGED
             answer = Wish.NONE  # wishes are heard the next time
         self.states.passed(number)
-        if epoch_ends and self._evaluates(self.view.epoch) and self._measure(state):
+        measures = epoch_ends and self._evaluates(self.view.epoch)
+        if measures and self._measure(state):
             return Status.DIVERGED
-        if epoch_ends and answer < Wish.STOP and self._outgrows(state):
+        is_there = measures and self._is_there()
+        goes_on = answer < Wish.STOP and not is_there
+        if epoch_ends and goes_on and self._outgrows(state):
             return Status.STOPPED
         began = perf_counter()
-        if saves or answer >= Wish.SAVE:
+        if saves or is_there or answer >= Wish.SAVE:
             self.saver.save(state, self.view)
             if self.wish is Wish.SAVE:
                 self.wish = Wish.NONE  # granted; a wish to end stays
         self.view.seconds += perf_counter() - began
-        return ENDINGS.get(Wish(answer))
+        return ENDINGS.get(Wish(answer), Status.CONVERGED if is_there else None)
 
     def _alarm(self) -> bool:
         """Note what one of the ranks has found; whether that ends this leg."""
@@ -246,6 +288,7 @@ class Engine:
         good = self.evaluation.measure(state, self.view)
         self.clock.lap("evaluate")
         self.view.history.append(_record(self.view, self.grid.world.ledger))
+        self.hooks.after_evaluation(state, self.view)
         self._tell("on_evaluate")
         if good:
             self.states.has_good_loss(state, self.view)
@@ -268,4 +311,5 @@ def _record(view: View, ledger: Ledger) -> dict[str, object]:
         "loss": view.loss,
         "seconds": view.seconds,
         "words": ledger.words("products") + ledger.words("agreement"),
+        **view.more,
     }

@@ -34,3 +34,7 @@ class DeviceLost(TransportError):
 
 class NumericsError(HpcsgdError, ArithmeticError):
     """Arithmetic left the range in which its result means anything."""
+
+
+class ConvergenceWarning(UserWarning):
+    """A model that is not at its optimum yet: the message says what to change."""

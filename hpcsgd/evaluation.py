@@ -2,12 +2,14 @@
 
 import logging
 import math
+from typing import Any
 
 import numpy as np
 
 from hpcsgd.agreement import Agreement
 from hpcsgd.callbacks.base import View
-from hpcsgd.objective import Objective
+from hpcsgd.objective import Losses, Objective, Slope
+from hpcsgd.optimality import gap_of, gradient_of
 from hpcsgd.products.base import Array, State
 
 log = logging.getLogger(__name__)
@@ -19,9 +21,16 @@ class Evaluation:
     """Measures the model that a run would return now."""
 
     def __init__(
-        self, objective: Objective, agreement: Agreement, columns: int, own: slice
+        self,
+        objective: Objective,
+        agreement: Agreement,
+        columns: int,
+        own: slice,
+        takes: str = "loss",
     ) -> None:
         self.objective = objective
+        self.known: Slope | None = None  # at the last evaluation, where it was taken
+        self.takes = takes  # gradient, gap: what is taken beside the loss
         self.agreement = agreement
         self.columns = columns  # K
         self.own = own  # this member's columns within the weights it holds
@@ -36,7 +45,9 @@ class Evaluation:
         intercept = None if seen.intercept is None else seen.intercept[0]
         own = seen.weights[self.own, : self.columns]
         with np.errstate(all="ignore"):
-            view.loss, self.clipped = self.objective.loss(own, intercept)
+            found = self._losses(own, intercept)
+            self._show(found, view)
+            view.more |= self._optimality(own, intercept)
         if self.clipped and view.exchanges:
             log.warning(
                 "%d scores lie beyond the range of exp and were clipped;"
@@ -49,11 +60,63 @@ class Evaluation:
         self.measured_at = view.exchanges
         if self.first_loss is None:
             self.first_loss = view.loss
-        good = self._is_good(view.loss)
+        good = is_good(view.loss, self.first_loss)
         if good:
             kept = None if seen.intercept is None else seen.intercept.copy()
             self.good = (seen.weights.copy(), kept, view.loss)
         return good
+
+    def _losses(self, own: Array, intercept: Array | None) -> Losses:
+        """F, by the pass that takes its gradient where that is asked for."""
+        self.known = None
+        if self.takes != "gradient" or self.objective.shard.held is not None:
+            return self.objective.measure(own, intercept)
+        slope = self.known = self.objective.slope(own, intercept)
+        return Losses(np.array([slope.loss]), None, slope.clips)
+
+    def slope_of(self, state: State, exchanges: int) -> tuple[State, Slope]:
+        """What replicas agree on now, and F with its gradient there.
+
+        Where the last evaluation was of this state and took the gradient, no pass is
+        made for it.
+        """
+        seen = self.agreement.consensus(state, exchanges)
+        if self.known is not None and self.measured_at == exchanges:
+            return seen, self.known
+        intercept = None if seen.intercept is None else seen.intercept[0]
+        own = seen.weights[self.own, : self.columns]
+        return seen, self.objective.slope(own, intercept)
+
+    def _optimality(self, own: Array, intercept: Array | None) -> dict[str, Any]:
+        """What was asked for beside the loss, each with its own pass over the rows."""
+        if self.takes == "loss":
+            return {}
+        if self.known is not None:
+            return {"gradient": self.objective.norm(self.known)}
+        if self.takes == "gradient":
+            return gradient_of(self.objective, own, intercept).as_dict(with_gap=False)
+        return gap_of(self.objective, own, intercept).as_dict(with_gap=True)
+
+    def _show(self, found: Losses, view: View) -> None:
+        """Of several models the least loss stands for all: it is their best that a run
+        goes on for.
+        """
+        self.clipped = found.clips
+        finite = found.each[np.isfinite(found.each)]
+        is_one = self.objective.models is None
+        view.loss = float(found.each[0] if is_one else min(finite, default=np.nan))
+        view.more = {} if is_one else {"losses": numbers(found.each)}
+        if found.held is not None:
+            held = numbers(found.held)
+            view.more["held"] = held[0] if is_one else held
+
+    def are_broken(self, weights: Array) -> bool:
+        """Whether nothing is left to train: a NaN, in each of several models."""
+        models = self.objective.models
+        if models is None:
+            return not np.isfinite(weights).all()
+        states = weights.shape[1] // self.columns
+        return not models.are_finite(weights, states).any()
 
     def is_fresh(self, view: View) -> bool:
         """True where the loss in the view is that of the state now."""
@@ -69,6 +132,13 @@ class Evaluation:
             state.intercept[...] = intercept
         return loss
 
-    def _is_good(self, loss: float) -> bool:
-        first = self.first_loss or 0.0
-        return math.isfinite(loss) and loss - first <= BLOW_UP * (1.0 + abs(first))
+
+def is_good(loss: float, first: float | None) -> bool:
+    """Whether a run whose first loss was `first` has not blown up."""
+    first = first or 0.0
+    return math.isfinite(loss) and loss - first <= BLOW_UP * (1.0 + abs(first))
+
+
+def numbers(values: Array) -> list[float | None]:
+    """For a record; None where there is no number."""
+    return [float(one) if math.isfinite(one) else None for one in values]

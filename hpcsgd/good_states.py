@@ -23,8 +23,8 @@ class Kept:
     weights: Array
     intercept: Array | None
     memory: dict[str, Array]
-    shared: dict[str, Array]
     kept: dict[str, Array]
+    shared: dict[str, Array]
 
     @classmethod
     def of(cls, state: State, view: View) -> "Kept":
@@ -46,12 +46,12 @@ class Kept:
         state.weights[...] = self.weights
         if state.intercept is not None and self.intercept is not None:
             state.intercept[...] = self.intercept
-        for own, copies in (
+        for own, held in (
             (state.memory, self.memory),
             (state.kept, self.kept),
             (state.shared, self.shared),
         ):
-            for name, array in copies.items():
+            for name, array in held.items():
                 own[name][...] = array
         view.exchanges, view.epoch = self.exchanges, self.epoch
         view.loss = self.loss

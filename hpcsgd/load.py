@@ -14,11 +14,13 @@ from hpcsgd.backends.looks import all_finite, weigh
 from hpcsgd.comm.grid import Grid
 from hpcsgd.csr import Csr
 from hpcsgd.data.fingerprint import Fingerprint
+from hpcsgd.data.folds import Split
 from hpcsgd.data.readers import RowReader, is_sparse, load_block, pieces
 from hpcsgd.data.shard import Shard
 from hpcsgd.data.sparse_block import load_csr
 from hpcsgd.data.stream import Route, Streamed
 from hpcsgd.data.targets import Targets, encode_targets
+from hpcsgd.data.there import There
 from hpcsgd.data.unheld import Unheld
 from hpcsgd.errors import DataError
 from hpcsgd.exponents import choose_exponents, say_lost
@@ -34,6 +36,9 @@ SCANNED = 8 * 2**20  # bytes looked at together of a file that is streamed
 # Where a dense matrix trains faster, measured by benchmarks/bench_sparse.py: from which
 # density, and up to how many columns whatever the density.
 DENSE_PAYS = {"kernels": (0.2, 0), "SciPy": (0.05, 500)}
+
+
+WHOLE = Split()
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,7 @@ def load(
     route: Callable[[int], Route | None] | None = None,
     partition: str = "auto",
     scale: str = "column",
+    split: Split = WHOLE,
 ) -> Loaded:
     """Read this rank's rows and columns; every rank raises what any rank found.
 
@@ -74,9 +80,10 @@ def load(
     parts = column_parts(grid, reader, partition)
     columns = parts[grid.member]
     log.debug("reads rows %s and columns %s", *map(_ends, (rows, columns)))
-    sides = _read_sides(grid, reader, rows)
+    sides = _read_sides(grid, reader, rows, split)
+    known = getattr(reader, "labels", ())  # that the rows may lack
     encoded, targets = encode_targets(
-        sides.y, family.targets, rows.start, world.exchange_objects
+        sides.y, family.targets, rows.start, world.exchange_objects, known
     )
     seen = Fingerprint(weigh)
     sides.show(seen, rows.start if grid.member == 0 else None)
@@ -87,6 +94,7 @@ def load(
         matrix=matrix,
         targets=keep(encoded.astype(working)),
         weights=_kept(sides.scaled, working, keep),
+        held=_kept(sides.held, working, keep),
         offsets=_kept(sides.offsets, working, keep),
         rows=rows,
         columns=columns,
@@ -134,6 +142,7 @@ class _Sides:
     y: Array
     weights: Array | None  # as they are in the data
     scaled: Array | None  # to mean 1 over all rows
+    held: Array | None  # of the rows that are not trained on
     offsets: Array | None
 
     def show(self, seen: Fingerprint, first_row: int | None) -> None:
@@ -143,21 +152,42 @@ class _Sides:
                 seen.add_column(number, column, first_row)
 
 
-def _read_sides(grid: Grid, reader: RowReader, rows: slice) -> _Sides:
+def _read_sides(grid: Grid, reader: RowReader, rows: slice, split: Split) -> _Sides:
     world = grid.world
     y = world.together(lambda: finite_column(reader.targets(rows), rows, "y"))
     weights = world.together(lambda: checked_weights(reader, rows))
-    total = _sum_over_replicas(grid, weights)
-    scaled = world.together(lambda: _scale_to_mean_one(weights, reader.rows, total))
+    if split.is_whole:
+        total = _sum_over_replicas(grid, weights)
+        scaled = world.together(lambda: _scale_to_mean_one(weights, reader.rows, total))
+        held = None
+    else:
+        kept = split.kept_apart(rows, getattr(reader, "fold_of", None))
+        scaled, held = _apart(grid, weights, split, kept, reader.rows)
     offsets = world.together(lambda: finite_column(reader.offset(rows), rows, "offset"))
-    return _Sides(y, weights, scaled, offsets)
+    return _Sides(y, weights, scaled, held, offsets)
+
+
+def _apart(
+    grid: Grid, weights: Array | None, split: Split, kept: Array, total_rows: int
+) -> tuple[Array, Array]:
+    """Weights of rows that are trained on, with mean 1 each, and of those held out."""
+    each = np.ones((len(kept), 1)) if weights is None else weights[:, None]
+    trained, held = each * ~kept, each * kept
+    counted = np.zeros((2, split.columns))
+    if not grid.member:  # each replica's count once
+        counted[...] = trained.sum(axis=0), held.sum(axis=0)
+    totals = sum(grid.world.exchange_objects(counted))
+    grid.world.together(lambda: split.check(*totals))
+    return trained * (total_rows / totals[0]), held
 
 
 def _kept(
     column: Array | None, dtype: Any, keep: Callable[[Array], Array]
 ) -> Array | None:
     """A side column as the recurrence wants it, one copy a node."""
-    return None if column is None else keep(column.astype(dtype)[:, None])
+    return (
+        None if column is None else keep(column.astype(dtype).reshape(len(column), -1))
+    )
 
 
 def _read_matrix(
@@ -206,7 +236,9 @@ def _stream(
         return Streamed(fill, (height, width), dtype, way)
     place = getattr(reader, "place_of_blocks", lambda _: None)(element)
     known = None if place is None else (place, rows.start, columns)
-    return Unheld(fill, (height, width), dtype, known)
+    unheld = Unheld(fill, (height, width), dtype, known)
+    there = getattr(reader, "block_there", lambda *_: None)(rows, columns, element)
+    return unheld if there is None else There(unheld, there)
 
 
 def _count_stored(grid: Grid, shard: Shard, precision: Precision) -> int:

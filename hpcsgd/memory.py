@@ -17,6 +17,7 @@ from hpcsgd.formats import get_format
 from hpcsgd.limits import Budget, Claim, Limit, system_limits, tightest
 from hpcsgd.load import SCANNED
 from hpcsgd.objective import block_rows
+from hpcsgd.polish.lbfgs import depth_for
 from hpcsgd.precision import Precision
 from hpcsgd.products import GATHERS
 from hpcsgd.products.choose import CACHE_BUDGET
@@ -36,6 +37,7 @@ class Need:
     kept: int
     weights: int  # the state, its copies, a checkpoint on its way
     reading: int  # blocks beside the matrix, while it is read or its loss is taken
+    finisher: int = 0  # scores and pairs of vectors, after the last step
 
     @property
     def total(self) -> int:
@@ -149,12 +151,20 @@ def predict(
         reading=max(3 * CHUNK_BYTES, block_rows(reader.cols) * cols * 16)
         if rows * cols * 8 > CHUNK_BYTES
         else 3 * rows * cols * 8,
+        finisher=_of_finisher(config, rows, cols, reader.cols),
     )
     if not is_sparse(reader):
         return need
     density = stored_in(reader) / (reader.rows * reader.cols)
     sampled = int(m * held * density)
     return _sparse(need, int(rows * cols * density), sampled, rows, m, held, precision)
+
+
+def _of_finisher(config: RunConfig, rows: int, cols: int, columns: int) -> int:
+    """Scores, residuals and what a pass makes of them; pairs of vectors, and more."""
+    if config.polish.kind == "none":
+        return 0
+    return 8 * (8 * rows + (2 * depth_for(columns) + 8) * cols)
 
 
 def _sparse(
@@ -210,6 +220,7 @@ def _remedy(need: Need, config: RunConfig, shared: bool) -> str:
         "exchange": f"use a smaller --steps than {steps}, or a smaller --batch",
         "kept": "use --products gram, or gather for narrow data, which keep nothing",
         "weights": f"use more members{apart} (--grid)",
+        "finisher": f"use more ranks{apart}, or set polish.kind = 'none'",
         "reading": "put fewer ranks on a node" if shared else "use more ranks",
     }[largest]
 

@@ -30,11 +30,22 @@ def ddp(codec: str, says: str, **defaults: Any) -> Method:
     return Method(says, fixed, {f"codec.{key}": v for key, v in defaults.items()})
 
 
+def averaged(kind: str, says: str) -> Method:
+    """Replicas that take steps of their own, and agree on weights now and then."""
+    return Method(says, {"agreement.kind": kind}, LOCAL)
+
+
+LOCAL = {"schedule.steps": 1, "schedule.period": 8}
 METHODS = {
     "ddp": ddp("identity", "gradients are summed in every step"),
     "fp16": ddp("fp16", "gradients travel in fp16"),
     "bf16": ddp("bf16", "gradients travel in bf16"),
     "fp8": ddp("fp8", "gradients travel in 8 bits, with error feedback"),
+    "local": averaged("average", "weights are averaged every --period exchanges"),
+    "postlocal": averaged("postlocal", "after every exchange at first, then as local"),
+    "hierarchical": averaged("hierarchical", "nested groups average in their periods"),
+    "fedavg": averaged("fedavg", "some of the replicas train in each round"),
+    "slowmo": averaged("slowmo", "local, with slow momentum where weights agree"),
 }
 
 

@@ -1,6 +1,6 @@
 """The full objective on all rows, in float64, on the values of the data itself.
 
-F(w) = (1/Σc_i) Σ_i c_i ℓ(t_i, y_i) + (λ/2)‖w‖²
+F(w) = (1/Σc_i) Σ_i c_i ℓ(t_i, y_i) + l1‖w‖₁ + (l2/2)‖w‖²
 
 A matrix stored low is not asked: the rows are read again, so that a loss says the
 same of every precision.
@@ -17,7 +17,8 @@ from hpcsgd.backends.exact import exact_scores
 from hpcsgd.comm.grid import Grid
 from hpcsgd.data.shard import Shard
 from hpcsgd.families.base import Family
-from hpcsgd.penalties import Ridge
+from hpcsgd.models import Models
+from hpcsgd.penalties import Penalty
 
 Array = NDArray[Any]
 BLOCK_ROWS = 4096  # rows of scores summed over members in one message, at most
@@ -30,13 +31,26 @@ def block_rows(total_columns: int) -> int:
 
 
 @dataclass(frozen=True)
-class Slope:
-    """F and its gradient at some weights, of all rows."""
+class Losses:
+    """F of every model at its weights, of all rows."""
 
-    loss: float
+    each: Array  # F, (models,)
+    held: Array | None  # mean loss of rows that are not trained on; NaN: it has all
+    clips: int
+
+
+@dataclass(frozen=True)
+class Slope:
+    """F and its gradient at some weights, of all rows.
+
+    Where l1 or bounds bend F, `weights` are of its smooth part, the ridge included.
+    """
+
+    loss: float  # F, l1 included
     weights: Array  # ∂F/∂w at this member's columns, (d_c, K)
     intercept: Array | None  # ∂F/∂β, (K,), the same on every rank
     clips: int
+    least: Array | None = None  # F's smallest subgradient there; None: it is weights
 
 
 @dataclass(frozen=True)
@@ -46,8 +60,9 @@ class Objective:
     grid: Grid
     family: Family
     shard: Shard
-    penalty: Ridge
+    penalty: Penalty  # of this member's columns
     read: Callable[[slice], Any]  # local rows -> this member's columns, exact
+    models: Models | None = None  # several at once
 
     def loss(self, weights: Array, intercept: Array | None) -> tuple[float, int]:
         """F at this member's slice of w (d_c, K) and the intercept (K,); clips.
@@ -55,11 +70,33 @@ class Objective:
         The clips are the scores whose exponential had to be cut off: with any of
         them the loss is a lower bound.
         """
-        sums, weights = np.zeros(3), weights.astype(np.float64)
+        found = self.measure(weights, intercept)
+        return float(found.each[0]), found.clips
+
+    def measure(self, weights: Array, intercept: Array | None) -> Losses:
+        """F of every model, and what it is on the rows that it has not seen.
+
+        One pass, one message for each block of rows and one over replicas, however
+        many models there are.
+        """
+        weights, count = weights.astype(np.float64), len(self.models or (0,))
+        point, start = self._read_at(weights, intercept)
+        held = self.shard.held
+        sums = np.zeros((2 if held is None else 4) * count + 1)
         for rows in self._blocks():
-            sums += self._sums(*self._scores(rows, weights, intercept))
+            scores, targets, c = self._scores(rows, point, start)
+            losses = self.family.loss(scores, targets)
+            found = [_whole(_summed(v), count) for v in (c * losses, c)]
+            clips = np.array([self.family.clipped(scores)])
+            if held is not None:
+                own = self._of_models(held[rows].astype(np.float64))
+                found += [_whole(_summed(v), count) for v in (own * losses, own)]
+            sums += np.concatenate([*found, clips])
         self.grid.replicas.sum(sums, "evaluate")
-        return float(sums[0] / sums[1]) + self._penalty(weights), int(sums[2])
+        totals = sums[:-1].reshape(-1, 2, count)
+        means = totals[:, 0] / totals[:, 1]
+        own = means[0] + self._penalties(weights)
+        return Losses(own, None if held is None else means[1], int(sums[-1]))
 
     def slope(self, weights: Array, intercept: Array | None) -> Slope:
         """F and ∇F, in one pass: a sum of scores over members for each block of rows,
@@ -77,20 +114,44 @@ class Objective:
             gradient += self.read(rows).T @ residuals
         self.grid.replicas.sum(sums, "evaluate")
         loss, total = float(sums[0] / sums[1]), sums[1]
+        smooth = gradient / total + self.penalty.l2 * weights
         return Slope(
             loss=loss + self._penalty(weights),
-            weights=gradient / total + self.penalty.l2 * weights,
+            weights=smooth,
             intercept=None if intercept is None else steps / total,
             clips=int(sums[2]),
+            least=self.penalty.least(weights, smooth),
         )
 
     def norm(self, slope: Slope) -> float:
-        """‖∇F‖ over all columns and the intercept."""
-        square = np.array([np.sum(np.square(slope.weights))])
+        """‖∇F‖, or that of F's smallest subgradient: all columns and the intercept.
+
+        It is zero at the minimum of F and nowhere else.
+        """
+        least = slope.weights if slope.least is None else slope.least
+        square = np.array([np.sum(np.square(least))])
         self.grid.members.sum(square, "evaluate")
         if slope.intercept is not None:
             square += np.sum(np.square(slope.intercept))
         return float(np.sqrt(square[0]))
+
+    def _read_at(
+        self, weights: Array, intercept: Array | None
+    ) -> tuple[Array, Array | None]:
+        """Where scores are read: at the first model alone where all are alike, as they
+        are before the first step.
+        """
+        models = self.models
+        if models is None or len(models) == 1:
+            return weights, intercept
+        one = np.ascontiguousarray(weights[:, : models.scores])
+        start = None if intercept is None else intercept[: models.scores]
+        differs = not np.array_equal(weights, np.tile(one, len(models)))
+        if intercept is not None and start is not None:
+            differs |= not np.array_equal(intercept, np.tile(start, len(models)))
+        if self.grid.world.max_flag(int(differs)):
+            return weights, intercept
+        return one, start
 
     def _blocks(self) -> Iterator[slice]:
         """The local rows that are looked at together, one block after the other."""
@@ -112,16 +173,46 @@ class Objective:
         targets = shard.targets[rows].astype(np.float64)
         if shard.weights is None:
             return scores, targets, np.ones((len(scores), 1))
-        return scores, targets, shard.weights[rows].astype(np.float64)
+        c = self._of_models(shard.weights[rows].astype(np.float64))
+        return scores, targets, c
+
+    def _of_models(self, weights: Array) -> Array:
+        """Sample weights, (m, 1) or (m, models)."""
+        if self.models is None:
+            return weights
+        found = self.models.sample_weights(weights)
+        assert found is not None
+        return found
 
     def _sums(self, scores: Array, targets: Array, c: Array) -> Array:
         """Σcℓ, Σc and the clips of these rows."""
         losses = self.family.loss(scores, targets)
         return np.array([(c * losses).sum(), c.sum(), self.family.clipped(scores)])
 
+    def _penalties(self, weights: Array) -> Array:
+        """Of every model, (models,)."""
+        if self.models is None:
+            return np.array([self._penalty(weights)])
+        if not self.models.l2.any():
+            return np.zeros(len(self.models))
+        squares = self.models.sums(np.square(weights).sum(axis=0))
+        self.grid.members.sum(squares, "evaluate")
+        return 0.5 * self.models.l2 * squares
+
     def _penalty(self, weights: Array) -> float:
-        if self.penalty.l2 == 0.0:
+        if self.penalty.is_nothing:
             return 0.0
         value = np.array([self.penalty.value(weights)])
         self.grid.members.sum(value, "evaluate")
         return float(value[0])
+
+
+def _summed(values: Array) -> Array:
+    """Sums of every column, (columns,); of one column as the sum of all is."""
+    total: Array = values.sum(axis=0) if values.shape[1] > 1 else values.sum()[None]
+    return total
+
+
+def _whole(sums: Array, count: int) -> Array:
+    """One sum for all models as that of each."""
+    return np.broadcast_to(sums, (count,))

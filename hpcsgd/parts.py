@@ -36,9 +36,13 @@ def column_parts(grid: Grid, reader: RowReader, partition: str) -> tuple[slice, 
     """The columns of every member.
 
     `partition` is "equal" (numbers of columns), "stored" (stored values), or "auto":
-    by stored values where the data is sparse.
+    by stored values where the data is sparse. A reader that holds some columns alone
+    says which.
     """
     members = grid.members.size
+    given: tuple[slice, ...] | None = getattr(reader, "parts", None)
+    if given is not None:
+        return given
     if members == 1 or partition == "equal" or not is_sparse(reader):
         return tuple(split_range(reader.cols, members, c) for c in range(members))
     return tuple(split_by_weight(_stored_by_column(grid, reader), members))

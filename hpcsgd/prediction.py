@@ -24,6 +24,7 @@ from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.families import get_family
 from hpcsgd.families.base import Family
 from hpcsgd.load import finite_column
+from hpcsgd.penalties import Penalty
 from hpcsgd.result import Result
 
 Array = NDArray[Any]
@@ -37,7 +38,7 @@ class Model:
     weights: Array
     intercept: Array | None
     targets: Targets
-    l2: float
+    penalty: Penalty  # without bounds, which add nothing
 
     @property
     def is_classifier(self) -> bool:
@@ -62,6 +63,12 @@ class Model:
 
 def model_of(result: Result) -> Model:
     """The model that a run has left behind."""
+    if "models" in result.report:
+        raise ConfigError(
+            f"these are the {len(result.report['models'])} models of a sweep; take one"
+            " of them: its best lies in best/ of the run folder, others are"
+            " hpcsgd.load_sweep(folder).result(number)"
+        )
     problem = result.config["problem"]
     family = get_family(problem["family"])
     weights = np.asarray(result.weights, dtype=np.float64)
@@ -73,7 +80,7 @@ def model_of(result: Result) -> Model:
         weights=weights.reshape(len(weights), -1),
         intercept=intercept,
         targets=Targets(family.targets, tuple(result.report["labels"])),
-        l2=float(problem.get("l2", 0.0)),
+        penalty=Penalty(*(float(problem.get(name, 0.0)) for name in ("l2", "l1"))),
     )
 
 

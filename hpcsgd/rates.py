@@ -18,6 +18,7 @@ RATES: dict[str, Callable[[Array, float, int], Array]] = {
     "inverse-sqrt": lambda k, c, n: 1.0 / np.sqrt(1.0 + c * k),
     "cosine": lambda k, c, n: 0.5 * (1.0 + np.cos(np.pi * np.minimum(k / n, 1.0))),
 }
+NORMS = ("rows", "batches")
 
 
 @dataclass(frozen=True)
@@ -25,19 +26,22 @@ class RateConfig:
     """A first rate and how it changes."""
 
     kind: str = "constant"
-    value: float = 0.1  # larger = faster, until it diverges
+    value: float = 0.1  # larger = faster, until it diverges; or auto, from the data
     decay: float = 0.0  # c of 1/(1 + c k) and of 1/√(1 + c k), per step
     warmup: int = 0  # steps over which the rate grows linearly to its schedule
+    norm: str = "rows"  # what auto goes by: the longest row, or batches (bolder)
 
     def __post_init__(self) -> None:
         if self.kind not in RATES:
             raise ConfigError(
                 f"[rate] unknown kind: {self.kind!r}; known: {list(RATES)}"
             )
-        if not 0.0 < self.value < float("inf"):
+        if self.norm not in NORMS:
+            raise ConfigError(f"[rate] norm = {self.norm!r}; known: {', '.join(NORMS)}")
+        if not 0.0 <= self.value < float("inf"):
             raise ConfigError(
-                f"[rate] value = {self.value!r} must be positive and finite;"
-                " 0.1 is a cautious start"
+                f"[rate] value = {self.value!r} must be positive and finite,"
+                " or auto; 0.1 is a cautious start"
             )
         if not 0.0 <= self.decay < float("inf"):
             raise ConfigError(
@@ -47,6 +51,11 @@ class RateConfig:
             raise ConfigError(
                 f"[rate] warmup = {self.warmup!r} must be at least 0; 0 is none"
             )
+
+    @property
+    def is_open(self) -> bool:
+        """True where the first rate is to be found from the data."""
+        return self.value == 0.0
 
 
 @dataclass(frozen=True)
@@ -71,4 +80,9 @@ class Rate:
 
 def make_rate(config: RateConfig, total_steps: int) -> Rate:
     """The rates of a run of `total_steps`."""
+    if config.is_open:
+        raise ConfigError(
+            "[rate] value = 'auto' is found by a run, from all of its rows; give a"
+            " number here, for example that of an earlier run"
+        )
     return Rate(config, max(total_steps, 1))

@@ -32,7 +32,8 @@ def report(
     columns = live.task.columns
     weights = live.columns.join(live.task.backend.to_host(state.weights[:, :columns]))
     intercept = None if state.intercept is None else state.intercept[0].copy()
-    scalar = live.task.family.targets != "classes"
+    # Several models stay side by side, whatever each of them has.
+    scalar = live.task.family.targets != "classes" and live.task.models is None
     loss, history = float(live.engine.view.loss), list(live.engine.view.history)
     if live.config.run.emulate_members:  # what others would have said was made up
         loss, history, weights = float("nan"), [], np.full_like(weights, np.nan)
@@ -46,13 +47,25 @@ def report(
         history=history,
         ledger=live.grid.world.ledger.as_dict(),
         config=live.config.tables(),
-        report=_facts(live, columns, began, setup) | dict(more),
+        report=_facts(live, began, setup)
+        | _judged(live)
+        | _polished(live)
+        | dict(more),
     )
 
 
-def _facts(
-    live: Live, columns: int, began: float, setup: Mapping[str, float]
-) -> dict[str, Any]:
+def _judged(live: Live) -> dict[str, Any]:
+    """The models of a sweep with their losses, and the loss of rows held out."""
+    found, models = dict(live.engine.view.more), live.task.models
+    if models is not None:
+        first = (
+            live.engine.view.history[0]["losses"] if live.engine.view.history else []
+        )
+        found |= {"models": [vars(m) for m in models.each], "first_losses": first}
+    return found
+
+
+def _facts(live: Live, began: float, setup: Mapping[str, float]) -> dict[str, Any]:
     config, view, clock = live.config, live.engine.view, live.task.clock
     grid, batch = live.grid, config.schedule.batch
     evaluate = clock.seconds.get("evaluate", 0.0)
@@ -75,7 +88,7 @@ def _facts(
         "columns": live.loaded.shard.total_columns,
         "sparse": live.loaded.shard.is_sparse,
         "density": live.loaded.density,
-        "classes": columns,
+        "classes": live.loaded.columns,
         "labels": list(live.loaded.targets.labels),
         "precision": _precision(live),
         "precision_runs": ways(live.task.precision),
@@ -83,6 +96,7 @@ def _facts(
         "clipped_scores": live.engine.evaluation.clipped,
         "mended_members": live.engine.guard.mended,
         "events": list(view.events),
+        **live.engine.hooks.facts(),
         "gap_looks": live.task.monitor.looks,
         "seconds_total": view.seconds,
         "seconds_setup": sum(setup.values()),
@@ -107,6 +121,12 @@ def _agreement(live: Live) -> dict[str, Any]:
     """How replicas agreed, and what that says of itself."""
     asked = {name: getattr(live.config.agreement, name) for name in ("kind", "method")}
     return {**asked, **live.engine.agreement.facts()}
+
+
+def _polished(live: Live) -> dict[str, Any]:
+    """What came after the last step, if anything did."""
+    facts = live.engine.finisher.facts
+    return {} if facts is None else {"polish": facts}
 
 
 def _precision(live: Live) -> dict[str, str]:
@@ -165,3 +185,8 @@ def _versions() -> dict[str, str]:
         "scipy": scipy.__version__,
         "kernels": cpu.instructions() or "NumPy",
     }
+
+
+def where_it_ran() -> dict[str, Any]:
+    """The machine of this rank, and what ran on it."""
+    return _where()

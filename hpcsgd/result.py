@@ -24,6 +24,7 @@ class Status(Enum):
     """Endings carry advice."""
 
     COMPLETED = "completed"
+    CONVERGED = "converged"
     STOPPED = "stopped"
     PREEMPTED = "preempted"
     INTERRUPTED = "interrupted"
@@ -42,7 +43,12 @@ class Status(Enum):
     @property
     def is_finished(self) -> bool:
         """False where somebody ended it in a hurry: no time for a last loss."""
-        return self in (Status.COMPLETED, Status.STOPPED)
+        return self.is_good or self is Status.STOPPED
+
+    @property
+    def is_good(self) -> bool:
+        """True where it went as it was meant to: to the last epoch, or to its goal."""
+        return self in (Status.COMPLETED, Status.CONVERGED)
 
 
 REQUEUE = 75  # start me again: what sysexits.h calls a temporary failure
@@ -55,6 +61,7 @@ _EXIT_CODES = {
 
 _ADVICE = {
     Status.COMPLETED: "",
+    Status.CONVERGED: "",
     Status.STOPPED: "a callback asked to stop; the weights are those of that moment",
     Status.PREEMPTED: (
         "the system asked for an early end; start the same command again with --resume"
@@ -126,7 +133,7 @@ class Result:
         """What to do now, or nothing; after fall-backs that did not help, which."""
         said = self.status.advice
         if self.status is not Status.DIVERGED:
-            return said
+            return said or str(self.report.get("advice", ""))
         tried = [e["change"] for e in self.events if e.get("event") == "fall-back"]
         return f"{said}; tried before: {', '.join(tried)}" if tried else said
 
@@ -163,7 +170,7 @@ class Result:
         path, said = folder / "result.h5", folder / "result.json"
         with saving(path):
             folder.mkdir(parents=True, exist_ok=True)
-            write_sealed(path, KIND, VERSION, self._document(), self._arrays())
+            write_sealed(path, KIND, VERSION, self.document(), self.arrays())
         try:
             with saving(said):
                 write_text(said, self.json() + "\n")
@@ -174,13 +181,15 @@ class Result:
             raise
         return path
 
-    def _document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
+        """Everything but the arrays, as a sealed file holds it."""
         document = {f.name: getattr(self, f.name) for f in fields(self)}
         for name in ("weights", "intercept"):
             del document[name]
         return document | {"status": self.status.value}
 
-    def _arrays(self) -> dict[str, Array]:
+    def arrays(self) -> dict[str, Array]:
+        """The weights, and the intercept where there is one."""
         arrays = {"weights": self.weights}
         if self.intercept is not None:
             arrays["intercept"] = np.asarray(self.intercept)
@@ -206,7 +215,11 @@ def load_result(path: str | Path) -> Result:
     path = path / "result.h5" if path.is_dir() else path
     if not path.exists():
         raise DataError(f"{path} does not exist; name a run folder or its result.h5")
-    document, arrays = read_sealed(path, KIND, VERSION)
+    return restore(path, *read_sealed(path, KIND, VERSION))
+
+
+def restore(path: Path, document: Any, arrays: Mapping[str, Array]) -> Result:
+    """The result of which a sealed file at `path` holds these."""
     check_schema(path, document, SCHEMA)
     kept = {key: document[key] for key in SCHEMA}
     status, intercept = _status(path, kept.pop("status")), arrays.get("intercept")

@@ -29,7 +29,7 @@ from hpcsgd.sealed import unreadable
 log = logging.getLogger(__name__)
 # Sections that decide the iterates: other values are another run.
 FIXED = (
-    *("problem", "schedule", "update", "rate", "sampling", "precision"),
+    *("problem", "schedule", "update", "rate", "sampling", "sweep", "precision"),
     *("agreement", "codec"),
 )
 
@@ -199,7 +199,7 @@ def _check(config: RunConfig, live: Live, checkpoint: Checkpoint) -> None:
 
 def _check_section(section: str, then: Mapping[str, Any], config: RunConfig) -> None:
     now = config.tables()[section]
-    then = RunConfig().tables()[section] | dict(then)  # older ones know fewer keys
+    then = RunConfig().tables()[section] | dict(then)  # older ones lack newer settings
     for key in sorted({*then, *now}):
         if (section, key) == ("schedule", "epochs") and config.rate.kind != "cosine":
             continue  # a run may be made longer

@@ -13,6 +13,7 @@ from hpcsgd.result import Result, Unsaved, saving
 
 HISTORY = "history.jsonl"
 CERTIFICATE = "verification.json"  # written by hpcsgd verify
+SWEEP = ("sweep.csv", "sweep.json", "best")  # beside the result of a sweep
 FILES = (
     "resolved.toml",
     HISTORY,
@@ -21,6 +22,7 @@ FILES = (
     NAME,
     CERTIFICATE,
     FOLDER,
+    *SWEEP,
 )
 
 

@@ -71,7 +71,7 @@ class Session:
     def run(self) -> Result:
         """Train; a rank that leaves takes all others along."""
         try:
-            with _lent(self.world, self.config.run.reproducible):
+            with lent(self.world, self.config.run.reproducible):
                 return self._until_done()
         except SystemExit as leaving:
             # No hook sees this one; the others would wait for this rank for ever.
@@ -155,7 +155,8 @@ class Session:
         with world.working("preparing the run folder"):
             goes_on = resume(config, live, self.last)
             world.together(lambda: folder.begin(config, goes_on))
-            if self.start is not None:
+            # Not over what a checkpoint, or a leg before a fall-back, has put there.
+            if self.start is not None and not live.engine.view.exchanges:
                 self.start.put_into(live)
         self._take_over(live)
         log.info(*_chosen(live), extra=ONCE)
@@ -253,7 +254,7 @@ def _gpu(live: Live) -> str:
 
 
 @contextmanager
-def _lent(world: Communicator, reproducible: bool) -> Iterator[None]:
+def lent(world: Communicator, reproducible: bool) -> Iterator[None]:
     """The world counts from nothing and sums as this run asks; then as it did before.
 
     The ledger stays the same object: groups and wrappers of the world share it.

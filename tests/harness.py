@@ -95,7 +95,11 @@ def replica_batches(config, n, replicas, replica):
 def oracle_on(batches, config, problem, *, weights=False, offset=False):
     """The oracle on these batches, with the rates of the run."""
     rates = make_rate(config.rate, len(batches)).at(0, len(batches))
-    momentum = config.update.momentum
+    momentum, asked = config.update.momentum, config.problem
+    bounds = (
+        (-np.inf if asked.lower is None else asked.lower),
+        (np.inf if asked.upper is None else asked.upper),
+    )
     return oracle.sgd(
         problem.X,
         problem.y,
@@ -108,6 +112,7 @@ def oracle_on(batches, config, problem, *, weights=False, offset=False):
         offset=problem.offset if offset else None,
         intercept=config.problem.intercept,
         classes=problem.classes,
+        penalty=None if asked.is_smooth else oracle.Bent(asked.l1, *bounds),
     )
 
 

@@ -69,6 +69,27 @@ class Update:
         return w + v, v
 
 
+@dataclass
+class Bent:
+    """l1 and bounds: the proximal map behind a step, with its share of v."""
+
+    l1: float = 0.0
+    lower: float = -np.inf
+    upper: float = np.inf
+
+    def step(self, w, v, rate, update):
+        """w ← prox(w); v gains the same gradient that l1 and the bounds gave to w."""
+        far = rate * (1 + L(update.mu)) if update.kind == "nesterov" else rate
+        small = np.sign(w) * np.maximum(np.abs(w) - far * L(self.l1), 0)
+        end = np.clip(small, L(self.lower), L(self.upper))
+        gained = (w - end) / far  # ξ, of which w went `far`
+        if update.kind == "nesterov-classic":
+            v = v - rate * gained
+        elif update.kind != "sgd":
+            v = v + gained
+        return end, v
+
+
 def sgd(
     X,
     y,
@@ -82,6 +103,7 @@ def sgd(
     offset=None,
     intercept=False,
     classes=1,
+    penalty=None,
 ):
     """SGD over `batches` (lists of row numbers): w (d, K) and intercept (K,)."""
     update = update or Update()
@@ -99,6 +121,8 @@ def sgd(
         r = r if c is None else r * c[rows]
         g = X[rows].T @ r / len(rows) + L(l2) * update.point(w, v)
         w, v = update.step(w, v, g, rate)
+        if penalty is not None:
+            w, v = penalty.step(w, v, rate, update)
         if intercept:
             b, bv = update.step(b, bv, r.sum(axis=0) / len(rows), rate)
     return w, b

@@ -128,13 +128,13 @@ def _drawn(kind: Kind, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _shuffled(kind: Kind, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Rows of a real file: the first after a shuffle, another one for each seed."""
-    X, y = _libsvm(kind.file)
+    X, y = read_libsvm(kind.file)
     order = np.random.default_rng((seed, 3)).permutation(len(y))[:rows]
     y = y if kind.family == "gaussian" else (y > 0).astype(np.float64)
     return X[order], y[order]
 
 
-def _libsvm(path: Path) -> tuple[np.ndarray, np.ndarray]:
+def read_libsvm(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Labels as they are, rows dense."""
     labels, entries = [], []
     with path.open() as lines:

@@ -27,18 +27,6 @@ class AgreementConfig:
     slow_sharded: bool = False  # slowmo: each replica keeps a part of the slow state
 
     def __post_init__(self) -> None:
-        self._check_averages()
-        if not 0.0 < self.bucket < float("inf"):
-            raise ConfigError(
-                f"[agreement] bucket = {self.bucket!r} MiB must be above 0; 4 is usual"
-            )
-        if self.accumulate < 1:
-            raise ConfigError(
-                f"[agreement] accumulate = {self.accumulate} must be at least 1;"
-                " 1 sends every gradient"
-            )
-
-    def _check_averages(self) -> None:
         if self.momentum not in BUFFERS:
             raise ConfigError(
                 f"[agreement] momentum = {self.momentum!r} must be one of"
@@ -54,3 +42,12 @@ class AgreementConfig:
             if not holds:
                 value = getattr(self, name)
                 raise ConfigError(f"[agreement] {name} = {value!r} must be {wanted}")
+        if not 0.0 < self.bucket < float("inf"):
+            raise ConfigError(
+                f"[agreement] bucket = {self.bucket!r} MiB must be above 0; 4 is usual"
+            )
+        if self.accumulate < 1:
+            raise ConfigError(
+                f"[agreement] accumulate = {self.accumulate} must be at least 1;"
+                " 1 sends every gradient"
+            )

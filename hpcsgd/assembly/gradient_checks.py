@@ -8,6 +8,7 @@ from hpcsgd.precision import Precision
 from hpcsgd.products import RECURS
 
 KIND = "gradient"
+UPDATES = ("sgd", "momentum", "nesterov", "nesterov-classic")
 
 
 def check(config: RunConfig, precision: Precision) -> None:
@@ -44,6 +45,19 @@ def check(config: RunConfig, precision: Precision) -> None:
             how != "none",
             f"does not clip and [update] clip = {how!r}; use --set update.clip=none,"
             " or a lower --rate",
+        ),
+        (
+            config.update.kind not in UPDATES,
+            f"steps by one gradient and [update] kind = {config.update.kind!r} does"
+            " not; use --update sgd, momentum or nesterov",
+        ),
+        (
+            config.sweep.is_many,
+            "trains one model and [sweep] names several; train them one by one",
+        ),
+        (
+            not config.problem.is_smooth,
+            "does not know l1 and bounds; use --agreement average, or leave them out",
         ),
         (
             not get_format(precision.weights).is_wide,

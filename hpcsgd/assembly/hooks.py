@@ -1,9 +1,68 @@
 """Which hooks a run has: what touches its state between exchanges."""
 
+from hpcsgd.assembly.proximal import proximal_hooks
+from hpcsgd.assembly.variance import snapshot_hooks
+from hpcsgd.averaging import TailAverage
+from hpcsgd.best_held import BestHeld
+from hpcsgd.columns import Columns
 from hpcsgd.config import RunConfig
-from hpcsgd.products.hooks import Hooks
+from hpcsgd.evaluation import Evaluation
+from hpcsgd.products.base import Product, Task
+from hpcsgd.products.hooks import Hook, Hooks
+from hpcsgd.products.on_device import OnDevice
 
 
-def make_hooks(config: RunConfig) -> Hooks:
-    """Those that the configuration asks for, in the order they are called."""
-    return Hooks([])
+def make_hooks(
+    config: RunConfig,
+    columns: Columns,
+    task: Task,
+    product: Product,
+    evaluation: Evaluation,
+    epochs: tuple[int, int],
+) -> Hooks:
+    """Those that the configuration asks for, in the order they are called.
+
+    The run has so many `epochs`, of so many exchanges each.
+    """
+    total, held = columns.total, columns.own
+    return Hooks(
+        [
+            *proximal_hooks(config, total, held, task.columns, task.backend),
+            *snapshot_hooks(config, epochs[1], evaluation, columns),
+            *_averages(config, task, product, evaluation, epochs[0] * epochs[1]),
+            *_best_held(config, task, evaluation),
+        ]
+    )
+
+
+def _best_held(config: RunConfig, task: Task, evaluation: Evaluation) -> list[Hook]:
+    """The weights that held-out rows liked best, where these end the run."""
+    if config.stop.on != "validation":
+        return []
+    return [BestHeld(evaluation, task.columns)]
+
+
+def _averages(
+    config: RunConfig,
+    task: Task,
+    product: Product,
+    evaluation: Evaluation,
+    planned: int,
+) -> list[Hook]:
+    """The mean of the last exchanges, where it is wanted."""
+    average, period = config.average, config.schedule.period
+    if average.kind == "none":
+        return []
+    every = period if config.grid.replicas > 1 else 1
+    if isinstance(product, OnDevice):  # each iterate has to be fetched
+        every *= -(-config.run.check_every // every)
+    return [
+        TailAverage(
+            evaluation=evaluation,
+            backend=task.backend,
+            first=planned - max(round(average.share * planned), 1),
+            every=every,
+            columns=task.columns,
+            own=evaluation.own,
+        )
+    ]

@@ -1,6 +1,7 @@
 """The live objects of a run, put together."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +11,9 @@ from hpcsgd.assembly.choice import Chosen, Earlier, choose_run
 from hpcsgd.assembly.feed import Feed, make_feed, steps_in
 from hpcsgd.assembly.gpu_product import make_on_gpu
 from hpcsgd.assembly.gradient_checks import KIND as GRADIENT
+from hpcsgd.assembly.many import many_models, rates_of
 from hpcsgd.assembly.motor import Parts, make_engine
+from hpcsgd.assembly.proximal import settle_steps
 from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.backends.base import Backend
 from hpcsgd.backends.device import Device
@@ -26,6 +29,7 @@ from hpcsgd.data.stream import Streamed
 from hpcsgd.data.unheld import Unheld
 from hpcsgd.engine import Engine
 from hpcsgd.errors import ConfigError
+from hpcsgd.families.grouped import for_models
 from hpcsgd.formats import get_format
 from hpcsgd.load import Loaded
 from hpcsgd.products import GATHERS, RECURS, get_product
@@ -38,7 +42,6 @@ from hpcsgd.products.micro import MicroBatches
 from hpcsgd.products.on_device import OnDevice
 from hpcsgd.products.plan import Planner
 from hpcsgd.products.watcher import UNWATCHED, Unwatched
-from hpcsgd.rates import make_rate
 from hpcsgd.timing import Clock
 
 
@@ -116,13 +119,16 @@ def assemble(
 
     `earlier` is what a run that goes on had chosen, `device` the GPU that it is for.
     """
+    config = settle_steps(config)
     task = _task(config, words, grid, loaded)
     chosen = choose_run(config, words, task, loaded, earlier)
     schedule = replace(config.schedule, steps=chosen.steps)
     config = replace(config, schedule=schedule)
     name, look_ahead = chosen.product, chosen.look_ahead
-    feed = _feed(of_feed(config), words, grid, loaded)
-    task = replace(task, monitor=_monitor(config, name, feed))
+    feed = _feed(of_feed(config), words, task, grid, loaded)
+    # A look holds residuals against their scores, not against two of them.
+    watched = UNWATCHED if task.anchored else _monitor(config, name, feed)
+    task = replace(task, monitor=watched)
     if words.agreement == GRADIENT:
         gradient = make_gradient(config, words, grid, loaded, task, feed)
         task = replace(task, gradient=gradient)
@@ -155,6 +161,11 @@ def assemble(
 def _task(config: RunConfig, words: Vocabulary, grid: Grid, loaded: Loaded) -> Task:
     shard, backend = loaded.shard, words.backend
     backend = backend.for_sparse() if shard.is_sparse else backend
+    models = many_models(config, loaded.columns)
+    columns = loaded.columns if models is None else models.columns
+    family: Any = words.family
+    if models is not None:
+        family = for_models(words.family, len(models), loaded.columns)
     seed = (config.sampling.seed, grid.replica)
     place = Place(seed, shard.columns, shard.total_columns)
     cast(backend, config.precision, place)
@@ -162,13 +173,15 @@ def _task(config: RunConfig, words: Vocabulary, grid: Grid, loaded: Loaded) -> T
         shard=shard,
         backend=backend,
         members=grid.members,
-        family=words.family,
+        family=family,
         precision=words.precision,
-        columns=loaded.columns,
+        columns=columns,
         states=words.update.states,
         probe=words.update.probe(),
         clock=Clock(),
         clip=_clip(config, backend),
+        anchored=words.update.is_anchored,
+        models=models,
     )
 
 
@@ -204,11 +217,14 @@ def _product(name: str, look_ahead: bool, task: Task) -> Product:
     return product
 
 
-def _feed(config: RunConfig, words: Vocabulary, grid: Grid, loaded: Loaded) -> Feed:
+def _feed(
+    config: RunConfig, words: Vocabulary, task: Task, grid: Grid, loaded: Loaded
+) -> Feed:
     schedule, rows = config.schedule, loaded.shard.total_rows
     own = plan_groups(loaded.shard.height, schedule.batch, schedule.steps)
-    rate = make_rate(config.rate, schedule.epochs * steps_in(own))
-    planner = Planner(words.update, config.problem.l2, rate.at, words.backend)
+    rates = rates_of(config.rate, task.models, schedule.epochs * steps_in(own))
+    l2, backend = config.problem.l2, words.backend
+    planner = Planner(words.update, l2, rates, backend, task.models)
     matrix = loaded.shard.matrix
     follow = matrix.follow if isinstance(matrix, Streamed) else None
     return make_feed(config, planner, rows, grid.replicas.size, grid.replica, follow)

@@ -7,6 +7,7 @@ from typing import Any
 from hpcsgd.agreement import AGREEMENTS, Agreement, Terms
 from hpcsgd.assembly.feed import Feed
 from hpcsgd.assembly.hooks import make_hooks
+from hpcsgd.assembly.proximal import penalty_of
 from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.callbacks.base import Callback, View
 from hpcsgd.callbacks.guards import MemberCheck
@@ -18,17 +19,19 @@ from hpcsgd.comm.ledger import Ledger
 from hpcsgd.config import RunConfig
 from hpcsgd.data.partition import split_range
 from hpcsgd.engine import Engine, Pace
+from hpcsgd.errors import ConfigError
 from hpcsgd.evaluation import Evaluation
 from hpcsgd.fall_back import next_rung
+from hpcsgd.finisher import UNFINISHED, Finisher, Unfinished
 from hpcsgd.good_states import GoodStates
 from hpcsgd.load import Loaded
 from hpcsgd.looks import Looks
 from hpcsgd.objective import Objective
-from hpcsgd.penalties import Ridge
 from hpcsgd.products.base import Product, Task
 from hpcsgd.products.watcher import UNWATCHED
 from hpcsgd.recording import NAME, Recorder, choose_exchanges
 from hpcsgd.saving import Saver
+from hpcsgd.stopping import MEASURES
 from hpcsgd.timing import Clock
 
 
@@ -79,8 +82,40 @@ def make_engine(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Engin
         monitor=task.monitor,
         states=_good_states(parts),
         falls_back=_falls_back(parts),
-        hooks=make_hooks(config),
+        hooks=make_hooks(
+            config,
+            parts.columns,
+            task,
+            parts.product,
+            evaluation,
+            (schedule.epochs, each),
+        ),
+        finisher=_finisher(parts, evaluation),
+        stop=config.stop,
     )
+
+
+def _finisher(parts: Parts, evaluation: Evaluation) -> Unfinished:
+    """What comes after the last step; weights that are made up have no optimum."""
+    config = parts.config
+    if config.polish.kind == "none":
+        return UNFINISHED
+    if config.run.emulate_members:
+        raise ConfigError(
+            "[polish] needs the rows of all members, and --emulate-members has those of"
+            " one; set polish.kind = 'none'"
+        )
+    if evaluation.objective.models is not None:
+        raise ConfigError(
+            "[polish] goes to the optimum of one model, and a sweep has several; set"
+            " polish.kind = 'none', and polish the model that was chosen"
+        )
+    if not evaluation.objective.penalty.is_smooth:
+        raise ConfigError(
+            "[polish] follows gradients, and l1 or bounds have none where they bend F;"
+            " set polish.kind = 'none'"
+        )
+    return Finisher(config.polish, evaluation, parts.columns)
 
 
 def _looks_every(parts: Parts) -> int:
@@ -143,11 +178,40 @@ def _evaluation(parts: Parts, agreement: Agreement) -> Evaluation:
         parts.grid,
         task.family,
         loaded.shard,
-        Ridge(parts.config.problem.l2),
+        penalty_of(parts.config.problem, loaded.shard.total_columns).of(
+            loaded.shard.columns
+        ),
         loaded.read_exact,
+        task.models,
     )
     own = loaded.shard.columns if parts.columns.whole else slice(None)
-    return Evaluation(objective, agreement, task.columns, own)
+    takes = _measure(parts.config, several=task.models is not None)
+    return Evaluation(objective, agreement, task.columns, own, takes)
+
+
+def _measure(config: RunConfig, several: bool) -> str:
+    """What every evaluation takes: what was asked for, and what the goal needs."""
+    asked, goal = config.run.evaluate, config.stop.on
+    if goal == "validation" and not config.sampling.hold_out:
+        raise ConfigError(
+            "[stop] on = 'validation' goes by rows that are held out, and there are"
+            " none; set sampling.hold_out, 0.1 is usual"
+        )
+    if goal == "validation" and several:
+        raise ConfigError(
+            "[stop] on = 'validation' would end all models where one is best; set"
+            " stop.on = 'none' for a sweep, which judges each by its held loss"
+        )
+    takes = max(asked, goal if goal in MEASURES else "loss", key=MEASURES.index)
+    each = config.run.evaluate_every == config.update.snapshot == 1
+    if config.update.kind == "svrg" and each and takes == "loss":
+        takes = "gradient"  # its snapshot has to take it there anyway
+    if several and takes != "loss":
+        raise ConfigError(
+            f"the {takes} of several models is not taken; set stop.on = 'none' and"
+            " run.evaluate = 'loss' for a sweep"
+        )
+    return takes
 
 
 def _capture(
@@ -187,9 +251,11 @@ def _saver(parts: Parts, capture: Capture) -> Saver:
 def _recorder(parts: Parts, agreement: Agreement) -> Recorder:
     config, grid = parts.config, parts.grid
     run, total = config.run, parts.feed.exchanges_per_epoch * config.schedule.epochs
-    # A replay of plain SGD on the rows of one replica would not be the same.
-    differs = config.update.clip != "none" or parts.task.gradient is not None
-    if run.out is None or not run.record or grid.replica or differs:
+    # A replay of plain SGD would not be the same.
+    other = config.update.clip != "none" or config.update.kind == "svrg"
+    # Nor one of several models, nor on the rows of one replica of those that agree.
+    other |= parts.task.models is not None or parts.task.gradient is not None
+    if run.out is None or not run.record or grid.replica or other:
         return Recorder(frozenset())
     return Recorder(
         chosen=_recorded(parts, agreement, total),

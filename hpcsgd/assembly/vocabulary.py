@@ -6,6 +6,9 @@ from hpcsgd.agreement import AGREEMENTS
 from hpcsgd.agreement.nested import plan_levels
 from hpcsgd.agreement.slowmo import BASES
 from hpcsgd.assembly.gradient_checks import check as check_gradient
+from hpcsgd.assembly.many import check_many
+from hpcsgd.assembly.proximal import check_steps
+from hpcsgd.assembly.variance import check_svrg
 from hpcsgd.backends import make_backend
 from hpcsgd.backends.base import Backend
 from hpcsgd.comm.base import Communicator
@@ -13,6 +16,7 @@ from hpcsgd.comm.delayed import Delayed, parse_network
 from hpcsgd.comm.emulated import EmulatedCommunicator
 from hpcsgd.comm.grid import check_size
 from hpcsgd.config import RunConfig
+from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.errors import ConfigError
 from hpcsgd.families import get_family
 from hpcsgd.families.base import Family
@@ -37,6 +41,13 @@ class Vocabulary:
 
 def resolve(config: RunConfig, world: Communicator) -> Vocabulary:
     """Look every name up; what is unknown or does not fit is refused here."""
+    check_steps(config)
+    if config.update.kind == COORDINATE:
+        raise ConfigError(
+            f"--update {COORDINATE} takes no steps of SGD, which this is about; use"
+            " hpcsgd train for it, or another --update"
+        )
+    check_svrg(config)
     world, replicas = _as_many(config, world), config.grid.replicas
     members = config.grid.members or max(world.size // max(replicas, 1), 1)
     check_size(world.size, replicas, members)
@@ -44,6 +55,7 @@ def resolve(config: RunConfig, world: Communicator) -> Vocabulary:
         get_product(config.products.kind)
     precision, update = config.precision.resolve(), config.update
     check_gradient(config, precision)
+    check_many(config)
     network = parse_network(config.run.network) if config.run.network else None
     # Ranks that wait for each other in shared memory would not see one die.
     shrinks = config.run.on_failure == "shrink"

@@ -21,6 +21,7 @@ class Batch:
     targets: Array  # (m, 1)
     weights: Array | None  # (m, 1)
     offsets: Array | None  # (m, 1)
+    anchors: Array | None = None  # (m, K), scores of whose residuals r is the excess
 
     def part(self, rows: slice) -> "Batch":
         """Of some of the rows."""
@@ -28,6 +29,7 @@ class Batch:
             self.targets[rows],
             None if self.weights is None else self.weights[rows],
             None if self.offsets is None else self.offsets[rows],
+            None if self.anchors is None else self.anchors[rows],
         )
 
 

@@ -69,6 +69,16 @@ class CudaDevice:
         """array ← what `write` puts into pinned memory of its shape."""
         self.uploads.put(array, write)
 
+    def put_rows(self, array: Any, rows: Any) -> None:
+        """array ← rows that are there already, and zeros behind their ends."""
+        width = rows.shape[1]
+        with self.stream:
+            array[:, :width] = rows
+            if width < array.shape[1]:
+                array[:, width:] = 0
+        # Their owner may write to them on another stream.
+        self.stream.synchronize()
+
     def fetch(self, array: Any) -> Array:
         """A copy on the host, when all that was asked for before is done."""
         self.settle()

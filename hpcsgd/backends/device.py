@@ -58,6 +58,9 @@ class Device(Protocol):
         `PIECE` bytes. Copies travel while the next array is written.
         """
 
+    def put_rows(self, array: Any, rows: Any) -> None:
+        """array ← rows that are there already, and zeros behind their ends."""
+
     def memory(self) -> tuple[int, int]:
         """(bytes that are free, bytes in all)."""
 

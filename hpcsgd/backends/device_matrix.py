@@ -46,8 +46,10 @@ def put_matrix(
     height, width = matrix.shape
     stride = -(-width * item // CHUNK) * CHUNK // item
     held = device.empty((height, stride), matrix.dtype)
-    straight = getattr(matrix, "straight", None)
-    if straight is None or not straight(held, device.wait):
+    there, straight = (getattr(matrix, name, None) for name in ("block", "straight"))
+    if there is not None:
+        device.put_rows(held, there)
+    elif straight is None or not straight(held, device.wait):
         _send(device, held, width, getattr(matrix, "read_into", _copied(matrix)))
     if element == TF32:
         return DeviceMatrix(held, "fp32", height, width, scale, "gram-tf32")

@@ -1,6 +1,5 @@
 """The NumPy backend: the reference every other backend is held against."""
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -9,6 +8,8 @@ from numpy.typing import NDArray
 
 from hpcsgd.backends import cpu
 from hpcsgd.backends.base import Batch, Plain
+from hpcsgd.backends.host_plan import HostPlan
+from hpcsgd.backends.many import plan_many
 from hpcsgd.backends.scaling import Scaling
 from hpcsgd.families.base import Family
 from hpcsgd.formats import get_format
@@ -16,26 +17,11 @@ from hpcsgd.precision import Precision
 from hpcsgd.rounding import round_through
 from hpcsgd.schedule import Blocks
 from hpcsgd.storage import decode, encode, widen_bf16
+from hpcsgd.updates.many import ManyUnrolled
 from hpcsgd.updates.unroll import Unrolled
 
 Array = NDArray[Any]
 HALVING_WORK = 2e6  # multiply-adds of a Gram from which squarer products pay
-
-
-@dataclass(frozen=True)
-class HostPlan:
-    """Coefficients spread over the rows they multiply.
-
-    Whatever does not depend on an earlier residual is then one call for all s steps.
-    """
-
-    blocks: Blocks
-    states: int
-    lead: tuple[Array | None, ...]  # [state]: (m, 1); None where it is all ones
-    couple: tuple[Array, ...]  # [step]: (start_j, 1)
-    gain: tuple[Array, ...]  # [state]: (m, 1)
-    carry: Array  # (states, states)
-    unrolled: Unrolled
 
 
 class HostBackend:
@@ -72,6 +58,8 @@ class HostBackend:
 
     def prepare(self, unrolled: Unrolled, blocks: Blocks) -> HostPlan:
         """Spread the coefficients of `unrolled` over the rows of `blocks`."""
+        if isinstance(unrolled, ManyUnrolled):
+            return plan_many(unrolled, blocks, self.inner)
         sizes = blocks.sizes
         couple = [self._spread(c, sizes[:j]) for j, c in enumerate(unrolled.couple)]
         return HostPlan(
@@ -82,7 +70,7 @@ class HostBackend:
                 for lead in unrolled.lead.T
             ),
             couple=tuple(couple),
-            gain=tuple(self._spread(gain, sizes) for gain in unrolled.gain.T),
+            gain=tuple(self._spread(gain, sizes) for gain in moving(unrolled.gain)),
             carry=unrolled.carry,
             unrolled=unrolled,
         )
@@ -148,6 +136,7 @@ class HostBackend:
     ) -> Array:
         """t_j = Σ_k lead z + Σ_{i<j} couple_ji G_ji r_i + β + offset, then r_j."""
         panels = block_rows(gram.astype(self.inner, copy=False), plan.blocks)
+        anchors = self._anchored(family, batch, intercept)
         residuals = _lead(margins.astype(self.inner, copy=False), plan)
         if batch.offsets is not None:
             residuals += batch.offsets
@@ -156,16 +145,32 @@ class HostBackend:
         for j, (first, last) in enumerate(pairwise(starts)):
             score = residuals[first:last]
             if j:
-                np.multiply(residuals[:first], plan.couple[j], out=scaled[:first])
+                plan.scale(j, residuals[:first], scaled[:first])
                 self._correct(score, panels[j - 1], scaled[:first])
             if intercept is not None:
                 score += plan.unrolled.probe @ intercept
             self._residual(family, score, batch.targets[first:last])
+            if anchors is not None:
+                score -= anchors[first:last]
             if batch.weights is not None:
                 self._weigh(score, batch.weights[first:last])
             if intercept is not None:
-                _advance_intercept(intercept, plan.unrolled, j, score)
+                plan.advance(intercept, j, score)
         return residuals
+
+    def _anchored(
+        self, family: Family, batch: Batch, intercept: Array | None
+    ) -> Array | None:
+        """The residuals at the anchors, which no step moves; None without any."""
+        if batch.anchors is None:
+            return None
+        score: Array = batch.anchors.astype(self.inner)
+        if batch.offsets is not None:
+            score += batch.offsets
+        if intercept is not None:
+            score += intercept[1]
+        self._residual(family, score, batch.targets)
+        return score
 
     def _correct(self, score: Array, panel: Array, scaled: Array) -> None:
         """score ← score + panel · scaled."""
@@ -182,14 +187,14 @@ class HostBackend:
     def descend(
         self, weights: Array, rows: Any, residuals: Array, plan: HostPlan
     ) -> None:
-        """One transposed product for every state and all s steps."""
+        """One transposed product for every state that moves, and all s steps."""
         scaled = [residuals * gain for gain in plan.gain]
         self._move(weights, rows, np.hstack(scaled) if scaled[1:] else scaled[0], plan)
 
     def _move(self, weights: Array, rows: Any, scaled: Array, plan: HostPlan) -> None:
         """weights ← Φ weights + Yᵀ scaled."""
-        carry_on(weights, plan)
-        self._add_gradient(weights, rows, scaled)
+        plan.carry_on(weights)
+        self._add_gradient(weights[:, : scaled.shape[1]], rows, scaled)
 
     def _add_gradient(self, weights: Array, rows: Array, scaled: Array) -> None:
         weights += np.dot(rows.T, scaled.astype(rows.dtype, copy=False))
@@ -208,6 +213,13 @@ class HostBackend:
 
     def synchronize(self) -> None:
         """NumPy is done when it returns."""
+
+
+def moving(gain: Array) -> list[Array]:
+    """Of each state but those at the end that gradients never touch; gain (s, S)."""
+    touched = np.flatnonzero(gain.any(axis=0))
+    last = touched[-1] if len(touched) else 0
+    return list(gain.T[: last + 1])
 
 
 def _halve(
@@ -256,24 +268,3 @@ def _lead(margins: Array, plan: HostPlan) -> Array:
     for part, lead in zip(parts[1:], plan.lead[1:], strict=True):
         total += part if lead is None else part * lead
     return total
-
-
-def _advance_intercept(
-    intercept: Array, unrolled: Unrolled, step: int, residuals: Array
-) -> None:
-    """β ← M β + u Σr: the state of the weights without the penalty."""
-    total = residuals.sum(axis=0, dtype=np.float64)
-    push = np.multiply.outer(unrolled.push[step], total)
-    intercept[...] = unrolled.free[step] @ intercept + push
-
-
-def carry_on(weights: Array, plan: HostPlan) -> None:
-    """weights ← Φ weights, where state k owns K columns."""
-    carry = plan.carry
-    if plan.states == 1:
-        if carry[0, 0] != 1.0:
-            weights *= float(carry[0, 0])
-        return
-    parts = weights.reshape(len(weights), len(carry), -1)
-    mixed = np.einsum("pq,dqk->dpk", carry.astype(weights.dtype), parts)
-    weights[...] = mixed.reshape(weights.shape)

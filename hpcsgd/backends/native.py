@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from hpcsgd.backends import columns, cpu, softmax_steps
 from hpcsgd.backends.base import Batch, Plain
-from hpcsgd.backends.host import HostBackend, HostPlan
+from hpcsgd.backends.host import HostBackend
+from hpcsgd.backends.host_plan import HostPlan
+from hpcsgd.backends.many import ManyPlan
 from hpcsgd.backends.plain import FAMILIES, SOFTMAX, Between, Walk, for_family
 from hpcsgd.families.base import Family, exp_bound
 from hpcsgd.precision import Precision
@@ -27,6 +29,7 @@ DOTS_FROM = 256  # columns from which a dot product is worth its last addition
 # Sampled rows and columns from which kernels multiply several columns of weights:
 # below, turning the weights costs more than a copy of the rows.
 MANY_ROWS, MANY_COLUMNS = 128, 1000
+MOST_COLUMNS = 32  # from here on BLAS has enough to do with a copy of the rows
 DOTS_TO = {"float32": 512, "uint16": 64}  # rows from which BLAS on a copy is faster
 
 
@@ -87,9 +90,10 @@ class NativeBackend(HostBackend):
         self._rooms: dict[Blocks, cpu.PairRoom] = {}
         self._last_walk: tuple[PlainSteps, str, Walk] | None = None
 
-    def prepare(self, unrolled: Unrolled, blocks: Blocks) -> NativePlan:
+    def prepare(self, unrolled: Unrolled, blocks: Blocks) -> HostPlan:
         """The same plan, with a place for what the kernels want."""
-        return NativePlan(**vars(super().prepare(unrolled, blocks)))
+        plan = super().prepare(unrolled, blocks)
+        return plan if isinstance(plan, ManyPlan) else NativePlan(**vars(plan))
 
     def for_sparse(self) -> HostBackend:
         """The same precision for rows held as CSR."""
@@ -158,10 +162,11 @@ class NativeBackend(HostBackend):
         intercept: Array | None,
     ) -> Array:
         """All s steps in one call, for families with one score a row."""
-        if family.name == SOFTMAX and self._is_one_call(margins, gram, plan):
+        plain = batch.anchors is None
+        if family.name == SOFTMAX and plain and self._is_one_call(margins, gram, plan):
             given = (margins, gram, batch, intercept, plan.states)
             return softmax_steps.recur(plan.coefficients, *given)
-        if not self._is_for_steps(margins, gram, plan, family):
+        if not (plain and self._is_for_steps(margins, gram, plan, family)):
             return super().corrected_residuals(
                 margins, gram, plan, family, batch, intercept
             )
@@ -175,6 +180,7 @@ class NativeBackend(HostBackend):
     ) -> None:
         """One pass over the rows where they lie, where `_takes_columns` for several."""
         is_column = weights.shape[1] == 1 and weights.flags.c_contiguous
+        is_column &= not isinstance(plan, ManyPlan)
         if not isinstance(rows, Sampled) or not is_column:
             super().descend(weights, rows, residuals, plan)
             return
@@ -224,7 +230,7 @@ class NativeBackend(HostBackend):
 
     def _takes_columns(self, rows: Any, weights: Array, other: Array) -> bool:
         """True for several columns, where no copy is made for the Gram and it pays."""
-        if not isinstance(rows, Sampled) or weights.shape[1] == 1:
+        if not isinstance(rows, Sampled) or not 1 < weights.shape[1] <= MOST_COLUMNS:
             return False
         m, width = len(rows), rows.matrix.shape[1]
         is_narrow = weights.dtype == other.dtype == np.float32
@@ -287,7 +293,8 @@ class NativeBackend(HostBackend):
 
     def _is_one_call(self, margins: Array, gram: Array, plan: HostPlan) -> bool:
         return (
-            margins.dtype == gram.dtype == self.inner
+            not isinstance(plan, ManyPlan)
+            and margins.dtype == gram.dtype == self.inner
             # Scores of one step may come as they are read, not state by state.
             and len(plan.lead) == plan.states <= MOST_STATES
         )

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from hpcsgd.backends import csr_kernels
 from hpcsgd.backends.base import Plain
-from hpcsgd.backends.host import HostBackend, HostPlan
+from hpcsgd.backends.host import HostBackend
+from hpcsgd.backends.host_plan import HostPlan
 from hpcsgd.backends.native import NativeBackend
 from hpcsgd.backends.sparse import SparseHostBackend, SparseRows
 from hpcsgd.csr import Csr

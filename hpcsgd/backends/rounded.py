@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from hpcsgd.backends import cpu
 from hpcsgd.backends.base import Batch
 from hpcsgd.backends.dice import Dice
-from hpcsgd.backends.host import HostBackend, HostPlan, block_rows, carry_on
+from hpcsgd.backends.host import HostBackend, block_rows
+from hpcsgd.backends.host_plan import HostPlan
 from hpcsgd.backends.loss_scale import LossScale
 from hpcsgd.families.base import Family
 from hpcsgd.formats import get_format
@@ -147,8 +148,8 @@ class RoundedBackend(HostBackend):
     def _move(self, weights: Array, rows: Any, scaled: Array, plan: HostPlan) -> None:
         """weights ← Φ weights + Yᵀ scaled, rounded once."""
         moved = weights.astype(self.working)
-        carry_on(moved, plan)
-        self._add_gradient(moved, rows, scaled)
+        plan.carry_on(moved)
+        self._add_gradient(moved[:, : scaled.shape[1]], rows, scaled)
         self._settle(moved)
         weights[...] = moved
 

@@ -28,6 +28,7 @@ class View:
     steps: int = 0  # SGD steps this replica has done
     rows: int = 0  # rows all replicas have seen, as far as this rank can tell
     loss: float = float("nan")  # at the last evaluation
+    more: dict[str, Any] = field(default_factory=dict)  # that was measured with it
     seconds: float = 0.0  # of training, evaluations left out
     words: Callable[[], int] = lambda: 0  # put on the wire for products so far
     phases: Callable[[], Mapping[str, float]] = dict  # seconds of each phase so far

@@ -3,10 +3,11 @@
 from typing import Any
 
 from hpcsgd.agreement import AGREEMENTS
-from hpcsgd.cli.words import gib, steps
+from hpcsgd.cli.words import gib, rate, steps
 from hpcsgd.codecs import CODECS
 from hpcsgd.comm.delayed import NETWORKS
 from hpcsgd.config import DEVICES, DRIVERS, TRANSPORTS
+from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.data.partition import PARTITIONS
 from hpcsgd.data.sampling import MODES
 from hpcsgd.families import FAMILIES
@@ -15,6 +16,7 @@ from hpcsgd.precision import AUTO, RECIPES
 from hpcsgd.products import PRODUCTS
 from hpcsgd.products.choose import GRAM_KERNELS
 from hpcsgd.rates import RATES
+from hpcsgd.stopping import GOALS
 from hpcsgd.updates import UPDATES
 
 # flag, the setting it stands for, and what argparse needs to know
@@ -22,6 +24,7 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("--data", "data.path", {"metavar": "FILE.h5", "help": "HDF5 file with /X and /y"}),
     ("--family", "problem.family", {"choices": sorted(FAMILIES), "help": "the GLM"}),
     ("--l2", "problem.l2", {"type": float, "help": "ridge penalty"}),
+    ("--l1", "problem.l1", {"type": float, "help": "penalty that makes weights 0"}),
     (
         "--products",
         "products.kind",
@@ -56,9 +59,17 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "precision.recipe",
         {"choices": [*RECIPES, AUTO], "help": "recipe; auto: chosen by pilot runs"},
     ),
-    ("--rate", "rate.value", {"type": float, "help": "step size"}),
+    (
+        "--rate",
+        "rate.value",
+        {"type": rate, "metavar": "R", "help": "step size, or auto"},
+    ),
     ("--rate-kind", "rate.kind", {"choices": list(RATES), "help": "rate schedule"}),
-    ("--update", "update.kind", {"choices": list(UPDATES), "help": "step rule"}),
+    (
+        "--update",
+        "update.kind",
+        {"choices": [*UPDATES, COORDINATE], "help": "step rule"},
+    ),
     ("--momentum", "update.momentum", {"type": float, "help": "of momentum, nesterov"}),
     (
         "--partition",
@@ -77,6 +88,11 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ),
     ("--hdf5", "data.hdf5", {"choices": list(DRIVERS), "help": "how ranks read"}),
     ("--sampling", "sampling.mode", {"choices": list(MODES), "help": "row order"}),
+    (
+        "--hold-out",
+        "sampling.hold_out",
+        {"type": float, "metavar": "SHARE", "help": "of the rows, not trained on"},
+    ),
     ("--seed", "sampling.seed", {"type": int, "help": "of the row order"}),
     (
         "--agreement",
@@ -153,6 +169,21 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "--gram-kernel",
         "products.gram_kernel",
         {"choices": GRAM_KERNELS, "help": "who makes the Gram on a GPU"},
+    ),
+    (
+        "--stop-on",
+        "stop.on",
+        {"choices": GOALS, "help": "end where an evaluation finds this small enough"},
+    ),
+    ("--tol", "stop.tol", {"type": float, "help": "how small, relative"}),
+    (
+        "--polish",
+        "polish.kind",
+        {
+            "action": "store_const",
+            "const": "auto",
+            "help": "then go on to the optimum, by L-BFGS and Newton",
+        },
     ),
     (
         "--timeout",

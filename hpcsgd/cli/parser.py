@@ -13,6 +13,7 @@ from hpcsgd.errors import ConfigError, HpcsgdError
 # Modules of this package, loaded when they are asked for.
 COMMANDS = (
     "train",
+    "sweep",
     "tune",
     "compare",
     "report",

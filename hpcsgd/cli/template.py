@@ -13,6 +13,7 @@ from hpcsgd.comm import COMMUNICATORS
 from hpcsgd.config import RunConfig
 from hpcsgd.formats import FORMATS
 from hpcsgd.precision import FIELDS, ROUNDINGS, SCALES, Precision
+from hpcsgd.problem import PLACES
 from hpcsgd.products.clip import OVERS, WAYS
 from hpcsgd.toml_text import toml_literal
 
@@ -21,6 +22,7 @@ WIDTH = 88
 CHOICES: dict[str, list[str]] = {
     "run.comm": ["auto", *COMMUNICATORS],
     "codec.feedback": list(FEEDBACKS),
+    "problem.l1_at": list(PLACES),
     "update.clip": list(WAYS),
     "update.clip_over": list(OVERS),
     "precision.scale": list(SCALES),

@@ -67,7 +67,8 @@ def add_settings(parser: Any, without: Container[str] = ()) -> None:
 
 def _metavar(setting: str, options: Mapping[str, Any]) -> dict[str, str]:
     """The key in capitals, unless the choices say more."""
-    return {} if "choices" in options else {"metavar": setting.split(".")[1].upper()}
+    names = not {"choices", "const"} & set(options)
+    return {} if not names else {"metavar": setting.split(".")[1].upper()}
 
 
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:

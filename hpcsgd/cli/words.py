@@ -18,10 +18,28 @@ def gib(text: str) -> float:
         raise argparse.ArgumentTypeError(said) from error
 
 
+def numbers(text: str) -> list[float]:
+    """Numbers with commas between them."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        said = f"{text!r}: write numbers with commas, as 1e-5,1e-4"
+        raise argparse.ArgumentTypeError(said) from error
+
+
 def steps(text: str) -> int | str:
     """A number of steps, or auto."""
     try:
         return text if text == "auto" else int(text)
     except ValueError as error:
         said = f"{text!r}: write a whole number, or auto"
+        raise argparse.ArgumentTypeError(said) from error
+
+
+def rate(text: str) -> float | str:
+    """A step size, or auto."""
+    try:
+        return text if text == "auto" else float(text)
+    except ValueError as error:
+        said = f"{text!r}: write a number, or auto"
         raise argparse.ArgumentTypeError(said) from error

@@ -163,6 +163,34 @@ class Communicator(Hooks):
         what = "exchange of pieces"
         return Pending(out, lambda: self._wait(finish, purpose, number, what))
 
+    def deal(
+        self,
+        pieces: Array,
+        counts: Sequence[int],
+        out: Array,
+        received: Sequence[int],
+        purpose: str,
+    ) -> Array:
+        """Piece r goes to rank r, counts[r] elements; others may have other counts.
+
+        out ← in rank order, what all ranks have for this one: received[r] of rank r.
+        """
+        if pieces.size != sum(counts) or out.size != sum(received):
+            raise TransportError(
+                f"rank {self.rank} deals {pieces.size} words by counts of"
+                f" {sum(counts)} and takes {out.size} by counts of {sum(received)};"
+                " plan both once, from what all ranks have"
+            )
+        if self.size == 1:
+            out[...] = pieces
+            return out
+        began = perf_counter()
+        with self._inside("deal of pieces", purpose):
+            self._deal(pieces, counts, out, received)
+        itself = counts[self.rank] * pieces.itemsize
+        self._book(purpose, pieces, float(pieces.nbytes - itself), began)
+        return out
+
     def collect(
         self, part: Array, counts: Sequence[int], purpose: str = "control"
     ) -> Array | None:

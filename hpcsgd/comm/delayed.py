@@ -203,6 +203,16 @@ class Delayed(Communicator):
         self.inner._exchange(pieces, counts, out)
         self._feel(wire.exchange_bytes(pieces.nbytes, self.felt))
 
+    def _deal(
+        self,
+        pieces: Array,
+        counts: Sequence[int],
+        out: Array,
+        received: Sequence[int],
+    ) -> None:
+        self.inner._deal(pieces, counts, out, received)
+        self._feel(wire.exchange_bytes(pieces.nbytes, self.felt))
+
     def _start_exchange(
         self, pieces: Array, counts: Sequence[int], out: Array
     ) -> Callable[[], None]:

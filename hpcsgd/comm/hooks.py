@@ -66,6 +66,19 @@ class Hooks(ABC):
         """The same at once; a transport may have a shorter way."""
         self._start_exchange(pieces, counts, out)()
 
+    def _deal(
+        self,
+        pieces: Array,
+        counts: Sequence[int],
+        out: Array,
+        received: Sequence[int],
+    ) -> None:
+        """Pieces of any sizes; a transport may know better than telling everybody."""
+        ends = np.cumsum([0, *counts])
+        own = [pieces[a:b].copy() for a, b in zip(ends, ends[1:], strict=False)]
+        parts = [said[self.rank] for said in self._objects(own)]
+        np.concatenate(parts, out=out)
+
     def _collect(self, part: Array, counts: Sequence[int], out: Array) -> None:
         """Into `out` of rank 0; a transport may know better than telling everybody."""
         everything = out if self.rank == 0 else np.empty(sum(counts), part.dtype)

@@ -182,6 +182,16 @@ class MpiCommunicator(Communicator):
             request = self._comm.Ialltoallv(*self._pieces(pieces, counts, out))
         return lambda: request.Wait()
 
+    def _deal(
+        self,
+        pieces: Array,
+        counts: Sequence[int],
+        out: Array,
+        received: Sequence[int],
+    ) -> None:
+        sent, taken = [_sendable(pieces), counts], [_sendable(out), received]
+        self._comm.Alltoallv(sent, taken)
+
     def _pieces(
         self, pieces: Array, counts: Sequence[int], out: Array
     ) -> tuple[list[Any], list[Any]]:

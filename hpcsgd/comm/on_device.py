@@ -205,6 +205,15 @@ class OnDevice(Communicator):
         finish: Callable[[], None] = way._start_exchange(pieces, counts, out)
         return finish
 
+    def _deal(
+        self,
+        pieces: Array,
+        counts: Sequence[int],
+        out: Array,
+        received: Sequence[int],
+    ) -> None:
+        self.host._deal(pieces, counts, out, received)
+
     def _collect(self, part: Array, counts: Sequence[int], out: Array) -> None:
         """Into the host's memory: rank 0 writes it down."""
         if self.layer.owns(part):

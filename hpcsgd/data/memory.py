@@ -23,8 +23,7 @@ class MemoryReader:
     def __init__(
         self, X: Any, y: Any, sample_weight: Any = None, offset: Any = None
     ) -> None:
-        matrix: Any = _sparse(X) if hasattr(X, "tocsr") else _matrix(X)
-        self.X = matrix
+        self.X = self._matrix(X)
         self.is_sparse = hasattr(self.X, "tocsr")
         self.rows, self.cols = self.X.shape
         self.nnz = int(self.X.nnz if self.is_sparse else self.X.size)
@@ -68,6 +67,10 @@ class MemoryReader:
     def close(self) -> None:
         """Nothing is open."""
 
+    def _matrix(self, X: Any) -> Any:
+        """X as it is read: dense, or CSR."""
+        return _sparse(X) if hasattr(X, "tocsr") else _dense(X)
+
     def _column(self, name: str, values: Any) -> Any:
         if values is None:
             return None
@@ -87,7 +90,7 @@ def _sparse(X: Any) -> Any:
     """As CSR; duplicates are added up, stored zeros stay."""
     from scipy.sparse import csr_array
 
-    given = _real(X.dtype, X.shape)
+    given = real_dtype(X.dtype, X.shape)
     if hasattr(X, "check_format"):  # compressed: SciPy would follow any number in it
         try:
             X.check_format(full_check=True)
@@ -103,12 +106,12 @@ def _sparse(X: Any) -> Any:
     return matrix.astype(given, copy=False)
 
 
-def _matrix(X: Any) -> Array:
+def _dense(X: Any) -> Array:
     array = np.asarray(X)
-    return array.astype(_real(array.dtype, array.shape), copy=False)
+    return array.astype(real_dtype(array.dtype, array.shape), copy=False)
 
 
-def _real(dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.dtype[Any]:
+def real_dtype(dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.dtype[Any]:
     """float32 or float64, whichever holds these elements."""
     if dtype.kind not in "fiub":
         raise DataError(f"X has elements of type {dtype}; give real numbers")

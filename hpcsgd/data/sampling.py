@@ -21,6 +21,7 @@ class SamplingConfig:
     seed: int = 0
     block: int = 1024  # rows read together by mode = "blocks"
     window: int = 16  # blocks shuffled together; larger = better mixed, more memory
+    hold_out: float = 0.0  # share of the rows that is not trained on, but judged by
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -34,6 +35,11 @@ class SamplingConfig:
         if self.block < 1 or self.window < 1:
             raise ConfigError(
                 "[sampling] block and window must be at least 1; 1024 and 16 are usual"
+            )
+        if not 0.0 <= self.hold_out < 1.0:
+            raise ConfigError(
+                f"[sampling] hold_out = {self.hold_out!r} must lie in [0, 1); 0 holds"
+                " nothing out, 0.1 is usual"
             )
 
 

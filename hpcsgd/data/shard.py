@@ -18,7 +18,8 @@ class Shard:
     """Rows of one replica × columns of one member, as the backend stores them.
 
     Targets, weights and offsets belong to the rows, so every member of a replica
-    holds them whole; they are columns (n, 1) so that they meet scores (m, K).
+    holds them whole; they are columns (n, 1) so that they meet scores (m, K). With
+    folds there are weights (n, folds + 1): without each fold, and of all rows.
     """
 
     matrix: Array | Csr | Unheld  # (n, d_c) in the storage of precision.matrix
@@ -29,6 +30,7 @@ class Shard:
     columns: slice  # of the whole data
     parts: tuple[slice, ...]  # the columns of every member, this one's among them
     total_rows: int
+    held: Array | None = None  # (n, 1), weights of rows that are not trained on
 
     @property
     def total_columns(self) -> int:

@@ -1,6 +1,6 @@
 """What y may be, and how it is encoded for a family."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +23,17 @@ class Targets:
 
 
 def encode_targets(
-    y: Array, kind: str, first_row: int, exchange: Callable[[Any], list[Any]]
+    y: Array,
+    kind: str,
+    first_row: int,
+    exchange: Callable[[Any], list[Any]],
+    known: Sequence[float] = (),
 ) -> tuple[Array, Targets]:
     """y of this rank's rows as a column for a family that takes `kind`.
 
-    `exchange` gives every rank the objects of all: labels are those of the whole data,
-    and every rank finds the same fault. It is called exactly once on every rank.
+    `exchange` gives every rank the objects of all: labels are those of the whole data
+    and those that are `known` besides, and every rank finds the same fault. It is
+    called exactly once on every rank.
     """
     own = np.unique(y)[: MOST_CLASSES + 1] if kind in LABELLED else None
     said = exchange(_fault(y, kind, first_row) or own)  # a sentence takes precedence
@@ -37,7 +42,7 @@ def encode_targets(
             raise _on_all_ranks(found)
     if kind not in LABELLED:
         return y.reshape(-1, 1), Targets(kind)
-    labels = np.unique(np.concatenate(said))
+    labels = np.unique(np.concatenate([*said, np.asarray(known, dtype=np.float64)]))
     fault = _label_fault(labels, kind)
     if fault:
         raise _on_all_ranks(fault)

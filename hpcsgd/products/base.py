@@ -1,6 +1,6 @@
 """What every product shares: the task, the state, one exchange's group of rows."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ from hpcsgd.comm.workspace import Message
 from hpcsgd.data.shard import Shard, take
 from hpcsgd.families.base import Family
 from hpcsgd.formats import get_format
+from hpcsgd.models import Models
 from hpcsgd.precision import Precision
 from hpcsgd.products.clip import Clip
 from hpcsgd.products.watcher import UNWATCHED, Unwatched
@@ -48,6 +49,8 @@ class Task:
     clip: Clip | None = None
     gradient: Taker | None = None  # shares it with other replicas, before any step
     monitor: Unwatched = UNWATCHED  # checks the recurrence now and then
+    anchored: bool = False  # residuals are less those at the second state
+    models: Models | None = None  # several at once, `columns` of all of them together
 
     @property
     def taker(self) -> Taker | None:
@@ -75,10 +78,10 @@ class State:
     # What agreements and codecs keep between calls, one row a column held: checkpoints
     # save it by name.
     memory: dict[str, Array] = field(default_factory=dict)
-    # And what they keep beside the intercept: (k, K), the same on every member.
-    shared: dict[str, Array] = field(default_factory=dict)
     # And arrays of any shape, each rank's own: saved for the same grid alone.
     kept: dict[str, Array] = field(default_factory=dict)
+    # And what they keep beside the intercept: (k, K), the same on every member.
+    shared: dict[str, Array] = field(default_factory=dict)
 
     def remember(self, name: str, width: int) -> Array:
         """The kept array of that name, zeros at first: `width` words a column held."""
@@ -198,7 +201,10 @@ def batch_of(task: Task, rows: Array) -> Batch:
     targets = np.take(shard.targets, rows, axis=0)
     if shard.weights is None and shard.offsets is None:
         return Batch(targets, None, None)
-    return Batch(targets, take(shard.weights, rows), take(shard.offsets, rows))
+    weights = take(shard.weights, rows)
+    if task.models is not None:
+        weights = task.models.of_columns(weights)
+    return Batch(targets, weights, take(shard.offsets, rows))
 
 
 def gather_rows(task: Task, scratch: Scratch, name: str, group: Group) -> Rows:
@@ -227,12 +233,15 @@ def iterate(
 ) -> State:
     """The s steps themselves: residuals from summed products, then the update."""
     seen = task.monitor.before(state, group, margins)
+    margins, batch = store_margins(task, margins), batch_of(task, group.rows)
+    if task.anchored:
+        batch = replace(batch, anchors=margins[:, task.columns : 2 * task.columns])
     state.residuals = task.backend.corrected_residuals(
-        store_margins(task, margins),
+        margins,
         gram,
         group.plan,
         task.family,
-        batch_of(task, group.rows),
+        batch,
         movable_intercept(task, state),
     )
     task.clock.lap("inner")

@@ -1,5 +1,6 @@
 """Plain SGD: a sum of b words in every step, and no Gram."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ class Direct:
         task = self.task
         rows = gather_rows(task, self.scratch, "rows", group)
         batch = batch_of(task, group.rows)
-        if task.members.size > 1 and task.taker is None:
+        if task.members.size > 1 and _is_for_kernels(task):
             plain = _plain(task, state, group, rows, batch)
             by_kernel = task.backend.stepwise(state.weights, plain)
             if by_kernel is not None:
@@ -81,7 +82,8 @@ def walk(
     `batch` is what belongs to the rows, where that is known already.
     """
     batch = batch or batch_of(task, group.rows)
-    if task.taker is None and (scratch is None or task.members.size == 1):
+    alone = scratch is None or task.members.size == 1
+    if alone and _is_for_kernels(task):
         plain = _plain(task, state, group, rows, batch)
         at_once = task.backend.walk(state.weights, plain)
         if at_once is not None:
@@ -89,6 +91,11 @@ def walk(
             state.residuals = at_once
             return state
     return one_by_one(task, state, group, rows, batch, scratch)
+
+
+def _is_for_kernels(task: Task) -> bool:
+    """Where nothing lies between two steps that a kernel does not know."""
+    return task.taker is None and task.models is None and not task.anchored
 
 
 def _plain(task: Task, state: State, group: Group, rows: Rows, batch: Batch) -> Plain:
@@ -127,6 +134,9 @@ def _step(
     """t = Σ_c Y w;  r = residual(t, y);  w ← M w + u Yᵀr."""
     backend, clock = task.backend, task.clock
     margins = store_margins(task, _margins(task, state, rows, scratch))
+    if task.anchored:
+        margins, anchors = np.split(margins, 2, axis=1)
+        batch = replace(batch, anchors=anchors)
     residuals = backend.corrected_residuals(
         margins,
         task.no_gram,
@@ -143,7 +153,10 @@ def _step(
 
 def _margins(task: Task, state: State, rows: Rows, scratch: Scratch | None) -> Array:
     """Scores of one batch, summed over members where there is a `scratch`."""
-    shape, point = (len(rows), task.columns), probed(task, state.weights)
+    point = state.weights[:, : 2 * task.columns]  # w and its anchor
+    if not task.anchored:
+        point = probed(task, state.weights)
+    shape = len(rows), point.shape[1]
     if scratch is None:
         margins = np.empty(shape, dtype=task.margin_dtype)
         task.backend.scores(rows, point, margins)

@@ -216,7 +216,7 @@ class Exact:
             return rerun.residuals_at(task.family, scores, *settings)
 
         expected = there(at)
-        if task.columns > 1:  # Σ |∂softmax/∂t| is at most 1/2
+        if task.family.targets == "classes":  # Σ |∂softmax/∂t| is at most 1/2
             moved = 0.5 * slack.max(axis=1, keepdims=True)
             moved = moved * (1.0 if batch.weights is None else batch.weights)
         else:  # residuals rise with their score

@@ -1,6 +1,7 @@
 """What may touch the state between exchanges: proximal steps, averages, snapshots."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from hpcsgd.products.base import Group, State
 
@@ -23,8 +24,15 @@ class Hook:
     def after_exchange(self, state: State, exchanges: int) -> None:
         """After replicas agreed, or not, in the exchange of that number."""
 
+    def after_evaluation(self, state: State, view: Any) -> None:
+        """After a full loss, which is the last of `view.history`."""
+
     def settle(self, state: State, exchanges: int) -> None:
         """Once, when training is over, before the last loss is taken."""
+
+    def facts(self) -> dict[str, Any]:
+        """What the result's report has to say of it."""
+        return {}
 
 
 class Hooks(Hook):
@@ -49,9 +57,18 @@ class Hooks(Hook):
         for hook in self.hooks:
             hook.after_exchange(state, exchanges)
 
+    def after_evaluation(self, state: State, view: Any) -> None:
+        for hook in self.hooks:
+            hook.after_evaluation(state, view)
+
     def settle(self, state: State, exchanges: int) -> None:
         for hook in self.hooks:
             hook.settle(state, exchanges)
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            name: said for hook in self.hooks for name, said in hook.facts().items()
+        }
 
 
 NO_HOOKS = Hooks()

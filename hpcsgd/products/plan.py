@@ -9,9 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.backends.base import Backend
+from hpcsgd.models import Models
 from hpcsgd.products.base import Group
 from hpcsgd.schedule import blocks_of
 from hpcsgd.updates import LinearUpdate, Unrolled, unroll
+from hpcsgd.updates.many import ManyUnrolled, one_step_many, unroll_many
 from hpcsgd.updates.unroll import PlainSteps, plain_steps
 
 Array = NDArray[Any]
@@ -76,6 +78,39 @@ class Coefficients:
         )
 
 
+class ManyCoefficients(Coefficients):
+    """The same for models of their own penalties; `rates` are (s, settings)."""
+
+    def __init__(
+        self,
+        update: LinearUpdate,
+        models: Models,
+        backend: Backend,
+        rates: Array,
+        sizes: tuple[int, ...],
+    ) -> None:
+        super().__init__(update, 0.0, backend, [], sizes)
+        self.models = models
+        self.each = rates
+        self.ridges = np.array([l2 for l2, _ in models.settings])
+
+    @cached_property
+    def whole(self) -> ManyUnrolled:
+        """Of all s steps together, in float64."""
+        found = unroll_many(self.update, self.each, self.blocks.sizes, self.ridges)
+        return found.of(self.models.setting_of)
+
+    @cached_property
+    def steps(self) -> tuple[Any, ...]:
+        """Of each step alone."""
+        plans = []
+        for rates, size in zip(self.each, self.blocks.sizes, strict=True):
+            one = one_step_many(self.update, rates, size, self.ridges)
+            columns = one.of(self.models.setting_of)
+            plans.append(self.backend.prepare(columns, blocks_of((size,))))
+        return tuple(plans)
+
+
 class Planner:
     """Coefficients of any group; the same rates and sizes are prepared once."""
 
@@ -85,11 +120,14 @@ class Planner:
         l2: float,
         rates: Callable[[int, int], Array],
         backend: Backend,
+        models: Models | None = None,
     ) -> None:
         self.update = update
         self.l2 = l2
-        self.rates = rates  # (first step, count) -> rates of those steps
+        # (first step, count) -> rates of those steps; (s, settings) of several models
+        self.rates = rates
         self.backend = backend
+        self.models = models
         self._known: OrderedDict[Any, Coefficients] = OrderedDict()
 
     def group(
@@ -111,9 +149,14 @@ class Planner:
         key = (rates.tobytes(), sizes)
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = Coefficients(
-                self.update, self.l2, self.backend, rates.tolist(), sizes
-            )
+            found = self._known[key] = self._made(rates, sizes)
             if len(self._known) > KEPT:
                 self._known.popitem(last=False)
         return found
+
+    def _made(self, rates: Array, sizes: tuple[int, ...]) -> Coefficients:
+        if self.models is None:
+            return Coefficients(
+                self.update, self.l2, self.backend, rates.tolist(), sizes
+            )
+        return ManyCoefficients(self.update, self.models, self.backend, rates, sizes)

@@ -37,7 +37,8 @@ def _led(factors: Array, blocks: Blocks, margins: Array) -> Array:
     states = factors.shape[1]
     spread = np.repeat(factors, blocks.sizes, axis=0)
     parts = margins.astype(np.float64).reshape(len(margins), states, -1)
-    total: Array = np.einsum("ms,msk->mk", spread, parts)
+    columns = "k" * (spread.ndim - 2)  # several models have factors of their own
+    total: Array = np.einsum(f"ms{columns},msk->mk", spread, parts)
     return total
 
 
@@ -53,7 +54,8 @@ def corrections(
             continue
         words = gram[blocks.gram_starts[j] : blocks.gram_starts[j + 1]]
         panel = words.astype(np.float64).reshape(last - first, first)
-        couple = np.repeat(unrolled.couple[j], blocks.sizes[:j])[:, None]
+        couple = np.repeat(unrolled.couple[j], blocks.sizes[:j], axis=0)
+        couple = couple.reshape(first, -1)
         scaled = exact[:first] * couple
         total[first:last] = panel @ scaled
         size[first:last] = np.sqrt(np.square(panel) @ np.square(scaled))
@@ -72,7 +74,11 @@ def intercepts(
     for j, (first, last) in enumerate(pairwise(blocks.starts)):
         out[first:last] = unrolled.probe @ at
         pull = exact[first:last].sum(axis=0)
-        at = unrolled.free[j] @ at + np.multiply.outer(unrolled.push[j], pull)
+        free = unrolled.free[j]
+        if free.ndim > 2:  # of several models
+            at = np.einsum("pqk,qk->pk", free, at) + unrolled.push[j] * pull
+        else:
+            at = free @ at + np.multiply.outer(unrolled.push[j], pull)
     return out
 
 

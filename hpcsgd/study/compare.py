@@ -16,6 +16,8 @@ from hpcsgd.callbacks import Callback
 from hpcsgd.comm import open_world
 from hpcsgd.comm.base import Communicator
 from hpcsgd.config import RunConfig
+from hpcsgd.coordinate.checks import form_of
+from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.errors import ConfigError, HpcsgdError
 from hpcsgd.files import write_text
 from hpcsgd.result import Result, Status, finite
@@ -175,7 +177,7 @@ def compare(
     """
     check(settings, repeats, allow_unequal)
     comm = world if world is not None else open_world(settings[0].config.run.comm)
-    comm.together(lambda: [resolve(s.config, comm) for s in settings])
+    comm.together(lambda: _look_up(settings, comm))
     results: dict[str, list[Result]] = {setting.name: [] for setting in settings}
     for number in range(1, repeats + 1):
         for setting in settings:
@@ -196,6 +198,15 @@ def check(settings: Sequence[Setting], repeats: int, allow_unequal: bool) -> Non
     check_names(settings)
     if not allow_unequal:
         check_equal_batch(settings)
+
+
+def _look_up(settings: Sequence[Setting], world: Communicator) -> None:
+    """Refuse what is unknown, or does not fit, before anything is trained."""
+    for setting in settings:
+        if setting.config.update.kind == COORDINATE:
+            form_of(setting.config, world.size)
+        else:
+            resolve(setting.config, world)
 
 
 def _placed(setting: Setting, out: str | Path | None, number: int) -> RunConfig:

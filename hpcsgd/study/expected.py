@@ -6,6 +6,7 @@ from typing import Any
 from hpcsgd.precision import Precision
 from hpcsgd.products import GATHERS, RECURS
 from hpcsgd.schedule import Schedule
+from hpcsgd.verify.gradients import KIND, gradient_traffic
 from hpcsgd.verify.traffic import Shape, expected
 
 Report = Mapping[str, Any]
@@ -15,8 +16,8 @@ def expected_traffic(report: Report) -> dict[str, int] | None:
     """Calls, words and bytes of rank 0 for products and agreement.
 
     `report` is a run's JSON document. None where no formula holds: a run that did not
-    get to its end, was resumed or fell back, or whose members hold unlike numbers of
-    stored values.
+    get to its end, was resumed or fell back, whose gradients were encoded, or whose
+    members hold unlike numbers of stored values.
     """
     if report["status"] != "completed" or report["resumes"] or report["events"]:
         return None
@@ -25,7 +26,20 @@ def expected_traffic(report: Report) -> dict[str, int] | None:
     if _circles(report) is None:
         return None
     shape = _shape(report)
-    by_purpose = expected(shape, [_leg(report, shape)]).values()
+    counts = expected(shape, [_leg(report, shape)])
+    if shape.agreement["kind"] == KIND:
+        told = report["agreement"]
+        if told["codec"] != "identity" or report["config"]["codec"]["feedback"] == "on":
+            return None
+        counts |= gradient_traffic(
+            shape,
+            epochs=report["schedule"]["epochs"],
+            members=report["grid"]["members"],
+            product=report["products"],
+            buckets=told["buckets"],
+            twice=report["config"]["run"]["reproducible"],
+        )
+    by_purpose = counts.values()
     return {
         figure: sum(count[figure] for count in by_purpose)
         for figure in ("calls", "words", "bytes")

@@ -10,7 +10,12 @@ from hpcsgd.study.points import Point
 SCHEMA = 1
 Report = Mapping[str, Any]
 # What a run calls its end, and what a study makes of it.
-STATUS = {"completed": "finished", "stopped": "finished", "diverged": "diverged"}
+STATUS = {
+    "completed": "finished",
+    "converged": "finished",
+    "stopped": "finished",
+    "diverged": "diverged",
+}
 FIGURES = (
     *("epochs", "iterations", "exchanges", "loss", "seconds", "seconds_setup"),
     *("seconds_evaluate", "seconds_wall", "seconds_by_phase", "peak_rss_bytes"),

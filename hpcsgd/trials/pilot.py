@@ -28,11 +28,13 @@ from hpcsgd.data.memory import MemoryReader
 from hpcsgd.data.readers import RowReader, is_sparse, row_words
 from hpcsgd.data.targets import LABELLED, MOST_CLASSES
 from hpcsgd.families import get_family
+from hpcsgd.polish.settings import PolishConfig
 from hpcsgd.precision import PrecisionConfig
 from hpcsgd.products.choose import ProductsConfig
 from hpcsgd.result import Result
 from hpcsgd.session import Session
 from hpcsgd.start import Start
+from hpcsgd.stopping import StopConfig
 from hpcsgd.timing import Clock
 
 Array = NDArray[Any]
@@ -196,6 +198,8 @@ def pilot_config(config: RunConfig, rows: int, members: int) -> RunConfig:
         products=ProductsConfig(kind="gram", look_ahead="off"),
         sampling=replace(config.sampling, mode="shuffle-once"),
         agreement=AgreementConfig(),
+        polish=PolishConfig(),
+        stop=StopConfig(),
         # One that fell back would be a pilot of something else.
         run=RunSection(
             comm="threads", record=0, timeout=0.0, gap_every=0, fall_back=False

@@ -17,9 +17,11 @@ from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import GridConfig, RunConfig, RunSection
 from hpcsgd.errors import ConfigError
+from hpcsgd.polish.settings import PolishConfig
 from hpcsgd.precision import PrecisionConfig
 from hpcsgd.products.choose import ProductsConfig
 from hpcsgd.result import Result, Status
+from hpcsgd.stopping import StopConfig
 from hpcsgd.trials.pilot import Sample, in_silence
 
 log_ = logging.getLogger(__name__)
@@ -172,6 +174,8 @@ def _short(config: RunConfig, way: Way) -> RunConfig:
         grid=GridConfig(replicas=way.replicas),
         products=ProductsConfig(kind="direct", look_ahead="off"),
         agreement=AgreementConfig(),
+        polish=PolishConfig(),
+        stop=StopConfig(),
         precision=PrecisionConfig(recipe="fp32"),
         run=run,
     )

@@ -8,6 +8,7 @@ from hpcsgd.updates.linear import (
     NesterovClassic,
     Sgd,
 )
+from hpcsgd.updates.svrg import Svrg
 from hpcsgd.updates.unroll import Unrolled, unroll
 
 UPDATES: dict[str, type[LinearUpdate]] = {
@@ -15,6 +16,7 @@ UPDATES: dict[str, type[LinearUpdate]] = {
     "momentum": HeavyBall,
     "nesterov": Nesterov,
     "nesterov-classic": NesterovClassic,
+    "svrg": Svrg,
 }
 
 

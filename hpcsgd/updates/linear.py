@@ -19,6 +19,7 @@ class LinearUpdate:
 
     momentum: float = 0.0
     states = 1  # w alone, or (w, v)
+    is_anchored = False  # True: residuals are less those at the second state
 
     def transition(self, rate: float, l2: float) -> Array:
         """M_k, states × states."""

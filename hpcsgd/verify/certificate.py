@@ -16,6 +16,7 @@ from hpcsgd.files import write_text
 from hpcsgd.products import GATHERS
 from hpcsgd.result import finite
 from hpcsgd.run_folder import CERTIFICATE
+from hpcsgd.sweeps.settings import split_of
 from hpcsgd.verify import loss, traffic
 from hpcsgd.verify.replay import compare
 from hpcsgd.verify.scene import Scene, open_scene
@@ -126,7 +127,12 @@ def _checks(scene: Scene, reader: RowReader, count: int, seed: int) -> Iterator[
     yield _model(scene)
     source = None
     if (reader.rows, reader.cols) == (scene.shape.rows, scene.shape.columns):
-        source = open_source(reader, scene.family, scene.precision)
+        source = open_source(
+            reader,
+            scene.family,
+            scene.precision,
+            split_of(scene.config.sweep, scene.config.sampling),
+        )
     data = _data(scene, reader, source)
     yield data
     yield _traffic(scene, source if data.ok else None)
@@ -213,7 +219,9 @@ def _loss(scene: Scene, source: Source) -> Check:
             "loss", None, {}, f"a run {result.status.value} takes no last loss"
         )
     w, b = scene.model()
-    now, allowed = loss.recompute(source, scene.family, w, b, scene.config.problem.l2)
+    problem = scene.config.problem
+    found = loss.recompute(source, scene.family, w, b, problem.l2, problem.l1)
+    now, allowed = found
     deviation = abs(now - result.loss)
     figures = {
         "reported": result.loss,

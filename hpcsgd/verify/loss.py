@@ -16,13 +16,19 @@ UNIT = 2.0**-53
 
 
 def recompute(
-    source: Source, family: Family, weights: Array, intercept: Array, l2: float
+    source: Source,
+    family: Family,
+    weights: Array,
+    intercept: Array,
+    l2: float,
+    l1: float = 0.0,
 ) -> tuple[float, float]:
     """The loss of the model w (d, K), intercept (K,); and the tolerance on it."""
     sums = np.zeros(3, dtype=L)
     for rows, X in source.blocks():
         sums += _block(source, family, rows, X, weights, intercept)
-    penalty = L(l2) / 2 * np.sum(np.square(weights.astype(L)))
+    wide = weights.astype(L)
+    penalty = L(l2) / 2 * np.sum(np.square(wide)) + L(l1) * np.sum(np.abs(wide))
     allowed = SAFETY * UNIT * (sums[1] / sums[2] + penalty)
     return float(sums[0] / sums[2] + penalty), float(allowed)
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.config import RunConfig
+from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.data.partition import split_range
 from hpcsgd.data.sampling import plan_groups
 from hpcsgd.errors import DataError
@@ -136,10 +137,20 @@ def _by_windows(rng: np.random.Generator, rows: int, block: int, window: int) ->
 def open_scene(folder: Path) -> Scene:
     """Read the folder; a run without a recording is refused."""
     result = load_result(folder)
+    if result.config["update"]["kind"] == COORDINATE:
+        raise DataError(
+            f"{folder} is of a coordinate form, and verify replays SGD; what it found"
+            " has its gap in the history, and hpcsgd evaluate takes the loss again"
+        )
     if result.config["update"].get("clip", "none") != "none":
         raise DataError(
             f"{folder} is of a run that clipped its gradients, and verify replays plain"
             " SGD; verify a run with update.clip = 'none'"
+        )
+    if "models" in result.report:
+        raise DataError(
+            f"{folder} is of a sweep, and verify replays one model; train the model in"
+            " question with hpcsgd train and verify that run"
         )
     if not (folder / NAME).exists():
         raise DataError(

@@ -9,6 +9,7 @@ import numpy as np
 from hpcsgd.backends.looks import weigh
 from hpcsgd.csr import Csr
 from hpcsgd.data.fingerprint import Fingerprint
+from hpcsgd.data.folds import Split
 from hpcsgd.data.readers import CHUNK_BYTES, RowReader, is_sparse
 from hpcsgd.data.sparse_block import pieces
 from hpcsgd.data.targets import encode_targets
@@ -17,6 +18,7 @@ from hpcsgd.precision import Precision
 from hpcsgd.storage import decode, encode
 
 L = np.longdouble
+WHOLE = Split()
 
 
 @dataclass(frozen=True)
@@ -74,14 +76,19 @@ class Source:
         return seen.total(self.reader.rows, self.reader.cols, lambda own: [own])
 
 
-def open_source(reader: RowReader, family: Family, precision: Precision) -> Source:
+def open_source(
+    reader: RowReader, family: Family, precision: Precision, split: Split = WHOLE
+) -> Source:
     """The columns of the whole data, encoded and rounded as a run does."""
     every, working = slice(0, reader.rows), precision.working
     encoded, _ = encode_targets(
         reader.targets(every), family.targets, 0, lambda own: [own]
     )
     c, o = reader.sample_weight(every), reader.offset(every)
-    c = np.ones(reader.rows) if c is None else c * (reader.rows / float(c.sum()))
+    c = np.ones(reader.rows) if c is None else c
+    if not split.is_whole:
+        c = c * ~split.kept_apart(every)[:, 0]
+    c = c * (reader.rows / float(c.sum()))
     o = np.zeros(reader.rows) if o is None else o
     return Source(
         reader,

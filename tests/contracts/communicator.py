@@ -76,6 +76,28 @@ def exchanges_pieces(world):
                 )
 
 
+def deals_unequal_pieces(world):
+    """Rank q has q + 2r words for rank r, and none for itself where q is 0."""
+    p, own = world.size, world.rank
+    counts = [own + 2 * r for r in range(p)]
+    received = [r + 2 * own for r in range(p)]
+    for dtype in (np.float32, np.float64, np.int64, np.uint16):
+        pieces = np.repeat([10 * own + r for r in range(p)], counts).astype(dtype)
+        out = np.empty(sum(received), dtype=dtype)
+        before = world.ledger.as_dict()["control"]
+        assert world.deal(pieces, counts, out, received, "control") is out
+        expected = np.repeat([10 * r + own for r in range(p)], received)
+        np.testing.assert_array_equal(out, expected)
+        after = world.ledger.as_dict()["control"]
+        assert after["calls"] - before["calls"] == (p > 1)
+        if p > 1:
+            assert after["words"] - before["words"] == pieces.size
+            moved = after["wire_bytes"] - before["wire_bytes"]
+            assert moved == pieces.nbytes - counts[own] * pieces.itemsize
+    with pytest.raises(TransportError, match="plan both once"):
+        world.deal(np.zeros(1), [2] * p, np.zeros(2 * p), [2] * p, "control")
+
+
 NARROW = {"bf16": 2, "fp16": 2, "fp8-e4m3": 1, "fp8-e5m2": 1}  # format -> bytes
 
 
@@ -309,6 +331,7 @@ CHECKS = [
     books_workspaces_as_sums,
     keeps_copies,
     exchanges_pieces,
+    deals_unequal_pieces,
     sums_in_narrow_formats,
     books_narrow_sums_as_two_calls,
 ]

@@ -60,13 +60,14 @@ class Stall(hpcsgd.Callback):
 
 
 def stall_while_loading(action):
-    load_block = hpcsgd.load.load_block
+    load = sys.modules["hpcsgd.load"]
+    load_block = load.load_block
 
     def stuck(*arguments, **options):
         action()
         return load_block(*arguments, **options)
 
-    hpcsgd.load.load_block = stuck
+    load.load_block = stuck
 
 
 def main(how, timeout, folder):

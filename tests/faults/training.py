@@ -9,6 +9,7 @@ import faulthandler
 import os
 import resource
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -73,13 +74,14 @@ class Slow(hpcsgd.Callback):
 
 
 def remember_blocks():
-    load_block = hpcsgd.load.load_block
+    load = sys.modules["hpcsgd.load"]
+    load_block = load.load_block
 
     def remembering(*arguments, **options):
         BLOCKS.append(load_block(*arguments, **options))
         return BLOCKS[-1]
 
-    hpcsgd.load.load_block = remembering
+    load.load_block = remembering
 
 
 def slow_disk(seconds):

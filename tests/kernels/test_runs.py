@@ -76,6 +76,27 @@ def test_momentum(devices, update, family, kind, members):
     assert kind == "gram" or words[0] == words[1]  # whole tiles of the Gram travel
 
 
+@pytest.mark.parametrize("members, kind", [(1, "direct"), (2, "gram")])
+@pytest.mark.parametrize("update", ["sgd", "nesterov"])
+def test_l1_and_bounds_are_the_hosts(devices, members, kind, update):
+    """The weights come, are mapped, and go back."""
+    problem = make_problem("logistic", n=37, d=13)
+    bent = {"intercept": True, "l1": 0.02, "l2": 0.01, "upper": (0.005,) * 13}
+    config = on_gpu(
+        problem,
+        problem=bent,
+        products={"kind": kind},
+        schedule={"steps": 1, "epochs": 2},
+        update={"kind": update, "momentum": 0.8},
+    )
+    found = train_on(members, config, problem, weights=True)
+    flat = on_gpu(problem, problem={**bent, "upper": 0.005}, schedule={"epochs": 2})
+    flat = replace(config, problem=flat.problem)
+    exact = oracle_for(flat, problem, weights=True)
+    assert relative_error(found, exact) <= 2e-5
+    assert (found.weights == 0.0).any() and (found.weights == np.float32(0.005)).any()
+
+
 @pytest.mark.parametrize("form", ["fp16", "fp8-e4m3", "fp8-e5m2"])
 def test_a_matrix_that_is_stored_times_a_power_of_two(devices, form):
     """The values that are stored are those of the host, and so are the weights."""
@@ -328,3 +349,18 @@ def test_collectives_are_looked_at_before_the_host_waits(devices, monkeypatch):
     train_on(2, on_gpu(problem, run={"transport": "nccl"}), problem)
     assert len(settled) == 2 * 2  # the world by its proof, members by the run
     assert len(ended) == 2 * 3  # of the world, of members, of replicas, on two ranks
+
+
+def test_the_finisher_begins_with_weights_of_a_device(devices):
+    """They come to the host for it; the optimum is that of a run without a GPU."""
+    problem = make_problem("logistic", n=37, d=13)
+    sections = {
+        "problem": {"intercept": True, "l2": 0.01},
+        "polish": {"kind": "lbfgs", "tol": 1e-11},
+    }
+    found = train_on(1, on_gpu(problem, **sections), problem)
+    host = on_gpu(problem, **sections, run={"device": "cpu"})
+    expected = train_on(1, host, problem)
+    assert found.report["polish"]["ended"] == "converged"
+    assert found.weights.dtype == np.float64
+    np.testing.assert_allclose(found.weights, expected.weights, atol=1e-9)

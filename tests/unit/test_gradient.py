@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.agreement.buckets import Buffer, bucket_count
+from hpcsgd.agreement.overlap import Overlap
 from hpcsgd.api import train
 from hpcsgd.callbacks import Callback, Wish
 from hpcsgd.comm.delayed import Delayed, Network
@@ -135,31 +136,51 @@ def behind_a_network(world):
     return Delayed(world, Network(alpha=1e-4, bandwidth=1e9))
 
 
-def test_transfers_hide_behind_the_tiles_to_come(monkeypatch):
-    """A slow network and slow tiles: with several buckets most of it is hidden."""
-    import time
+def test_transfers_are_those_that_the_network_charged():
+    problem = make_problem("logistic", n=24, d=8)
+    config = agreed(problem, 2, agreement={"bucket": 8 * 2.0**-20})
+    result = train_on(2, config, problem, world_hook=behind_a_network)
+    said, sent = result.report["agreement"], result.ledger["agreement"]
+    assert said["transfer_by"] == "network"
+    charged = sent["calls"] * 1e-4 + sent["wire_bytes"] / 1e9
+    assert said["transfer_seconds"] == pytest.approx(charged)
+    assert 0 <= said["hidden_seconds"] <= said["transfer_seconds"]
 
-    from hpcsgd.agreement.gradient import Gradient
 
-    problem, shares = make_problem("logistic", n=24, d=8), []
-    add = Gradient._add
+class Told:
+    """A communicator that was told what its network takes; None: it has none."""
 
-    def slowly(self, gradient, rows, residuals):
-        time.sleep(0.004 * len(gradient) / 8)
-        add(self, gradient, rows, residuals)
+    charged = None
 
-    monkeypatch.setattr(Gradient, "_add", slowly)
-    for bucket in (8 * 8 * 2.0**-20, 8 * 2.0**-20):
-        config = agreed(problem, 2, agreement={"bucket": bucket})
-        result = train_on(2, config, problem, world_hook=behind_a_network)
-        said = result.report["agreement"]
-        assert said["transfer_by"] == "network"
-        calls = result.ledger["agreement"]["calls"]
-        bytes_ = result.ledger["agreement"]["wire_bytes"]
-        charged = calls * 1e-4 + bytes_ / 1e9
-        assert said["transfer_seconds"] == pytest.approx(charged)
-        shares.append(said["hidden_share"])
-    assert shares[0] == 0.0 < shares[1]
+
+@pytest.mark.parametrize("charges", [None, (3.0, 2.0)])
+def test_what_is_hidden_is_what_nobody_stood_still_for(charges):
+    """Two messages: 10 seconds are computed behind the first, 1 behind the second."""
+    now, group = [0.0], Told()
+    overlap = Overlap(group, lambda: now[0])
+
+    def passes(seconds, charge=0.0):
+        now[0] += seconds
+        if group.charged is not None:
+            group.charged += charge
+
+    if charges:
+        group.charged = 0.0
+    for charge, computed in zip(charges or (0.0, 0.0), (9.0, 1.0), strict=True):
+        with overlap.posting():
+            passes(0.5, charge)
+        passes(computed)
+    with overlap.waiting():
+        passes(0.25)
+    with overlap.waiting():
+        passes(4.0)
+    facts = overlap.facts()
+    if charges:
+        assert facts["transfer_seconds"] == 5.0
+        assert facts["hidden_seconds"] == (3.0 - 0.75) + 0.0
+    else:
+        assert facts["transfer_seconds"] == (0.5 + 9.0 + 0.5 + 1.0 + 0.25) + 5.75
+        assert facts["hidden_seconds"] == (11.25 - 0.75) + (5.75 - 4.5)
 
 
 # ---------------------------------------------------------------------- endings
@@ -286,3 +307,35 @@ def test_explicit_settings_win_over_those_that_a_method_merely_suggests(monkeypa
     assert RunConfig.parse({**asked, "codec": {"feedback": "off"}}).codec.feedback == (
         "off"
     )
+
+
+# ---------------------------------------------------------------------- formulas
+
+
+@pytest.mark.parametrize("replicas, members", [(1, 2), (2, 1), (3, 1), (2, 2), (3, 2)])
+@pytest.mark.parametrize("kind", ["direct", "gather", "gather-once"])
+def test_a_study_knows_what_a_run_must_have_said(replicas, members, kind):
+    from hpcsgd.study.expected import expected_traffic
+
+    problem = make_problem("softmax")
+    config = agreed(
+        problem,
+        replicas,
+        members,
+        products={"kind": kind},
+        problem={"intercept": True},
+        agreement={"accumulate": 2, "bucket": 8 * 8 * 2.0**-20},
+    )
+    result = train_on(replicas * members, config, problem)
+    expected = expected_traffic(result.as_dict())
+    for figure, value in expected.items():
+        said = sum(result.ledger[p][figure] for p in ("products", "agreement"))
+        assert said == value, figure
+
+
+def test_no_formula_holds_for_words_that_are_encoded():
+    from hpcsgd.study.expected import expected_traffic
+
+    problem = make_problem("logistic")
+    result = train_on(2, coded(problem, "bf16", 2), problem)
+    assert expected_traffic(result.as_dict()) is None

@@ -162,3 +162,23 @@ def test_what_fits_is_left_alone():
     problem = make_problem("gaussian")
     result = train_on(2, config_for(problem), problem)
     assert np.isfinite(result.loss)
+
+
+def test_a_finisher_is_counted():
+    """Its scores stay beside the rows, and forty vectors beside the weights."""
+    import numpy as np
+
+    from hpcsgd.comm.grid import Grid
+    from hpcsgd.comm.serial import SerialCommunicator
+    from hpcsgd.config import RunConfig
+    from hpcsgd.data.memory import MemoryReader
+    from hpcsgd.memory import predict
+
+    reader = MemoryReader(np.zeros((500, 40)), np.zeros(500))
+
+    def need(kind):
+        config = RunConfig.parse({"polish": {"kind": kind}})
+        grid = Grid(SerialCommunicator(), 1, 1)
+        return predict(grid, reader, config, config.precision.resolve(), 1).total
+
+    assert need("lbfgs") - need("none") == 8 * (8 * 500 + 48 * 40)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcsgd.errors import ConfigError
-from hpcsgd.penalties import Ridge
+from hpcsgd.penalties import Penalty
 from hpcsgd.rates import RATES, RateConfig, make_rate
 
 
@@ -38,7 +38,7 @@ def test_formulas():
     "wrong",
     [
         {"kind": "steep"},
-        {"value": 0.0},
+        {"value": -1.0},
         {"value": float("nan")},
         {"decay": -1.0},
         {"warmup": -1},
@@ -97,10 +97,10 @@ def test_rates_that_are_not_finite(wrong):
 def test_penalties(l2, weights):
     w = np.array(weights, dtype=np.float32).reshape(-1, 1)
     expected = l2 / 2 * float(np.sum(w.astype(float) ** 2))
-    assert Ridge(l2).value(w) == pytest.approx(expected, rel=1e-12)
-    assert Ridge().value(w) == 0.0
+    assert Penalty(l2).value(w) == pytest.approx(expected, rel=1e-12)
+    assert Penalty().value(w) == 0.0
 
 
 def test_a_penalty_is_summed_in_float64():
     w = np.full((1000, 1), 1e30, dtype=np.float32)
-    assert Ridge(2.0).value(w) == pytest.approx(1e63, rel=1e-6)
+    assert Penalty(2.0).value(w) == pytest.approx(1e63, rel=1e-6)

@@ -51,6 +51,23 @@ def test_the_exchange_is_finished_and_the_result_says_why(number, status, code):
     assert len(result.history) == 1
 
 
+def test_a_finisher_hears_them():
+    """No exchange comes any more, and its passes may take as long as one."""
+
+    class Late(Callback):
+        def on_evaluate(self, view):
+            if view.history[-1].get("passes") == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    problem = make_problem("logistic")
+    config = config_for(problem, polish={"kind": "lbfgs", "tol": 0.0})
+    with Signals() as signals:
+        given = {"X": problem.X, "y": problem.y, "callbacks": [Late(), signals]}
+        result = train(config, **given)
+    assert result.status is Status.PREEMPTED
+    assert result.report["polish"]["passes"] == 3
+
+
 def test_handlers_are_put_back():
     before = {number: signal.getsignal(number) for number in WISHES}
     threads = threading.active_count()

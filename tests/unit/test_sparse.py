@@ -11,7 +11,7 @@ import pytest
 from scipy import sparse as sp
 
 import hpcsgd
-from hpcsgd import load, memory
+from hpcsgd import memory
 from hpcsgd.backends import cpu, sparse
 from hpcsgd.backends.host import HostBackend
 from hpcsgd.build import build
@@ -26,6 +26,7 @@ from hpcsgd.data.fingerprint import Fingerprint
 from hpcsgd.data.memory import MemoryReader
 from hpcsgd.data.readers import row_words, stored_in
 from hpcsgd.errors import DataError
+from hpcsgd.load import DENSE_PAYS
 from hpcsgd.precision import RECIPES
 from hpcsgd.products.choose import choose
 from hpcsgd.products.sparse_rows import pack, unpack
@@ -326,7 +327,7 @@ def test_the_threshold_is_the_measured_one():
     rows = json.loads(path.read_text())["figures"]
     rows = [r for r in rows if r["part"] == "exchange" and r["width"] >= 1000]
     for way, least in (("csr", "kernels"), ("scipy", "SciPy")):
-        least, _ = load.DENSE_PAYS[least]
+        least, _ = DENSE_PAYS[least]
         ratios = [(r["density"], spent(r, "dense") / spent(r, way)) for r in rows]
         below = [ratio for density, ratio in ratios if density < least]
         above = [ratio for density, ratio in ratios if density > least]

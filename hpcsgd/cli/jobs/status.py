@@ -7,9 +7,11 @@ from typing import Any
 
 from hpcsgd.cli.jobs.table import table
 from hpcsgd.jobs.status import BAD, State, states
-from hpcsgd.result import finite
+from hpcsgd.result import Status, finite
 
 HEADS = ("job", "name", "state", "code", "starts", "elapsed", "nodes", "run")
+
+GOOD = [status.value for status in Status if status.is_good]
 
 
 def add_parser(actions: Any) -> None:
@@ -54,7 +56,7 @@ def _row(state: State) -> list[str]:
 def _progress(state: State) -> str:
     """How far its run is, or how many of several are done."""
     if len(state.facts) > 1:
-        done = sum(facts.get("status") == "completed" for facts in state.facts)
+        done = sum(facts.get("status") in GOOD for facts in state.facts)
         return f"{done} of {len(state.facts)} completed"
     facts = state.facts[0] if state.facts else {}
     if not facts or facts.get("epoch") is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from hpcsgd.study.account import TRAFFIC
 
-GOOD = ("finished", "completed", "stopped")
+GOOD = ("finished", "completed", "converged", "stopped")
 METHODS = {
     "sgd": "SGD",
     "casgd": "CA-SGD",

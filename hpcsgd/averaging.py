@@ -1,0 +1,130 @@
+"""The mean of the last iterates: less noise than any of them, at no message.
+
+With a constant rate SGD ends by wandering around the optimum; the mean over the last
+part of a run lies closer to its middle. It is one more array beside the weights, and a
+run keeps whichever has the lower F, the mean or the last iterate.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hpcsgd.backends.base import Backend
+from hpcsgd.errors import ConfigError
+from hpcsgd.evaluation import Evaluation, numbers
+from hpcsgd.products.base import Array, State
+from hpcsgd.products.hooks import Hook
+
+KINDS = ("none", "tail")
+WEIGHTS, INTERCEPT = "average", "average_intercept"  # in `state.memory`
+
+
+@dataclass(frozen=True)
+class AverageConfig:
+    """Which iterates are averaged."""
+
+    kind: str = "none"  # tail: those of the last part of the run
+    share: float = 0.5  # that part; larger = less noise, more of the way there
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(
+                f"[average] kind = {self.kind!r}; known: {', '.join(KINDS)}"
+            )
+        if not 0.0 < self.share <= 1.0:
+            raise ConfigError(
+                f"[average] share = {self.share!r} must be above 0 and at most 1;"
+                " 0.5 averages the last half of a run"
+            )
+
+
+@dataclass
+class TailAverage(Hook):
+    """Averages the weights after each exchange in which replicas agreed."""
+
+    evaluation: Evaluation
+    backend: Backend
+    first: int  # exchanges that are left out
+    every: int  # exchanges between two iterates of the mean
+    columns: int  # K
+    own: slice  # this member's columns within the weights it holds
+    said: dict[str, Any] = field(default_factory=dict)
+
+    def prepare(self, state: State) -> None:
+        """Kept in the memory of the state, so that checkpoints hold it.
+
+        An intercept is a row of its own in every column, as all memory is.
+        """
+        height = len(state.weights)
+        state.memory[WEIGHTS] = np.zeros((height, self.columns))
+        if state.intercept is not None:
+            state.memory[INTERCEPT] = np.zeros((height, self.columns))
+
+    def after_exchange(self, state: State, exchanges: int) -> None:
+        """mean ← mean + (w − mean) / count."""
+        count = self._count(exchanges)
+        if not count or exchanges % self.every:
+            return
+        _move(state.memory[WEIGHTS], state.weights[:, : self.columns], 1.0 / count)
+        if state.intercept is not None:
+            _move(state.memory[INTERCEPT], state.intercept[:1], 1.0 / count)
+
+    def settle(self, state: State, exchanges: int) -> None:
+        """The mean for the last iterate, in every model whose F says so."""
+        if not self._count(exchanges):
+            return
+        weights, intercept = self._rounded(state)
+        last = self._losses_now(state, exchanges)
+        mean = self._losses(weights, intercept)
+        better = np.isfinite(mean) & ~(mean >= last)
+        self._tell(better, mean, last, exchanges)
+        if not better.any():
+            return
+        chosen = np.flatnonzero(np.repeat(better, self.columns // len(better)))
+        state.weights[:, chosen] = weights[:, chosen]
+        if state.intercept is not None and intercept is not None:
+            state.intercept[0, chosen] = intercept[0, chosen]
+        self.evaluation.measured_at = -1  # the loss at hand is not of these
+
+    def facts(self) -> dict[str, Any]:
+        """Which of both was kept."""
+        return {"average": dict(self.said)}
+
+    def _count(self, exchanges: int) -> int:
+        """Iterates in the mean after so many exchanges."""
+        return max(exchanges // self.every - self.first // self.every, 0)
+
+    def _rounded(self, state: State) -> tuple[Array, Array | None]:
+        """The mean as the weights are stored, which is what F is asked of."""
+        weights = state.memory[WEIGHTS].astype(state.weights.dtype)
+        self.backend.round(weights, self.backend.precision.weights)
+        if state.intercept is None:
+            return weights, None
+        return weights, state.memory[INTERCEPT][:1].copy()
+
+    def _losses_now(self, state: State, exchanges: int) -> Array:
+        """F of the last iterate, which is known where it was just taken."""
+        known = self.evaluation
+        is_one = known.objective.models is None
+        if is_one and known.measured_at == exchanges and known.good is not None:
+            return np.array([known.good[2]])
+        return self._losses(state.weights[:, : self.columns], state.intercept)
+
+    def _losses(self, weights: Array, intercept: Array | None) -> Array:
+        """Of every model."""
+        first = None if intercept is None else intercept[0]
+        with np.errstate(all="ignore"):
+            return self.evaluation.objective.measure(weights[self.own], first).each
+
+    def _tell(self, better: Array, mean: Array, last: Array, exchanges: int) -> None:
+        kept = ["mean" if one else "last" for one in better]
+        found: dict[str, Any] = {"kept": kept, "loss_of_mean": numbers(mean)}
+        found["loss_of_last"] = numbers(last)
+        if self.evaluation.objective.models is None:
+            found = {name: values[0] for name, values in found.items()}
+        self.said |= {"iterates": self._count(exchanges), **found}
+
+
+def _move(mean: Array, towards: Array, share: float) -> None:
+    mean += share * (towards - mean)

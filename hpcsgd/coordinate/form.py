@@ -1,0 +1,68 @@
+"""What both coordinate forms give to the descent: items, ψ, and how good a point is."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hpcsgd.comm.base import Communicator
+from hpcsgd.coordinate.exchange import Point
+from hpcsgd.coordinate.items import Array, Items
+from hpcsgd.objective import Objective
+from hpcsgd.penalties import Penalty
+
+
+@dataclass(frozen=True)
+class Look:
+    """A model, and what is known of it, alike on all ranks."""
+
+    loss: float  # F on the exact values of the data
+    gradient: float  # norm of F's smallest subgradient
+    gap: float | None  # no less than F − F*; None: no bound is known
+
+
+class Form(ABC):
+    """One of the two, on the data that this rank holds."""
+
+    name: str
+    items: Items
+    members: Communicator  # the ranks that share the items
+    scale: float  # σ
+    separable: Any  # ψ
+    objective: Objective
+    worst: float  # F of the null model, less the least F of all: a gap's yardstick
+    steep: float = 0.0  # the gradient there; 0: that of the first look is taken
+    sweeps: int = 1  # over the items in an epoch
+
+    @abstractmethod
+    def begin(self, weights: Array | None = None) -> Point:
+        """The null model, or the point that stands for all columns of w, (d,)."""
+
+    @abstractmethod
+    def become(self, penalty: Penalty, point: Point) -> None:
+        """Go on with another penalty; the point stays the same, as far as it can."""
+
+    @abstractmethod
+    def model(self, point: Point) -> tuple[Array, Array | None]:
+        """This rank's columns of w, (d_c, 1), and the intercept, (1,)."""
+
+    def steepest(self) -> float:
+        """The largest slope of a column at the null model: an l1 that large holds all.
+
+        One pass over the rows, in float64, on exact values.
+        """
+        slope = self.objective.slope(*self.model(self.begin()))
+        own = float(np.abs(slope.weights).max(initial=0.0))
+        return float(max(self.objective.grid.world.exchange_objects(own)))
+
+    def prepare(self, point: Point) -> bool:
+        """Before the sweeps of an epoch; True where the items are others now."""
+        return False
+
+    def settle(self, point: Point) -> None:  # noqa: B027
+        """After them."""
+
+    @abstractmethod
+    def look(self, point: Point) -> Look:
+        """Its loss, subgradient and gap."""

@@ -1,0 +1,46 @@
+"""scikit-learn estimators: the home of scikit-learn.
+
+This file needs none, so that a saved model loads without it.
+"""
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from hpcsgd.errors import MissingPackage
+
+_NAMES = {
+    "GLM": "glm",
+    "GLM_CV": "glm_cv",
+    "GammaRegressor": "log_link",
+    "HuberRegressor": "least_squares",
+    "LinearRegression": "least_squares",
+    "LinearSVC": "classifiers",
+    "LogisticRegression": "classifiers",
+    "PoissonRegressor": "log_link",
+    "Ridge": "least_squares",
+}
+
+__all__ = sorted(_NAMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if not has_sklearn():
+        raise MissingPackage(
+            f"{name} needs scikit-learn; install it with: pip install 'hpcsgd[sklearn]'"
+        )
+    return getattr(import_module(f"{__name__}.{_NAMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+def has_sklearn() -> bool:
+    """Whether scikit-learn can be imported here."""
+    try:
+        return find_spec("sklearn") is not None
+    except ImportError:  # somebody refuses it
+        return False

@@ -1,0 +1,119 @@
+"""What a linear model says about rows, without scikit-learn: a saved one needs no more.
+
+Scores are t = X w + intercept + offset in float64, made block by block: rows of float32
+are never copied as a whole.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.data.memory import MemoryReader
+from hpcsgd.data.readers import row_words
+from hpcsgd.data.targets import LABELLED, Targets
+from hpcsgd.errors import DataError
+from hpcsgd.families import FAMILIES, get_family
+from hpcsgd.penalties import Penalty
+from hpcsgd.prediction import KINDS, Model, block_scores, blocks_of, check_columns
+
+Array = NDArray[Any]
+BLOCK_BYTES = 2**23  # of rows in float64 that are held at once
+LOG_LINK = ("poisson", "gamma")  # families that know an exposure
+PROBABLE = ("logistic", "probit", "softmax")  # labelled ones that know probabilities
+
+
+def is_labelled(family: str) -> bool:
+    """True where targets are labels; a family that nobody knows has none."""
+    return family in FAMILIES and get_family(family).targets in LABELLED
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A family and its coefficients, of which `coef` has a row for each column of t."""
+
+    family: str
+    coef: Array  # (d,) or (K, d)
+    intercept: Any  # scalar or (K,)
+    classes: Array | None = None
+
+    @property
+    def model(self) -> Model:
+        """As predictions of results have it: w is (d, K)."""
+        family = get_family(self.family)
+        coef = np.atleast_2d(np.asarray(self.coef, dtype=np.float64))
+        intercept = np.asarray(self.intercept, dtype=np.float64).reshape(-1)
+        labels = () if self.classes is None else tuple(range(len(self.classes)))
+        weights = np.ascontiguousarray(coef.T)
+        return Model(
+            family, weights, intercept, Targets(family.targets, labels), Penalty()
+        )
+
+    def scores(self, X: Any, offset: Array | None = None) -> Array:
+        """t, (n, K)."""
+        model = self.model
+        if is_on_device(X):
+            return model.scores(X, offset)
+        reader = MemoryReader(X, None, None, offset)
+        check_columns(model, reader)
+        blocks = blocks_of(slice(0, reader.rows), row_words(reader), BLOCK_BYTES)
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            return np.concatenate([block_scores(model, reader, r) for r in blocks])
+
+    def decision(self, X: Any, offset: Array | None = None) -> Array:
+        """What a classifier decides by: (n,) of the second of two, or (n, K)."""
+        scores = self.scores(X, offset)
+        if scores.shape[1] == 1:
+            return scores[:, 0]
+        # Two columns of scores say no more than their difference.
+        return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
+
+    def means(self, X: Any, offset: Array | None = None) -> Array:
+        """μ(t), (n,)."""
+        return KINDS["mean"](self.model, self.scores(X, offset))
+
+    def labels(self, X: Any, offset: Array | None = None) -> Array:
+        """The likeliest label of each row."""
+        decision = self.decision(X, offset)
+        places = decision.argmax(axis=1) if decision.ndim > 1 else decision > 0
+        return np.asarray(self.classes)[places.astype(np.intp)]
+
+    def probabilities(self, X: Any, offset: Array | None = None) -> Array:
+        """A column for each class."""
+        return KINDS["probability"](self.model, self.scores(X, offset))
+
+
+def is_on_device(X: Any) -> bool:
+    """True for an array in the memory of a GPU."""
+    return hasattr(X, "__cuda_array_interface__")
+
+
+def total_offset(offset: Any, exposure: Any, rows: int) -> Array | None:
+    """offset + log(exposure), or None where neither is given."""
+    parts = []
+    if offset is not None:
+        parts.append(column(offset, rows, "offset"))
+    if exposure is not None:
+        exposure = column(exposure, rows, "exposure")
+        if not (exposure > 0).all():
+            row = int(np.argmin(exposure > 0))
+            raise DataError(
+                f"exposure is {exposure[row]:g} at row {row} and must be above 0; give"
+                " such rows a sample_weight of 0 and any exposure, or drop them"
+            )
+        parts.append(np.log(exposure))
+    return sum(parts[1:], parts[0]) if parts else None
+
+
+def column(values: Any, rows: int, name: str) -> Array:
+    """`values` as `rows` finite numbers."""
+    found = np.asarray(values, dtype=np.float64)
+    if found.shape not in ((rows,), (rows, 1)):
+        raise DataError(
+            f"{name} has shape {found.shape} and X has {rows} rows; give {rows} values"
+        )
+    if not np.isfinite(found).all():
+        row = int(np.argmin(np.isfinite(found.reshape(-1))))
+        raise DataError(f"{name} is not finite at row {row}; mend it or drop that row")
+    return found.reshape(-1)

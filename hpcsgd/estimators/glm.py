@@ -1,0 +1,127 @@
+"""The generic estimator: any family by its name."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hpcsgd.estimators.generic import Generic
+
+
+class GLM(Generic):
+    """A generalized linear model of any family.
+
+    Minimises, with t_i = a_i·w + β + offset_i + log(exposure_i),
+
+        F(w, β) = (1/Σc) Σ c_i ℓ(t_i, y_i)
+                  + alpha (l1_ratio ‖w‖₁ + (1 − l1_ratio)/2 ‖w‖²)
+
+    | family | y | ℓ(t, y) |
+    |---|---|---|
+    | gaussian | numbers | (t − y)²/2 |
+    | huber | numbers | e²/2 where it is ≤ 1/2, else abs(e) − 1/2; e = t − y |
+    | poisson | counts ≥ 0 | eᵗ − y t |
+    | gamma | numbers > 0 | y e⁻ᵗ + t |
+    | logistic | two classes | log(1 + eᵗ) − y t |
+    | probit | two classes | −log Φ(±t) |
+    | squared-hinge | two classes | max(0, 1 ∓ t)²/2 |
+    | softmax | K classes | log Σ_k e^{t_k} − t_y |
+
+    It is a classifier or a regressor as its family is: the methods, the tags and the
+    shapes of its attributes are those of scikit-learn's classifiers or regressors.
+
+    Parameters
+    ----------
+    family : name of the family
+    class_weight : dict or "balanced", of families with classes
+
+    Attributes
+    ----------
+    coef_ : ndarray, (d,); of classes (1, d), of softmax (K, d)
+    intercept_ : float; of classes ndarray, (1,), of softmax (K,)
+    classes_ : ndarray, (K,), labels in ascending order, where there are classes
+    n_iter_ : int, passes over the data
+    history_ : list of records, one a pass: loss, gradient, gap ...
+    result_ : `hpcsgd.Result`, the run itself
+    n_features_in_, feature_names_in_ : as scikit-learn has them
+
+    Examples
+    --------
+    >>> from hpcsgd import GLM
+    >>> GLM(family="probit").fit([[0.0], [1.0], [2.0]], ["no", "no", "yes"]).classes_
+    array(['no', 'yes'], dtype='<U3')
+    """
+
+    def __init__(
+        self,
+        *,
+        family: str = "gaussian",
+        alpha: float = 1e-4,
+        l1_ratio: float = 0.0,
+        fit_intercept: bool = True,
+        class_weight: Any = None,
+        bounds: Any = None,
+        max_iter: int | None = None,
+        tol: float = 1e-9,
+        batch: int = 32,
+        steps: int | str = "auto",
+        rate: float | str = "auto",
+        solver: str = "auto",
+        average: str = "auto",
+        polish: bool | str = "auto",
+        hold_out: float = 0.0,
+        patience: int = 5,
+        precision: str | None = None,
+        device: str = "cpu",
+        warm_start: bool = False,
+        random_state: Any = 0,
+        callbacks: Any = None,
+        verbose: int = 0,
+        config: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        super().__init__(
+            alpha=alpha,
+            l1_ratio=l1_ratio,
+            fit_intercept=fit_intercept,
+            bounds=bounds,
+            max_iter=max_iter,
+            tol=tol,
+            batch=batch,
+            steps=steps,
+            rate=rate,
+            solver=solver,
+            average=average,
+            polish=polish,
+            hold_out=hold_out,
+            patience=patience,
+            precision=precision,
+            device=device,
+            warm_start=warm_start,
+            random_state=random_state,
+            callbacks=callbacks,
+            verbose=verbose,
+            config=config,
+        )
+        self.family = family
+        self.class_weight = class_weight
+
+    def partial_fit(
+        self,
+        X: Any,
+        y: Any,
+        classes: Any = None,
+        sample_weight: Any = None,
+        offset: Any = None,
+        exposure: Any = None,
+        *,
+        comm: Any = None,
+        layout: str = "replicated",
+        grid: Any = None,
+    ) -> "GLM":
+        """One epoch of CA-SGD over these rows, from where the model stands.
+
+        `classes` are all labels there will ever be, of families with classes; needed at
+        the first call only.
+        """
+        self._check_family(offset, exposure)
+        given = X, y, sample_weight, offset, exposure
+        self._partial_fit(*given, where=(comm, layout, grid), classes=classes)
+        return self

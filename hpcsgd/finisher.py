@@ -1,0 +1,181 @@
+"""What comes after the last step: the optimum itself, where that is asked for."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from hpcsgd.callbacks.base import View, Wish
+from hpcsgd.columns import Columns
+from hpcsgd.comm.ledger import Entry
+from hpcsgd.errors import ConfigError
+from hpcsgd.evaluation import Evaluation
+from hpcsgd.optimality import gap_of
+from hpcsgd.polish import newton
+from hpcsgd.polish.lbfgs import Ending, Lbfgs, Stand
+from hpcsgd.polish.point import Landscape, Point
+from hpcsgd.polish.rows import open_rows
+from hpcsgd.polish.settings import PolishConfig
+from hpcsgd.products.base import Array, State
+
+log = logging.getLogger(__name__)
+ONCE = {"on_all_ranks": True}  # all ranks would say it alike
+WISHES = (Wish.STOP, Wish.PREEMPT, Wish.INTERRUPT)
+Tell = Callable[[dict[str, Any]], Wish]
+
+REMEDY = {
+    Ending.PASSES: (
+        "%d passes were not enough (gradient %.2g of the residuals, not %.2g); raise"
+        " polish.passes, or set a ridge penalty (--l2)"
+    ),
+    Ending.STUCK: (
+        "after %d passes no lower loss was found (gradient %.2g of the residuals, not"
+        " %.2g); scores may lie beyond the range of exp: scale the columns, or lower"
+        " the rate"
+    ),
+}
+
+
+class Unfinished:
+    """The protocol, and what a run has that ends with its last step."""
+
+    facts: dict[str, Any] | None = None  # of what was done, for the report
+
+    def finish(self, state: State, view: View, tell: Tell) -> tuple[State, Wish]:
+        """The state to return, and the wish that ended it early.
+
+        `tell` takes what a record of the history says of a pass, and gives back what
+        callbacks of this rank wish.
+        """
+        return state, Wish.NONE
+
+
+UNFINISHED = Unfinished()
+
+
+class Finisher(Unfinished):
+    """L-BFGS or Newton from the last step's weights, in float64 on exact values."""
+
+    def __init__(
+        self, settings: PolishConfig, evaluation: Evaluation, columns: Columns
+    ) -> None:
+        self.settings = settings
+        self.evaluation = evaluation
+        self.columns = columns
+        self.gap: float | None = None  # where it was asked for, and is known
+
+    def finish(self, state: State, view: View, tell: Tell) -> tuple[State, Wish]:
+        """The optimum; every pass is told as an evaluation."""
+        evaluation, settings = self.evaluation, self.settings
+        said = evaluation.objective.grid.world.ledger.entries["evaluate"]
+        before = Entry(said.calls, said.words)
+        columns, objective = evaluation.columns, evaluation.objective
+        weights, intercept = _begin(state, evaluation)
+        land = Landscape(
+            open_rows(objective, columns), objective.penalty.l2, intercept is not None
+        )
+        steps = make_steps(land, settings, lambda stand: _asked(stand, view, tell))
+        point, ending = steps.run(weights, intercept)
+        final = self._settled(point, intercept is not None)
+        self._measure(final, steps, view)
+        more = {"gap": self.gap} if settings.gap else {}
+        self.facts = _facts(steps, ending, view, self.gradient) | {
+            "messages": said.calls - before.calls,
+            "words": said.words - before.words,
+            **more,
+        }
+        self._say(steps.last, ending)
+        tell({"gradient": self.gradient, **more, "passes": steps.passes})
+        return final, _granted(steps.last) if ending is Ending.ASKED else Wish.NONE
+
+    def _settled(self, point: Point, has_intercept: bool) -> State:
+        """The point as a state, its intercept the same bits on all ranks."""
+        weights, grid = point.weights, self.columns.grid
+        if self.columns.whole:
+            weights = Columns(grid, self.columns.parts, whole=False).join(weights)
+        intercept = grid.world.broadcast(point.intercept, 0, "evaluate")
+        return State(weights, intercept[None, :] if has_intercept else None)
+
+    def _measure(self, final: State, steps: Lbfgs, view: View) -> None:
+        """F and ‖∇F‖ anew, from the weights alone."""
+        objective, own = self.evaluation.objective, self.evaluation.own
+        intercept = None if final.intercept is None else final.intercept[0]
+        slope = objective.slope(final.weights[own], intercept)
+        self.gradient, view.loss = objective.norm(slope), slope.loss
+        if self.settings.gap:
+            self.gap = gap_of(objective, final.weights[own], intercept).gap
+        self.evaluation.clipped = slope.clips
+
+    def _say(self, stand: Stand, ending: Ending) -> None:
+        if ending in REMEDY:
+            figures = (stand.passes, stand.relative, self.settings.tol)
+            log.warning(f"polish: {REMEDY[ending]}", *figures, extra=ONCE)
+        else:
+            said = ("polish: %s after %d passes", ending.value, stand.passes)
+            log.info(*said, extra=ONCE)
+
+
+def make_steps(
+    land: Landscape, settings: PolishConfig, ask: Callable[[Stand], tuple[int, ...]]
+) -> Lbfgs:
+    """Those of the kind that was asked for; `auto` where there may be both."""
+    columns, scores = land.rows.objective.shard.total_columns, land.rows.columns
+    small = newton.is_small(columns, scores)
+    if settings.kind == "newton" and not small:
+        raise ConfigError(
+            f"[polish] kind = 'newton' takes at most {newton.MOST} variables, and here"
+            f" are {(columns + 1) * scores}; use kind = 'lbfgs'"
+        )
+    if settings.kind == "lbfgs" or not small:
+        return Lbfgs(land, settings, ask)
+    steps = newton.Newton(land, settings, ask)
+    steps.after = 0 if settings.kind == "newton" else newton.PATIENCE
+    return steps
+
+
+def _begin(state: State, evaluation: Evaluation) -> tuple[Array, Array | None]:
+    """This member's weights and the intercept, in float64.
+
+    Of classes, less their mean: scores that all grow by the same change nothing, and
+    what rounding has put there would have to be walked back along a flat direction.
+    """
+    found = state.weights[evaluation.own, : evaluation.columns].astype(np.float64)
+    intercept = None if state.intercept is None else state.intercept[0].copy()
+    if evaluation.columns > 1:
+        found -= found.mean(axis=1, keepdims=True)
+        if intercept is not None:
+            intercept -= intercept.mean()
+    return found, intercept
+
+
+def _asked(stand: Stand, view: View, tell: Tell) -> tuple[int, ...]:
+    """Tell of a pass; what this rank wishes, one word for each of the wishes."""
+    if stand.passes:
+        view.loss = stand.loss
+        wish = tell({"gradient": stand.gradient, "passes": stand.passes})
+    else:
+        wish = Wish.NONE
+    return tuple(int(wish is one) for one in WISHES)
+
+
+def _granted(stand: Stand) -> Wish:
+    """The largest that any rank has."""
+    heard = zip(WISHES, stand.wishes, strict=True)
+    return max((wish for wish, count in heard if count), default=Wish.NONE)
+
+
+def _facts(steps: Lbfgs, ending: Ending, view: View, gradient: float) -> dict[str, Any]:
+    return {
+        "kind": steps.settings.kind,
+        "ended": ending.value,
+        "passes": steps.passes,
+        "trials": steps.trials,
+        "loss_before": steps.first.loss,
+        "loss_after": view.loss,
+        "gradient_before": steps.first.gradient,
+        "gradient_after": gradient,
+        "relative_before": steps.first.relative,
+        "relative_after": steps.last.relative,
+        "tol": steps.settings.tol,
+    }

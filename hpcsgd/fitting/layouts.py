@@ -1,0 +1,283 @@
+"""What each rank has in memory, and how that becomes the block it trains on.
+
+replicated   all ranks have the same arrays; each takes its block of them
+rows         each rank has some rows, in rank order, with all columns
+columns      each rank has all rows of some columns, in rank order
+hdf5         a file that all ranks can read
+
+Whatever is wrong is found by all ranks together: each says what it has, all read it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.comm.base import Communicator
+from hpcsgd.comm.devices import place_on_grid
+from hpcsgd.config import RunConfig
+from hpcsgd.coordinate.checks import grid_of
+from hpcsgd.coordinate.settings import COORDINATE
+from hpcsgd.data.held import HeldReader
+from hpcsgd.data.memory import MemoryReader
+from hpcsgd.data.partition import split_by_weight, split_range
+from hpcsgd.data.readers import RowReader
+from hpcsgd.data.there import ThereReader, is_there
+from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.fitting.deal import Deal, deal_dense, deal_sparse
+
+Array = NDArray[Any]
+LAYOUTS = ("replicated", "rows", "columns", "hdf5")
+SIDES = ("y", "sample_weight", "offset")
+
+
+@dataclass(frozen=True)
+class Given:
+    """What one rank passed, as arrays."""
+
+    X: Any  # dense float array or SciPy CSR
+    sides: dict[str, Array | None]
+
+    @property
+    def outline(self) -> dict[str, Any]:
+        """What the others have to know of it."""
+        return {
+            "rows": self.X.shape[0],
+            "cols": self.X.shape[1],
+            "dtype": str(self.X.dtype),
+            "sparse": hasattr(self.X, "tocsr"),
+            "stored": int(self.X.nnz if hasattr(self.X, "nnz") else self.X.size),
+            **{name: None if c is None else len(c) for name, c in self.sides.items()},
+        }
+
+
+def open_layout(
+    layout: str, X: Any, sides: Mapping[str, Any], config: RunConfig
+) -> Callable[[Communicator], RowReader]:
+    """What opens the data on the ranks of a world; the pieces travel once."""
+    if layout not in LAYOUTS or layout == "hdf5":
+        known = ", ".join(LAYOUTS)
+        raise ConfigError(
+            f"layout = {layout!r} does not suit arrays; known: {known} (for a path)"
+        )
+    if layout == "replicated":
+        return lambda world: _replicated(world, X, sides)
+    found: list[tuple[int, RowReader]] = []
+
+    def opened(world: Communicator) -> RowReader:
+        """Once: a run that falls back opens its data again."""
+        if found and found[0][0] != world.size:
+            raise _alike("the rows of a lost rank are lost with it; start again")
+        if not found:
+            replicas, partition = _replicas(config, world), config.data.partition
+            given = world.together(lambda: _given(X, sides))
+            if layout == "columns":
+                reader = _columns(world, given, replicas)
+            else:
+                reader = _rows(world, given, replicas, partition)
+            found.append((world.size, reader))
+        return found[0][1]
+
+    return opened
+
+
+def _replicas(config: RunConfig, world: Communicator) -> int:
+    """Of the grid that this run will have."""
+    if config.update.kind == COORDINATE:
+        return grid_of(config, world.size)[0]
+    return config.grid.replicas
+
+
+def _given(X: Any, sides: Mapping[str, Any]) -> Given:
+    """Checked as a reader of arrays does; a rank may have no rows, or no y."""
+    shape = (0, 0) if X is None else np.shape(X)
+    if len(shape) == 2 and 0 in shape:
+        empty = X if hasattr(X, "tocsr") else np.empty(shape, np.float32)
+        return Given(empty, {name: _bare(sides[name]) for name in SIDES})
+    reader = MemoryReader(X, sides["y"], sides["sample_weight"], sides["offset"])
+    found = (reader.y, reader.weights, reader.offsets)
+    return Given(reader.X, dict(zip(SIDES, found, strict=True)))
+
+
+def _bare(column: Any) -> Array | None:
+    return None if column is None else np.asarray(column, np.float64).reshape(-1)
+
+
+def _replicated(world: Communicator, X: Any, sides: Mapping[str, Any]) -> RowReader:
+    kind = ThereReader if is_there(X) else MemoryReader
+    reader = world.together(lambda: kind(X, *(sides[name] for name in SIDES)))
+    if world.size > 1:
+        given = Given(reader.X, {"y": reader.y})
+        said = world.exchange_objects(given.outline)
+        _same(said, ("rows", "cols", "sparse"), "replicated")
+    return reader
+
+
+def _same(said: list[dict[str, Any]], names: tuple[str, ...], layout: str) -> None:
+    """Refused alike by all ranks, where ranks differ in what they must share."""
+    for name in names:
+        values = [one[name] for one in said]
+        other = next((r for r, v in enumerate(values) if v != values[0]), None)
+        if other is not None:
+            what = {"dtype": "element type", "sparse": "kind (sparse or dense)"}
+            raise _alike(
+                f"layout = {layout!r}: rank 0 has {what.get(name, name)} {values[0]}"
+                f" and rank {other} has {values[other]}; {_REMEDIES[layout]}"
+            )
+
+
+_REMEDIES = {
+    "replicated": "give every rank the same arrays, or say layout='rows' or 'columns'",
+    "rows": "give every rank rows of the same columns and the same element type",
+    "columns": "give every rank all rows, in the same element type",
+}
+
+
+def _alike(sentence: str) -> DataError:
+    error = DataError(sentence)
+    error.on_all_ranks = True
+    return error
+
+
+def _rows(
+    world: Communicator, given: Given, replicas: int, partition: str
+) -> RowReader:
+    """Dealt to the grid's blocks; targets, weights and offsets are told to all."""
+    said = world.exchange_objects(given.outline)
+    counts = tuple(one["rows"] for one in said)
+    held = [_with_presence(one) for one in said if one["rows"]]
+    if not held:
+        raise _alike("layout = 'rows': no rank has any row; give rows to one at least")
+    _same(held, ("cols", "dtype", "sparse", *SIDES), "rows")
+    own = given.X if given.X.shape[0] else _nothing(held[0])
+    parts = _parts(world, own, held[0], replicas, partition)
+    deal = Deal(world, counts, parts, replicas)
+    rows, _ = deal.wanted(world.rank)
+    stays = all(_is_there(deal, rank) for rank in range(world.size))
+    if stays:  # nobody needs anything
+        block = own
+    else:
+        block = (deal_sparse if held[0]["sparse"] else deal_dense)(deal, own)
+    return HeldReader(
+        block=block,
+        rows=rows,
+        parts=parts,
+        member=place_on_grid(world.rank, len(parts))[1],
+        total_rows=deal.rows,
+        stored=sum(one["stored"] for one in held),
+        sides=_told(world, given, held[0], counts),
+        layout="rows",
+    )
+
+
+def _with_presence(one: Mapping[str, Any]) -> dict[str, Any]:
+    """An outline with the names of its side columns: all ranks have them, or none."""
+    there = {n: f"no {n}" if one[n] is None else n for n in SIDES}
+    return {**one, **there}
+
+
+def _nothing(like: Mapping[str, Any]) -> Any:
+    """No rows of what the others have."""
+    shape = (0, like["cols"])
+    if like["sparse"]:
+        from scipy.sparse import csr_array
+
+        return csr_array(shape, dtype=like["dtype"])
+    return np.empty(shape, dtype=like["dtype"])
+
+
+def _parts(
+    world: Communicator,
+    own: Any,
+    like: Mapping[str, Any],
+    replicas: int,
+    partition: str,
+) -> tuple[slice, ...]:
+    """The columns of every member, sparse ones by stored values where that is asked."""
+    members, cols = world.size // replicas, like["cols"]
+    if members > cols:
+        raise _alike(
+            f"{members} members cannot share {cols} columns; use more replicas, as"
+            f" grid=({world.size}, 1)"
+        )
+    if members == 1 or partition == "equal" or not like["sparse"]:
+        return tuple(split_range(cols, members, c) for c in range(members))
+    stored = np.bincount(own.indices, minlength=cols).astype(np.float64)
+    return tuple(split_by_weight(world.sum(stored, "control"), members))
+
+
+def _is_there(deal: Deal, rank: int) -> bool:
+    """Whether a rank has what it wants, and nothing else."""
+    rows, cols = deal.wanted(rank)
+    first = sum(deal.counts[:rank])
+    has = slice(first, first + deal.counts[rank])
+    return has == rows and cols == slice(0, deal.parts[-1].stop)
+
+
+def _told(
+    world: Communicator,
+    given: Given,
+    like: Mapping[str, Any],
+    counts: tuple[int, ...],
+) -> dict[str, Array | None]:
+    """The side columns of all rows, on all ranks."""
+    found: dict[str, Array | None] = {}
+    for name in SIDES:
+        if like[name] != name:
+            found[name] = None
+            continue
+        own = given.sides[name]
+        own = np.empty(0) if own is None else own
+        out = np.empty(sum(counts))
+        # A list: two counts in a tuple are something else to mpi4py.
+        found[name] = world.gather(own, list(counts), out, "control")
+    if found["y"] is None:
+        raise _alike("layout = 'rows': no y was given; give each rank y of its rows")
+    return found
+
+
+def _columns(world: Communicator, given: Given, replicas: int) -> RowReader:
+    """Nothing moves but the side columns of rank 0."""
+    if replicas != 1:
+        raise ConfigError(
+            f"layout = 'columns' needs one replica and the grid asks for {replicas};"
+            " leave the grid out, or say layout='rows'"
+        )
+    said = world.exchange_objects(given.outline)
+    empty = next((r for r, one in enumerate(said) if not one["cols"]), None)
+    if empty is not None:
+        raise _alike(
+            f"layout = 'columns': rank {empty} has no column; start fewer ranks, or say"
+            " layout='rows'"
+        )
+    _same(said, ("rows", "dtype", "sparse"), "columns")
+    edges = np.cumsum([0, *(one["cols"] for one in said)]).tolist()
+    parts = tuple(slice(a, b) for a, b in zip(edges, edges[1:], strict=False))
+    total = said[0]["rows"]
+    return HeldReader(
+        block=given.X,
+        rows=slice(0, total),
+        parts=parts,
+        member=world.rank,
+        total_rows=total,
+        stored=sum(one["stored"] for one in said),
+        sides={name: _of_rank_0(world, given, said[0], name) for name in SIDES},
+        layout="columns",
+    )
+
+
+def _of_rank_0(
+    world: Communicator, given: Given, first: Mapping[str, Any], name: str
+) -> Array | None:
+    """A side column as rank 0 has it, on all ranks."""
+    if first[name] is None:
+        if name == "y":
+            raise _alike("layout = 'columns': rank 0 has no y; give it there at least")
+        return None
+    if first[name] != first["rows"]:
+        raise _alike(f"{name} has {first[name]} values and X has {first['rows']} rows")
+    own = given.sides[name] if world.rank == 0 else None
+    column = np.empty(first["rows"]) if own is None else own.copy()
+    return world.broadcast(column, 0, "control")

@@ -1,0 +1,219 @@
+"""What the arguments of `fit` ask for, as a configuration."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hpcsgd.comm.grid import parse_grid
+from hpcsgd.config import RunConfig
+from hpcsgd.coordinate.checks import has_form
+from hpcsgd.coordinate.settings import COORDINATE
+from hpcsgd.errors import ConfigError
+from hpcsgd.fitting.settings import laid_over
+
+Tables = dict[str, dict[str, Any]]
+SOLVERS = ("auto", "sgd", "svrg", "coordinate")
+AVERAGES = {"auto": "tail", True: "tail", False: "none"}
+TIGHT = 1e-8  # the tol of polish=True
+PASSES = 1000  # at most: badly conditioned data take some hundred
+# Passes where none are named: before L-BFGS, where SGD is all there is, and where a
+# step is an exact one.
+EPOCHS = {"polished": 5, "sgd": 200, "svrg": 200, "coordinate": 1000}
+STEPS = 8  # of an exchange, where no model of its times may choose them
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The arguments, checked where no section of the configuration does."""
+
+    family: Any
+    alpha: Any
+    l1_ratio: Any
+    fit_intercept: Any
+    bounds: Any
+    epochs: Any
+    tol: Any
+    batch: Any
+    steps: Any
+    rate: Any
+    update: Any
+    momentum: Any
+    average: Any
+    polish: Any
+    hold_out: Any
+    patience: Any
+    seed: Any
+    precision: Any
+    device: Any
+    solver: Any
+    verbose: Any
+    grid: Any
+    config: Any
+    layout: Any = "replicated"
+
+    def settings(self, path: str | None, wide: bool) -> RunConfig:
+        """All of them as one configuration; `config` of the caller lies over it.
+
+        Rows of float64 are `wide`.
+        """
+        problem, on_host = self._problem(), self.device == "cpu"
+        recipe = self.precision or ("fp64" if wide and on_host else "fp32")
+        solver = self._solver(problem, recipe)
+        polish = self._polish(problem, solver)
+        grid = self._grid()
+        # Replicas agree after so many: no clock may decide what is learnt.
+        needs_steps = solver == COORDINATE or grid.get("replicas", 1) > 1
+        way = "polished" if polish and solver == "sgd" else solver
+        steps, hold_out = plain(self.steps), _number("hold_out", self.hold_out)
+        tables: Tables = {
+            "problem": problem,
+            "schedule": {
+                "batch": plain(self.batch),
+                "steps": STEPS if steps == "auto" and needs_steps else steps,
+                "epochs": EPOCHS[way] if self.epochs is None else plain(self.epochs),
+            },
+            "rate": self._rate(way, hold_out),
+            "update": self._update(solver),
+            "polish": polish,
+            "average": {"kind": self._average(solver)},
+            "sampling": {"seed": plain(self.seed), "hold_out": hold_out},
+            "stop": self._stop(problem, way, hold_out),
+            "precision": {"recipe": recipe},
+            "grid": grid,
+            "run": self._run(solver),
+        }
+        if solver == COORDINATE:
+            tables["coordinate"] = {"tol": _number("tol", self.tol)}
+        if path is not None:
+            tables["data"] = {"path": path}
+        return RunConfig.parse(laid_over(tables, self.config))
+
+    def _problem(self) -> dict[str, Any]:
+        if not isinstance(self.family, str):
+            raise ConfigError(
+                f"family must be a name, as 'logistic', and is of type"
+                f" {type(self.family).__name__}; pass targets as y=..."
+            )
+        alpha, ratio = _number("alpha", self.alpha), _number("l1_ratio", self.l1_ratio)
+        if not 0.0 <= ratio <= 1.0:
+            raise ConfigError(f"l1_ratio = {ratio!r} must lie in [0, 1]; 0 is ridge")
+        return {
+            "family": self.family,
+            "l2": alpha * (1.0 - ratio),
+            "l1": alpha * ratio,
+            "intercept": bool(self.fit_intercept),
+            **self._bounds(),
+        }
+
+    def _bounds(self) -> dict[str, Any]:
+        if self.bounds is None:
+            return {}
+        try:
+            lower, upper = self.bounds
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                "bounds must be a pair of a lowest and a highest weight, each a number,"
+                " one for each column, or None; as (0, None)"
+            ) from error
+        given = {"lower": _bound(lower), "upper": _bound(upper)}
+        return {name: bound for name, bound in given.items() if bound is not None}
+
+    def _solver(self, problem: dict[str, Any], recipe: str) -> str:
+        """Where l1 or bounds bend F, families of one score have an exact form."""
+        if self.solver not in SOLVERS:
+            raise ConfigError(
+                f"solver = {self.solver!r}; known: {', '.join(map(repr, SOLVERS))}"
+            )
+        if self.solver != "auto":
+            return str(self.solver)
+        plainly = self.device == "cpu" and recipe in ("fp32", "fp64")
+        plainly = plainly and not self.hold_out and self.layout != "columns"
+        suits = has_form(self.family) and plainly
+        return COORDINATE if suits and not _is_smooth(problem) else "sgd"
+
+    def _polish(self, problem: dict[str, Any], solver: str) -> dict[str, Any]:
+        """L-BFGS wants a smooth F, and all of the rows."""
+        tol, wish = _number("tol", self.tol), self.polish
+        if wish not in ("auto", True, False):
+            raise ConfigError(f"polish = {wish!r} must be 'auto', True or False")
+        why = {
+            "l1 and bounds bend it": not _is_smooth(problem),
+            "hold_out ends before the optimum": bool(self.hold_out),
+            "coordinates go there themselves": solver == COORDINATE,
+        }
+        reason = next((text for text, holds in why.items() if holds), "")
+        if wish is True and reason:
+            raise ConfigError(
+                f"polish=True goes on to the optimum of a smooth F: {reason}; leave"
+                " polish='auto'"
+            )
+        if wish is False or reason:
+            return {}
+        aim = min(tol, TIGHT) if wish is True else tol
+        return {"kind": "auto", "tol": aim, "passes": PASSES, "gap": True}
+
+    def _rate(self, way: str, hold_out: float) -> dict[str, Any]:
+        """Constant before L-BFGS, which takes the noise away; else to zero at the end,
+        unless rows that are held out end it nobody knows when.
+        """
+        kind = "cosine" if way == "sgd" and not hold_out else "constant"
+        return {"value": plain(self.rate), "norm": "batches", "kind": kind}
+
+    def _average(self, solver: str) -> Any:
+        """Held-out rows name weights of their own: a mean of others would hide them.
+        SVRG has no noise left that a mean would take away.
+        """
+        if self.average == "auto" and (self.hold_out or solver == "svrg"):
+            return "none"
+        return AVERAGES.get(self.average, self.average)
+
+    def _stop(
+        self, problem: dict[str, Any], way: str, hold_out: float
+    ) -> dict[str, Any]:
+        """Where SGD is all there is, it goes on to the goal or to the last epoch."""
+        aim = {"tol": _number("tol", self.tol), "patience": plain(self.patience)}
+        if hold_out:
+            return {"on": "validation", **aim}
+        if way not in ("sgd", "svrg"):
+            return {}
+        return {"on": "gap" if problem["l2"] > 0.0 else "loss", **aim}
+
+    def _run(self, solver: str) -> dict[str, Any]:
+        """Of what a person looks at, every pass has a gap."""
+        shown = self.verbose and solver != COORDINATE
+        more = {"evaluate": "gap"} if shown else {}
+        return {"device": self.device, "record": 0, **more}
+
+    def _update(self, solver: str) -> dict[str, Any]:
+        kind = self.update if solver == "sgd" else solver
+        return {"kind": kind, "momentum": plain(self.momentum)}
+
+    def _grid(self) -> dict[str, Any]:
+        if self.grid is None:
+            return {}
+        text = isinstance(self.grid, str)
+        replicas, members = parse_grid(self.grid) if text else self.grid
+        return {"replicas": replicas, "members": members}
+
+
+def _is_smooth(problem: dict[str, Any]) -> bool:
+    return not problem["l1"] and not problem.keys() & {"lower", "upper"}
+
+
+def _bound(value: Any) -> Any:
+    if value is None or np.ndim(value) == 0:
+        return None if value is None else _number("bounds", value)
+    return [_number("bounds", one) for one in value]
+
+
+def _number(name: str, value: Any) -> float:
+    value = plain(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name} = {value!r} must be a number")
+    return float(value)
+
+
+def plain(value: Any) -> Any:
+    """NumPy's numbers as Python's, which a configuration is made of."""
+    return value.item() if isinstance(value, np.generic) else value

@@ -1,0 +1,95 @@
+"""Which of several rates wins, and that all ranks say so."""
+
+import numpy as np
+import pytest
+
+import hpcsgd
+from hpcsgd.comm.serial import SerialCommunicator
+from hpcsgd.comm.threads import run_ranks
+from hpcsgd.errors import ConfigError
+from tests.problems import make_problem
+
+
+def orthogonal(n=256, d=8):
+    """Rows whose losses have one curvature: the best rate of full batches is 1/L."""
+    rng = np.random.default_rng(3)
+    q, _ = np.linalg.qr(rng.normal(size=(n, d)))
+    X = q * np.sqrt(n)  # XᵀX/n = I
+    return X, X @ rng.normal(size=d)
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_the_best_rate_is_known(intercept):
+    """Gradient descent with XᵀX/n = I ends in one step of rate 1; others do not."""
+    X, y = orthogonal()
+    config = {
+        "problem": {"family": "gaussian", "intercept": intercept},
+        "schedule": {"batch": 256, "steps": 1},
+        "rate": {"value": 0.5},
+        "precision": {"recipe": "fp64"},
+    }
+    assert hpcsgd.race(config, X=X, y=y, world=SerialCommunicator()) == 1.0
+
+
+@pytest.mark.parametrize("kind", ["gram", "direct"])
+@pytest.mark.parametrize("family", ["logistic", "softmax"])
+@pytest.mark.parametrize("update", ["sgd", "momentum"])
+def test_all_ranks_agree_and_agree_again(kind, family, update):
+    """On any grid the same rate: the columns that stay go on from their state."""
+    problem = make_problem(family, n=203, d=7)
+    config = {
+        "problem": {"family": family, "intercept": True},
+        "schedule": {"batch": 8, "steps": 3},
+        "products": {"kind": kind},
+        "update": {"kind": update, "momentum": 0.5},
+        "precision": {"recipe": "fp64"},
+    }
+
+    def on_rank(world):
+        before = world.ledger.as_dict()
+        found = hpcsgd.race(config, X=problem.X, y=problem.y, world=world)
+        assert world.ledger.as_dict() == before  # a race is no part of a run
+        return found
+
+    found = [*run_ranks(1, on_rank), *run_ranks(3, on_rank)]
+    assert len(set(found)) == 1
+
+
+def test_a_race_is_won_by_the_one_that_would_win_alone():
+    """Of two there is one round: the lower F after the same exchanges."""
+    problem = make_problem("logistic", n=200, d=7)
+    config = {"schedule": {"batch": 8, "steps": 5, "epochs": 1}}
+    losses = {}
+    for rate in (0.05, 1.0):
+        one = config | {"rate": {"value": rate}}
+        losses[rate] = hpcsgd.train(one, X=problem.X, y=problem.y).loss
+    found = hpcsgd.race(config, rates=(0.05, 1.0), share=1.0, X=problem.X, y=problem.y)
+    assert found == min(losses, key=losses.get)
+
+
+def test_rates_that_diverge_leave_first():
+    problem = make_problem("gaussian", n=200, d=7)
+    rates = (1e90, 1e-3, 1e80, 1e70)
+    assert (
+        hpcsgd.race(
+            {"problem": {"family": "gaussian"}}, rates=rates, X=problem.X, y=problem.y
+        )
+        == 1e-3
+    )
+
+
+def test_a_race_that_nobody_survives_says_so():
+    problem = make_problem("gaussian", n=200, d=7)
+    with pytest.raises(ConfigError, match="every rate of the race diverged"):
+        hpcsgd.race(
+            {"problem": {"family": "gaussian"}},
+            rates=(1e90, 1e80),
+            X=problem.X,
+            y=problem.y,
+        )
+
+
+@pytest.mark.parametrize("share", [0.0, 1.5])
+def test_a_share_is_a_part(share):
+    with pytest.raises(ConfigError, match="share"):
+        hpcsgd.race(share=share, X=np.eye(2), y=[0, 1])

@@ -159,6 +159,7 @@ class Gradient(Agreement):
         return {
             "buckets": len(self.buffer.tiles),
             "codec": self.sender.codec,
+            **self.sender.facts(),
             **self.sender.overlap.facts(),
         }
 

@@ -1,6 +1,6 @@
 """The replicas as a codec sees them: one bucket's line to all of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -37,9 +37,11 @@ class ReplicaLine:
         """Σ over replicas, in place."""
         return self.replicas.sum(array, PURPOSE)
 
-    def start_gather(self, record: Array) -> Callable[[], list[Array]]:
-        """The records of all, which are as long as this one."""
-        return self._gather(record, [record.size] * self.size)
+    def start_gather(
+        self, record: Array, lengths: Sequence[int] | None = None
+    ) -> Callable[[], list[Array]]:
+        """The records of all, which are as long as this one, or as all know."""
+        return self._gather(record, list(lengths or [record.size] * self.size))
 
     def gather_unequal(self, record: Array) -> list[Array]:
         """Their lengths first."""

@@ -1,0 +1,137 @@
+"""Sparse codecs: records, the switch to all words, and what is their own."""
+
+import numpy as np
+import pytest
+
+from hpcsgd.codecs import CodecConfig
+from hpcsgd.codecs.records import (
+    add_record,
+    index_bytes,
+    pack,
+    pack_indices,
+    record_bytes,
+    unpack_indices,
+)
+from hpcsgd.codecs.topk import largest
+from hpcsgd.errors import ConfigError
+from tests.contracts.codec import (
+    Alone,
+    coded,
+    exchange,
+    moments,
+    on_all,
+    opened,
+    parts_of,
+)
+from tests.harness import make_problem
+
+NEVER = {"dense": "never"}
+
+
+@pytest.mark.parametrize("words, count", [(1, 0), (1, 1), (37, 2), (37, 9), (37, 37)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_records_are_as_long_as_they_say(words, count, dtype):
+    rng = np.random.default_rng(words)
+    part = rng.normal(size=words).astype(dtype)
+    chosen = np.sort(rng.permutation(words)[:count])
+    record = pack(part, chosen)
+    assert record.nbytes == record_bytes(count, words, part.itemsize)
+    wanted, total = np.ones(words, dtype), np.ones(words, dtype)
+    wanted[chosen] += part[chosen]
+    add_record(record, count, total)
+    np.testing.assert_array_equal(total, wanted)
+
+
+@pytest.mark.parametrize("words", [2**16, 2**16 + 1])
+def test_indices_are_as_narrow_as_can_be(words):
+    """16 bits up to 65 536 words; a map of bits where that is shorter."""
+    wide = 2 if words == 2**16 else 4
+    few, many = np.array([0, words - 1]), np.arange(0, words, 7)
+    assert index_bytes(2, words) == 2 * wide
+    assert index_bytes(many.size, words) == -(-words // 8) < wide * many.size
+    for indices in (few, many):
+        packed = pack_indices(indices, words)
+        assert packed.nbytes == index_bytes(indices.size, words)
+        got = unpack_indices(packed, indices.size, words)
+        np.testing.assert_array_equal(got, indices)
+
+
+def test_settings_are_checked_at_birth():
+    for key, value in (
+        ("share", 0.0),
+        ("share", 1.5),
+        ("warm_up", -1),
+        ("threshold", -1.0),
+        ("budget", float("inf")),
+        ("momentum", 1.0),
+        ("clip", -1.0),
+        ("dense", "no"),
+    ):
+        with pytest.raises(ConfigError, match=rf"\[codec\] {key} = "):
+            CodecConfig(**{key: value})
+
+
+# ---------------------------------------------------------------------- top-k
+
+
+def test_the_largest_words_are_chosen_and_no_number_is_largest():
+    part = np.array([0.5, -3.0, 0.0, 2.0, -0.1])
+    assert largest(part, 2).tolist() == [1, 3]
+    part[2] = np.nan
+    assert largest(part, 2).tolist() == [1, 2]
+    assert largest(part, 5).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_top_k_contracts():
+    """|a − C(a)|² ≤ (1 − k/D) |a|², and equal where all words are."""
+    codec = opened("topk", {"share": 0.1, "feedback": "off"}, 100)
+    for step in range(20):
+        part = parts_of(100, 1, step)[0]
+        said = codec.start(part.copy(), Alone(), moments(1)[0])().mean
+        assert ((part - said) ** 2).sum() <= 0.9 * (part**2).sum()
+    said = codec.start(np.ones(100), Alone(), moments(1)[0])().mean
+    assert ((1 - said) ** 2).sum() == pytest.approx(90)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_all_words_travel_where_records_are_larger(ranks):
+    """Σ of record bytes ≥ 2 N: the switch is at that k, not one before or after."""
+    words = 40
+    parts = parts_of(words, ranks)
+    seen = set()
+    for count in range(1, words + 1):
+        settings = {"share": count / words, "feedback": "off"}
+        record = record_bytes(count, words, 8)
+        is_dense = ranks * record >= 2 * words * 8
+        seen.add(is_dense)
+        for told, entry, codec in exchange(ranks, "topk", settings, parts):
+            assert codec.dense_exchanges == int(is_dense), count
+            assert entry.bytes == (words * 8 if is_dense else record)
+            if is_dense:
+                np.testing.assert_allclose(told.mean, parts.mean(axis=0), 1e-12)
+        never = exchange(ranks, "topk", {**settings, **NEVER}, parts)
+        assert {c.dense_exchanges for _, _, c in never} == {0}
+        assert {e.bytes for _, e, _ in never} == {record}
+    assert seen == {False, True}
+
+
+def test_a_run_says_how_many_buckets_went_whole():
+    problem = make_problem("softmax")
+    for settings, share in (({"share": 1.0}, 1.0), ({"share": 0.1}, 0.0)):
+        result = on_all(3, coded(problem, "topk", 3, codec=settings), problem)[0]
+        said = result.report["agreement"]
+        whole = said["buckets"] * result.exchanges
+        assert said["dense_buckets"] == share * whole
+
+
+@pytest.mark.parametrize("name", ["topk"])
+def test_the_share_warms_up(name):
+    """share^((e + 1) / (W + 1)) in epoch e of W; ten exchanges an epoch."""
+    words, share = 1000, 0.001
+    codec = opened(name, {"share": share, "warm_up": 2, **NEVER}, words)
+    assert codec.payload_bytes(2, 0) is None
+    counts = []
+    for moment in moments(40):
+        part = parts_of(words, 1, moment.number)[0] + 1.0
+        counts.append((codec.start(part, Alone(), moment)().mean != 0).sum())
+    assert counts == [100] * 10 + [10] * 10 + [1] * 20

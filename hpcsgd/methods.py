@@ -42,6 +42,8 @@ METHODS = {
     "bf16": ddp("bf16", "gradients travel in bf16"),
     "fp8": ddp("fp8", "gradients travel in 8 bits, with error feedback"),
     "topk": ddp("topk", "the largest words of gradients, with error feedback"),
+    "randomk": ddp("randomk", "words drawn by all alike, with error feedback"),
+    "threshold": ddp("threshold", "words above a size, with error feedback"),
     "local": averaged("average", "weights are averaged every --period exchanges"),
     "postlocal": averaged("postlocal", "after every exchange at first, then as local"),
     "hierarchical": averaged("hierarchical", "nested groups average in their periods"),

@@ -13,6 +13,8 @@ CODECS = {
     "bf16": "hpcsgd.codecs.cast:Bf16",
     "fp8": "hpcsgd.codecs.cast:Fp8",
     "topk": "hpcsgd.codecs.topk:TopK",
+    "randomk": "hpcsgd.codecs.randomk:RandomK",
+    "threshold": "hpcsgd.codecs.threshold:Threshold",
 }
 
 

@@ -14,7 +14,7 @@ class CodecConfig:
 
     feedback: str = "auto"  # error feedback: where the codec is biased, always, never
     share: float = 0.01  # of the words of a bucket, that sparse codecs send
-    warm_up: int = 0  # topk, dgc: epochs in which the share falls to that, from near 1
+    warm_up: int = 0  # epochs in which the share falls to that, from near 1
     dense: str = "auto"  # all words as they are, where sparse records would be larger
     threshold: float = 0.0  # threshold: words at least so large; 0 = from the share
     budget: float = 0.0  # wangni: Σ E C(a)² ≤ (1 + budget) Σ a²; 0 = from the share

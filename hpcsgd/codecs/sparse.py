@@ -56,9 +56,14 @@ class Recorded(Sparse):
         """total ← total + what the record says; `head` is what went ahead of it."""
 
     def start_records(
-        self, record: Array, heads: list[Array], lengths: list[int], line: Line
+        self,
+        record: Array,
+        heads: list[Array],
+        lengths: list[int],
+        line: Line,
+        ahead: int = 0,
     ) -> Finish:
-        """Begin to gather records of known lengths; `heads` went ahead, if more."""
+        """Begin to gather records of known lengths, after so many bytes of heads."""
         arrive = line.start_gather(record, lengths)
 
         def finish() -> Told:
@@ -70,6 +75,6 @@ class Recorded(Sparse):
             for said, head in zip(records, heads, strict=True):
                 self.add(said, head, mean)
             mean /= line.size
-            return Told(mean, own, record.nbytes)
+            return Told(mean, own, ahead + record.nbytes)
 
         return finish

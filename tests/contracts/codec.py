@@ -48,6 +48,22 @@ ROWS = {
         broken={"share": 0.2, "feedback": "off"},
         worse=100.0,
     ),
+    "randomk": Row(
+        rough={"share": 0.2},
+        fair={"feedback": "off"},
+        exact={"share": 1.0},
+        good={"share": 0.2},
+        rate=0.25,
+        broken={"share": 0.2, "feedback": "off"},
+    ),
+    "threshold": Row(
+        rough={"share": 0.1},
+        exact={"share": 1.0, "dense": "never"},
+        good={"share": 0.2},
+        rate=0.25,
+        broken={"share": 0.2, "feedback": "off"},
+        worse=100.0,
+    ),
 }
 NAMES = list(CODECS)
 L2 = 0.05

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.codecs import CodecConfig
+from hpcsgd.codecs.randomk import RandomK
 from hpcsgd.codecs.records import (
     add_record,
     index_bytes,
@@ -124,14 +125,98 @@ def test_a_run_says_how_many_buckets_went_whole():
         assert said["dense_buckets"] == share * whole
 
 
-@pytest.mark.parametrize("name", ["topk"])
+@pytest.mark.parametrize("name", ["topk", "randomk", "threshold"])
 def test_the_share_warms_up(name):
     """share^((e + 1) / (W + 1)) in epoch e of W; ten exchanges an epoch."""
     words, share = 1000, 0.001
-    codec = opened(name, {"share": share, "warm_up": 2, **NEVER}, words)
+    settings = {"share": share, "warm_up": 2, "feedback": "off", **NEVER}
+    codec, dice = opened(name, settings, words), np.random.default_rng(1)
     assert codec.payload_bytes(2, 0) is None
     counts = []
     for moment in moments(40):
-        part = parts_of(words, 1, moment.number)[0] + 1.0
+        part = dice.normal(size=words)
         counts.append((codec.start(part, Alone(), moment)().mean != 0).sum())
     assert counts == [100] * 10 + [10] * 10 + [1] * 20
+
+
+# ---------------------------------------------------------------------- random k
+
+
+@pytest.mark.parametrize("feedback", ["auto", "off"])
+def test_all_replicas_draw_the_same_words(feedback):
+    """k words of the mean, times D/k where nothing is kept; other ones next time."""
+    words, count = 40, 8
+    parts = parts_of(words, 3) + 1.0
+    settings = {"share": count / words, "feedback": feedback}
+    factor = words / count if feedback == "off" else 1.0
+    drawn = set()
+    for moment in moments(3):
+        told, entry, _ = exchange(3, "randomk", settings, parts, moment)[0]
+        there = np.flatnonzero(told.mean)
+        assert there.size == count and entry.bytes == 8 * count
+        mean = factor * parts.mean(axis=0)[there]
+        np.testing.assert_allclose(told.mean[there], mean, 1e-12)
+        drawn.add(tuple(there))
+    assert len(drawn) == 3
+
+
+def test_random_words_with_feedback_must_not_be_rescaled(monkeypatch):
+    """a (1 − D/k) is left where they were drawn: it grows without end."""
+    bent = np.linspace(0.1, 1.0, 50)
+
+    def ends_at():
+        codec, weights = opened("randomk", {"share": 0.1}, 50), np.ones(50)
+        for moment in moments(2000):
+            step = 0.2 * bent * weights
+            weights -= codec.start(step, Alone(), moment)().mean
+        return np.abs(weights).max()
+
+    assert ends_at() < 1e-9
+    monkeypatch.setattr(RandomK, "_factor", lambda self, k: self.bucket.words / k)
+    with np.errstate(all="ignore"):
+        assert not ends_at() < 1e9
+
+
+# ---------------------------------------------------------------------- threshold
+
+
+def test_words_of_a_size_are_sent_however_many():
+    """None, some and all; one that is no number is sent, zeros are not."""
+    parts = np.zeros((3, 40))
+    parts[0, :5], parts[1, 7], parts[2, :] = 1.0, np.nan, 0.5
+    parts[2, 39] = -2.0
+    settings = {"threshold": 1.0, "feedback": "off"}
+    sent = [5, 1, 1]
+    for rank, (told, entry, codec) in enumerate(
+        exchange(3, "threshold", settings, parts)
+    ):
+        assert entry.bytes == 8 + record_bytes(sent[rank], 40, 8) == told.payload
+        assert codec.dense_exchanges == 0
+        assert np.isnan(told.mean[7]) and told.mean[39] == -2.0 / 3
+        assert told.mean[:5].tolist() == [1 / 3] * 5 and (told.mean[8:39] == 0).all()
+
+
+def test_many_words_of_one_replica_make_all_of_them_send_all():
+    """The sum of all records decides, not the own one."""
+    parts = np.zeros((2, 40))
+    parts[0, 0] = 1.0
+    for many, is_dense in ((20, False), (40, False)):
+        parts[1, :many] = 1.0
+        found = exchange(2, "threshold", {"threshold": 1.0}, parts)
+        assert {c.dense_exchanges for _, _, c in found} == {int(is_dense)}
+    parts[0] = 1.0
+    for told, entry, codec in exchange(2, "threshold", {"threshold": 1.0}, parts):
+        assert codec.dense_exchanges == 1 and entry.bytes == 8 + 40 * 8
+        assert (told.mean == 1.0).all() and told.own is None
+
+
+def test_the_size_is_found_from_a_sample():
+    """About the share of the words, where only 4096 of 100 000 were looked at."""
+    codec = opened("threshold", {"share": 0.05}, 100_000)
+    sent = []
+    for moment in moments(5):
+        part = parts_of(100_000, 1)[0]
+        part[::5] = 1e-3
+        codec.error[...] = 0.0
+        sent.append(int((codec.start(part, Alone(), moment)().mean != 0).sum()))
+    assert all(4000 < count < 6000 for count in sent) and len(set(sent)) > 1

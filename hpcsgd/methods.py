@@ -44,6 +44,11 @@ METHODS = {
     "topk": ddp("topk", "the largest words of gradients, with error feedback"),
     "randomk": ddp("randomk", "words drawn by all alike, with error feedback"),
     "threshold": ddp("threshold", "words above a size, with error feedback"),
+    "wangni": ddp("wangni", "large words more often, unbiased"),
+    "dgc": Method(
+        "top-k of momentum that every replica gathers",
+        {**ddp("dgc", "").fixed, "update.kind": "sgd"},
+    ),
     "local": averaged("average", "weights are averaged every --period exchanges"),
     "postlocal": averaged("postlocal", "after every exchange at first, then as local"),
     "hierarchical": averaged("hierarchical", "nested groups average in their periods"),

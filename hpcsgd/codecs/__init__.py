@@ -15,6 +15,8 @@ CODECS = {
     "topk": "hpcsgd.codecs.topk:TopK",
     "randomk": "hpcsgd.codecs.randomk:RandomK",
     "threshold": "hpcsgd.codecs.threshold:Threshold",
+    "wangni": "hpcsgd.codecs.wangni:Wangni",
+    "dgc": "hpcsgd.codecs.dgc:Dgc",
 }
 
 

@@ -56,6 +56,20 @@ ROWS = {
         rate=0.25,
         broken={"share": 0.2, "feedback": "off"},
     ),
+    "dgc": Row(
+        rough={"share": 0.1, "feedback": "auto"},
+        exact={"share": 1.0, "dense": "never", "momentum": 0.0},
+        good={"share": 0.2},
+        rate=0.25,
+        broken={"share": 0.2, "masking": True},
+        worse=100.0,
+    ),
+    "wangni": Row(
+        rough={"budget": 0.5},
+        exact={"share": 1.0, "dense": "never"},
+        good={"budget": 0.2},
+        rate=0.25,
+    ),
     "threshold": Row(
         rough={"share": 0.1},
         exact={"share": 1.0, "dense": "never"},

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from hpcsgd.agreement.line import ReplicaLine
 from hpcsgd.codecs import CodecConfig
+from hpcsgd.codecs.dgc import Dgc
 from hpcsgd.codecs.randomk import RandomK
 from hpcsgd.codecs.records import (
     add_record,
@@ -14,11 +16,16 @@ from hpcsgd.codecs.records import (
     unpack_indices,
 )
 from hpcsgd.codecs.topk import largest
+from hpcsgd.codecs.wangni import Wangni, magnitude_of_budget, magnitude_of_share
+from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
 from tests.contracts.codec import (
+    ROWS,
     Alone,
     coded,
     exchange,
+    gap_of,
+    is_unbiased_where_it_says_so,
     moments,
     on_all,
     opened,
@@ -125,7 +132,7 @@ def test_a_run_says_how_many_buckets_went_whole():
         assert said["dense_buckets"] == share * whole
 
 
-@pytest.mark.parametrize("name", ["topk", "randomk", "threshold"])
+@pytest.mark.parametrize("name", ["topk", "randomk", "threshold", "dgc"])
 def test_the_share_warms_up(name):
     """share^((e + 1) / (W + 1)) in epoch e of W; ten exchanges an epoch."""
     words, share = 1000, 0.001
@@ -220,3 +227,178 @@ def test_the_size_is_found_from_a_sample():
         codec.error[...] = 0.0
         sent.append(int((codec.start(part, Alone(), moment)().mean != 0).sum()))
     assert all(4000 < count < 6000 for count in sent) and len(set(sent)) > 1
+
+
+# ---------------------------------------------------------------------- wangni
+
+
+def by_rounds(sizes, count):
+    """The greedy rounds: p of sure words is 1, those of others grow to what is left."""
+    chance = np.minimum(count * sizes / sizes.sum(), 1.0)
+    for _ in range(100):
+        rest = chance < 1.0
+        grow = (count - (~rest).sum()) / chance[rest].sum()
+        if grow <= 1.0 + 1e-13:
+            break
+        chance[rest] = np.minimum(grow * chance[rest], 1.0)
+    return chance
+
+
+@pytest.mark.parametrize("count", [1, 40, 300])
+def test_chances_are_those_of_the_greedy_rounds(count):
+    part = parts_of(400, 1)[0]
+    sizes = np.abs(part)
+    least = magnitude_of_share(sizes, count)
+    chance = np.minimum(sizes / least, 1.0)
+    np.testing.assert_allclose(chance, by_rounds(sizes, count), 1e-9)
+    assert chance.sum() == pytest.approx(count)
+
+
+@pytest.mark.parametrize("budget", [0.1, 1.0, 30.0])
+def test_the_budget_of_variance_is_spent(budget):
+    """Σ a² / p = (1 + budget) Σ a², and a larger m would be beyond it."""
+    sizes = np.abs(parts_of(400, 1)[0])
+    sizes = sizes[sizes > 0]
+    chance = np.minimum(sizes / magnitude_of_budget(sizes, budget), 1.0)
+    square = (sizes**2).sum()
+    assert (sizes**2 / chance).sum() == pytest.approx((1 + budget) * square, 1e-12)
+
+
+def test_sampling_large_words_varies_less_than_random_words():
+    """At as many words on average: the reason to send indices at all."""
+    part = parts_of(400, 1)[0]
+    settings = {"share": 0.1, "feedback": "off"}
+    sums = [
+        opened(n, settings, 400).variance(part).sum() for n in ("wangni", "randomk")
+    ]
+    assert 0 < sums[0] < 0.5 * sums[1]
+
+
+def test_words_of_one_magnitude_take_an_index_and_a_bit():
+    """24 + 8 (kA + 1) + indices + ⌈kB / 8⌉ bytes; ± m for the others."""
+    part = parts_of(400, 1)[0]
+    codec = opened("wangni", {"share": 0.1}, 400)
+    size = magnitude_of_share(np.abs(part), 40)
+    told = codec.start(part.copy(), Alone(), moments(1)[0])()
+    sure, there = np.abs(part) >= size, told.mean != 0.0
+    drawn = there & ~sure
+    np.testing.assert_array_equal(told.mean[sure], part[sure])
+    np.testing.assert_allclose(told.mean[drawn], size * np.sign(part[drawn]))
+    many, others = int(sure.sum()), int(drawn.sum())
+    assert many > 0 and others > 8
+    indices = min(2 * many, 50) + min(2 * others, 50)
+    assert told.payload == 24 + 8 * (many + 1) + indices + -(-others // 8)
+
+
+def test_another_magnitude_is_not_right_on_average(monkeypatch):
+    row = ROWS["wangni"]
+    pack_all = Wangni._pack
+    monkeypatch.setattr(
+        Wangni, "_pack", lambda self, *of: pack_all(self, *of[:-1], 0.9 * of[-1])
+    )
+    with pytest.raises(AssertionError):
+        is_unbiased_where_it_says_so("wangni", row)
+
+
+def test_dice_do_not_decide_about_the_switch():
+    """Lengths to be expected do: where many words happen to be drawn, it would bias."""
+    words, sure = 4096, 1902
+    for drawn, is_dense in ((1088, True), (1080, False)):
+        # 8 (kA + 1) + 2 · 512 + kB / 8 bytes of each of 4: 2 N exactly, or just less.
+        parts = np.ones((4, words))
+        parts[:, :sure] = 1e6
+        settings = {"share": (sure + drawn) / words}
+        for moment in moments(10):
+            for told, entry, codec in exchange(4, "wangni", settings, parts, moment):
+                assert codec.dense_exchanges == int(is_dense)
+                assert entry.bytes == told.payload
+                assert not is_dense or (told.mean == parts[0]).all()
+
+
+def test_feedback_needs_a_budget_below_one():
+    with pytest.raises(ConfigError, match="use a budget above 0 and below 1"):
+        opened("wangni", {"feedback": "on", "budget": 1.0})
+    opened("wangni", {"feedback": "on", "budget": 0.5})
+
+
+# ---------------------------------------------------------------------- dgc
+
+
+def run_of(settings, ranks=3, words=37, steps=30):
+    """[(means of all steps, u and v after each of them)] of all replicas."""
+    given = [parts_of(words, ranks, step) for step in range(steps)]
+
+    def on_rank(world):
+        line, codec = ReplicaLine(world), opened("dgc", settings, words)
+        seen = []
+        for moment in moments(steps):
+            part = given[moment.number][world.rank].copy()
+            mean = codec.start(part, line, moment)().mean.copy()
+            seen.append((mean, codec.momentum.copy(), codec.velocity.copy()))
+        return seen
+
+    return given, run_ranks(ranks, on_rank)
+
+
+@pytest.mark.parametrize("dense", ["auto", "never"])
+@pytest.mark.parametrize("masking", [False, True])
+def test_all_words_are_sgd_with_momentum(masking, dense):
+    """k = D bypasses masking, by records and by a sum."""
+    settings = {"share": 1.0, "masking": masking, "dense": dense}
+    given, seen = run_of(settings)
+    momentum = np.zeros(37)
+    for parts, (mean, _, waits) in zip(given, seen[0], strict=True):
+        momentum = 0.9 * momentum + 0.1 * parts.mean(axis=0)
+        np.testing.assert_allclose(mean, momentum, 0, 1e-13 * np.abs(parts).max())
+        assert (waits == 0.0).all()
+
+
+def test_what_is_not_sent_yet_waits():
+    """Σ sent + mean v = Σ mean u, without masking; with it words are lost."""
+    for masking in (False, True):
+        given, seen = run_of({"share": 0.1, "masking": masking})
+        asked, momentum = np.zeros(37), np.zeros(37)
+        for parts in given:
+            momentum = 0.9 * momentum + 0.1 * parts.mean(axis=0)
+            asked += momentum
+        sent = np.sum([mean for mean, _, _ in seen[0]], axis=0)
+        waits = np.mean([steps[-1][2] for steps in seen], axis=0)
+        lost = np.abs(sent + waits - asked).max() / np.abs(asked).max()
+        assert (lost > 1e-3) if masking else (lost < 1e-13)
+        assert np.abs(waits).max() > 1e-3 * np.abs(asked).max()
+
+
+def test_words_that_were_sent_are_masked():
+    """u and v are zero there, and only there."""
+    for masking in (False, True):
+        _, seen = run_of({"share": 0.1, "masking": masking}, words=36, steps=1)
+        for _, momentum, waits in [steps[0] for steps in seen]:
+            part_is_there = np.arange(36) % 5 != 0
+            sent = part_is_there & (waits == 0.0)
+            assert sent.sum() == 4
+            assert ((momentum == 0.0) == (sent & masking | ~part_is_there)).all()
+
+
+def test_parts_are_clipped_to_their_share_of_the_norm():
+    """clip / √R, before momentum sees them; shorter ones stay."""
+    parts = parts_of(37, 4)
+    parts[0] *= 1e-6
+    settings = {"share": 1.0, "clip": 2.0, "momentum": 0.0}
+    norms = np.linalg.norm(parts, axis=1, keepdims=True)
+    wanted = (parts * np.minimum(1.0, 1.0 / norms)).mean(axis=0)
+    for told, _, _ in exchange(4, "dgc", settings, parts):
+        np.testing.assert_allclose(told.mean, wanted, 1e-12, 1e-15)
+
+
+def test_what_waits_must_be_kept(monkeypatch):
+    """The twin without accumulation: another optimum."""
+    settings = {"share": 0.2}
+    start = Dgc.start
+
+    def forgetful(self, part, line, moment):
+        self.velocity[...] = 0.0
+        return start(self, part, line, moment)
+
+    kept = gap_of("dgc", settings, 0.25, 150)
+    monkeypatch.setattr(Dgc, "start", forgetful)
+    assert gap_of("dgc", settings, 0.25, 150) > 20 * kept

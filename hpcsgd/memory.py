@@ -141,6 +141,7 @@ def predict(
     looks = kind not in ("direct", *GATHERS) and config.run.gap_every > 0
     # Good states, the one that a checkpoint is made of, and the walk of a look.
     copies = 2 + 4 * config.run.fall_back + 3 * looks
+    copies += _of_gradients(config)
     need = Need(
         matrix=rows * cols * _bytes(precision.matrix),
         columns=rows * (3 * working + 8),
@@ -165,6 +166,13 @@ def _of_finisher(config: RunConfig, rows: int, cols: int, columns: int) -> int:
     if config.polish.kind == "none":
         return 0
     return 8 * (8 * rows + (2 * depth_for(columns) + 8) * cols)
+
+
+def _of_gradients(config: RunConfig) -> int:
+    """The buffer that gradients are summed in; with a codec an error, and its words."""
+    if config.agreement.kind != "gradient":
+        return 0
+    return 1 if config.agreement.codec == "identity" else 3
 
 
 def _sparse(

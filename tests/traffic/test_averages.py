@@ -21,7 +21,7 @@ WORDS = {"logistic": 1, "softmax": 4}
 # row -> (sums of all, sums of two replicas, averages in parts), for τ = 3
 TIMES = {
     "average": (2, 0, 0),  # after 3, and at the end
-    "postlocal": (2, 0, 0),  # after 1 and 4
+    "postlocal": (3, 0, 0),  # after 1, too
     "hierarchical": (2, 3, 0),  # after 3 and the end; after 1, 2 and 4 in pairs
     "fedavg": (2, 0, 0),
     "slowmo": (2, 0, 0),

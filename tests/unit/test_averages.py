@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from hpcsgd import sweep
 from hpcsgd.agreement.fedavg import draw, drawn_of
 from hpcsgd.agreement.nested import Level, label, plan_levels
 from hpcsgd.api import train
@@ -87,6 +88,50 @@ def test_looks_at_the_loss_change_nothing(row):
     assert seen.weights_sha256 == unseen.weights_sha256
     assert len(seen.history) > len(unseen.history)
     assert seen.ledger["agreement"]["words"] == unseen.ledger["agreement"]["words"]
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_mean_of_the_last_iterates_is_taken_where_all_agree(row):
+    """Else every replica would end with a mean of its own."""
+    problem = make_problem("logistic", n=117, d=7)
+    tail = {"average": {"kind": "tail", "share": 0.9}, "schedule": {"epochs": 3}}
+    config = config_of(problem, row, 4, 1, 4, **tail, agreement={"switch": 0.4})
+
+    def on_rank(world):
+        return train(config, X=problem.X, y=problem.y, world=world)
+
+    results = run_ranks(4, on_rank)
+    assert len({r.weights_sha256 for r in results}) == 1
+    assert results[0].report["average"]["iterates"] > 1
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_svrg_takes_snapshots_of_what_all_agree_on(row):
+    """Momentum's place is that of the snapshot, which is never averaged away."""
+    problem = make_problem("logistic", n=117, d=7)
+    each = {"schedule": {"epochs": 3, "steps": 2}, "update": {"kind": "svrg"}}
+    prints = set()
+    for momentum in ("average", "keep"):
+        config = config_of(problem, row, **each, agreement={"momentum": momentum})
+        result = train_on(4, config, problem)
+        assert result.status is Status.COMPLETED
+        prints.add(np.round(result.weights, 12).tobytes())
+    assert len(prints) == 1
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_models_of_a_sweep_average_alike(row):
+    """Each is the run of its own penalty, K = 3 of them in one state."""
+    problem = make_problem("logistic", n=117, d=7)
+    config, penalties = config_of(problem, row), [0.0, 0.05, 0.2]
+
+    def on_rank(world):
+        return sweep(config, l2=penalties, X=problem.X, y=problem.y, world=world)
+
+    many = run_ranks(4, on_rank)[0]
+    for k, l2 in enumerate(penalties):
+        alone = train_on(4, config_of(problem, row, problem={"l2": l2}), problem)
+        np.testing.assert_allclose(many.weights[:, k], alone.weights, rtol=1e-10)
 
 
 @pytest.mark.parametrize("row", ROWS)

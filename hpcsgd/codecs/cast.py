@@ -70,7 +70,7 @@ class Bf16(Cast):
 
 
 class Fp16(Cast):
-    """Half the bytes, 11 bits of precision, values below 2⁻²⁴ of the largest lost."""
+    """Half the bytes, 11 bits of precision, words below 2⁻⁴⁰ of the largest lost."""
 
     form = "fp16"
     mean_roundoff = 2.0**-11

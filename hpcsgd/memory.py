@@ -147,7 +147,8 @@ def predict(
         exchange=2 * (m * held * working + travelling) + looks * gram,
         kept=kept,
         weights=held * states * get_format(precision.weights).carrier.itemsize * copies
-        + 2 * reader.cols * states * 8,
+        + 2 * reader.cols * states * 8
+        + _slow(config, held, precision),
         reading=max(3 * CHUNK_BYTES, block_rows(reader.cols) * cols * 16)
         if rows * cols * 8 > CHUNK_BYTES
         else 3 * rows * cols * 8,
@@ -165,6 +166,17 @@ def _of_finisher(config: RunConfig, rows: int, cols: int, columns: int) -> int:
     if config.polish.kind == "none":
         return 0
     return 8 * (8 * rows + (2 * depth_for(columns) + 8) * cols)
+
+
+def _slow(config: RunConfig, held: int, precision: Precision) -> int:
+    """x_old and u of slow momentum, and their copies in states and checkpoints."""
+    asked = config.agreement
+    if asked.kind != "slowmo":
+        return 0
+    each = held * get_format(precision.weights).carrier.itemsize
+    parts = config.grid.replicas if asked.slow_sharded else 1
+    # Parts are put together where a checkpoint is made.
+    return 2 * (each * (1 + 4 * config.run.fall_back) // parts + each)
 
 
 def _sparse(

@@ -7,10 +7,15 @@ from hpcsgd import sweep
 from hpcsgd.agreement.fedavg import draw, drawn_of
 from hpcsgd.agreement.nested import Level, label, plan_levels
 from hpcsgd.api import train
+from hpcsgd.build import build
 from hpcsgd.comm.address import Address, own_address
 from hpcsgd.comm.threads import run_ranks
+from hpcsgd.data.memory import MemoryReader
 from hpcsgd.errors import ConfigError
+from hpcsgd.memory import _slow
+from hpcsgd.precision import Precision
 from hpcsgd.result import Status
+from hpcsgd.timing import Clock
 from tests.averages import ROWS, config_of, error_of
 from tests.harness import make_problem, relative_error, train_on
 from tests.sparse import make_sparse
@@ -268,3 +273,42 @@ def test_settings_that_are_refused(agreement, said):
     with pytest.raises(ConfigError, match=said):
         config = config_of(problem, "average", 2, agreement=agreement)
         train_on(2, config, problem)
+
+
+def test_parts_of_the_slow_state_take_less_memory():
+    """Each of four replicas holds a quarter of x_old and u, and of their copies."""
+    problem = make_problem("logistic", n=58, d=1000)
+    held = {}
+    for row in ("slowmo", "sharded"):
+        config = config_of(problem, row)
+
+        def on_rank(world, config=config):
+            reader = MemoryReader(problem.X, problem.y)
+            live = build(config, world, lambda _: reader, [], Clock())
+            sizes = {name: kept.shape for name, kept in live.state.memory.items()}
+            live.close()
+            return sizes
+
+        held[row] = run_ranks(4, on_rank)[1]
+    assert held["slowmo"] == {"slow_start": (1000, 1), "slow_momentum": (1000, 1)}
+    assert held["sharded"] == {"slow_start": (250, 1), "slow_momentum": (250, 1)}
+
+
+def test_memory_is_asked_for_the_slow_state():
+    problem = make_problem("logistic", n=58, d=1000)
+    whole, parts, none = (
+        _slow(config_of(problem, row), 1000, Precision())
+        for row in ("slowmo", "sharded", "average")
+    )
+    assert none == 0 < parts < whole
+    assert whole == 2 * 6 * 1000 * 4
+
+
+def test_what_a_result_says_of_its_groups():
+    problem = make_problem("logistic", n=58, d=3)
+    said = {
+        row: train_on(4, config_of(problem, row), problem).report["agreement"]
+        for row in ("hierarchical", "slow fedavg")
+    }
+    assert said["hierarchical"]["circles"] == [2, 4]
+    assert said["slow fedavg"]["workers"] == 2

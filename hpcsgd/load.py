@@ -161,16 +161,16 @@ def _read_sides(grid: Grid, reader: RowReader, rows: slice, split: Split) -> _Si
         scaled = world.together(lambda: _scale_to_mean_one(weights, reader.rows, total))
         held = None
     else:
-        kept = split.kept_apart(rows, getattr(reader, "fold_of", None))
-        scaled, held = _apart(grid, weights, split, kept, reader.rows)
+        scaled, held = _apart(grid, weights, split, rows, reader.rows)
     offsets = world.together(lambda: finite_column(reader.offset(rows), rows, "offset"))
     return _Sides(y, weights, scaled, held, offsets)
 
 
 def _apart(
-    grid: Grid, weights: Array | None, split: Split, kept: Array, total_rows: int
+    grid: Grid, weights: Array | None, split: Split, rows: slice, total_rows: int
 ) -> tuple[Array, Array]:
     """Weights of rows that are trained on, with mean 1 each, and of those held out."""
+    kept = split.kept_apart(rows)
     each = np.ones((len(kept), 1)) if weights is None else weights[:, None]
     trained, held = each * ~kept, each * kept
     counted = np.zeros((2, split.columns))

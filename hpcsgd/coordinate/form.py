@@ -31,7 +31,7 @@ class Form(ABC):
     scale: float  # σ
     separable: Any  # ψ
     objective: Objective
-    worst: float  # F of the null model: what a gap is measured by
+    worst: float  # F of the null model, less the least F of all: a gap's yardstick
     steep: float = 0.0  # the gradient there; 0: that of the first look is taken
     sweeps: int = 1  # over the items in an epoch
 

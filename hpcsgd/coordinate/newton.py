@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from hpcsgd.assessment import LEAST
 from hpcsgd.coordinate.exchange import Point
 from hpcsgd.coordinate.form import Form, Look
 from hpcsgd.coordinate.items import Array, Items
@@ -31,7 +32,7 @@ SWEEPS = 4  # larger = better steps, more messages for each
 TRIALS = 12  # lengths 1, 1/2, 1/4, ... of a step
 ENOUGH = 1e-2  # of the fall that the model promises
 SLACK = 1e-14  # of F: what rounding hides
-LEAST = 1e-10  # of the largest curvature
+FLOOR = 1e-10  # of the largest curvature
 
 
 class Newton(Form):
@@ -53,9 +54,16 @@ class Newton(Form):
         self.items = self.columns
         point = self.begin()
         slope = self.objective.slope(*self.model(point))
-        self.worst = slope.loss
+        self.worst = slope.loss - self._least()
         # Of the mean loss: what l1 holds of it would be another yardstick for each l1.
         self.steep = self.objective.norm(replace(slope, least=None))
+
+    def _least(self) -> float:
+        """The mean of the least losses there can be: below 0 for log links."""
+        least = LEAST.get(self.objective.family.name, np.zeros_like)
+        word = np.array([self.weights @ least(self.targets[:, 0])])
+        self.members.sum(word, "control")
+        return float(word[0]) * self.scale
 
     def begin(self, weights: Array | None = None) -> Point:
         """These weights, or 0, with the best intercept for them."""
@@ -101,7 +109,7 @@ class Newton(Form):
             self.residuals = c * family.residual(scores.copy(), self.targets)[:, 0]
             h = c * curvatures(family, scores, self.targets)[:, 0]
         top = h.max(initial=0.0)
-        h = np.where(c > 0.0, np.maximum(h, LEAST * top + np.finfo(float).tiny), 0.0)
+        h = np.where(c > 0.0, np.maximum(h, FLOOR * top + np.finfo(float).tiny), 0.0)
         roots = np.sqrt(h)
         self.means, self.pull = self._means(h)
         shift = self.means if self.intercept else None

@@ -47,8 +47,9 @@ class Formula:
         intercept = np.asarray(self.intercept, dtype=np.float64).reshape(-1)
         labels = () if self.classes is None else tuple(range(len(self.classes)))
         weights = np.ascontiguousarray(coef.T)
-        targets = Targets(family.targets, labels)
-        return Model(family, weights, intercept, targets, Penalty())
+        return Model(
+            family, weights, intercept, Targets(family.targets, labels), Penalty()
+        )
 
     def scores(self, X: Any, offset: Array | None = None) -> Array:
         """t, (n, K)."""

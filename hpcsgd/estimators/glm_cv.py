@@ -187,7 +187,7 @@ class GLM_CV(Generic):
         given |= {"update": "sgd", "momentum": 0.0, "grid": place.grid}
         given |= SILENT | {"polish": False, "layout": place.layout}
         known = {field.name for field in fields(Wanted)}
-        return Wanted(**{name: given[name] for name in known})
+        return Wanted(**{name: given[name] for name in known & given.keys()})
 
     def _alphas(self) -> list[float]:
         alphas = [float(alpha) for alpha in np.atleast_1d(np.asarray(self.alphas))]

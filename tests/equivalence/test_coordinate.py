@@ -257,6 +257,25 @@ def test_newton_is_the_same_for_every_number_of_steps(ranks, steps, sparse):
     assert float(other.intercept) == pytest.approx(float(one.intercept), rel=1e-10)
 
 
+def test_newton_shortens_steps_that_go_too_far():
+    """A few counts far above the mean: the full step would overflow."""
+    rng = np.random.default_rng(4)
+    X = np.eye(20)[:, :3] + 0.01 * rng.normal(size=(20, 3))
+    y = np.zeros(20)
+    y[:3] = 1000.0, 3000.0, 500.0
+    tables = {
+        "problem": {"family": "poisson", "l1": 0.1, "l2": 0.5, "intercept": True},
+        "schedule": {"batch": 1, "steps": 3, "epochs": 200},
+        "update": {"kind": "coordinate"},
+        "coordinate": {"tol": 1e-9},
+        "precision": {"recipe": "fp64"},
+    }
+    result = train(tables, X=X, y=y)
+    losses = [record["loss"] for record in result.history]
+    assert result.status.value == "converged"
+    assert all(b <= a + 1e-9 * abs(a) for a, b in zip(losses, losses[1:], strict=False))
+
+
 def test_logistic_lasso_is_that_of_scikit_learn():
     from sklearn.linear_model import LogisticRegression
 

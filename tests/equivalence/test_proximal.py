@@ -13,6 +13,7 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.penalties import Penalty
 from hpcsgd.sweeps.api import sweep
 from hpcsgd.timing import Clock
+from hpcsgd.verify.certificate import certify
 from tests.harness import check_against_oracle, config_for, make_problem, train_on
 from tests.problems import FAMILIES
 
@@ -130,18 +131,19 @@ def test_bounds_of_columns_go_with_their_columns():
 
 def test_the_loss_and_the_slope_have_l1():
     problem = make_problem("gaussian", n=30, d=5)
-    config = proximal(problem, members=2, problem={"lower": None, "upper": 0.01})
+    upper = (0.01, 0.01, 0.01, 0.3, -0.1)
+    config = proximal(problem, members=2, problem={"lower": None, "upper": upper})
+
+    w = np.array([0.0, -0.3, 0.01, 0.2, -0.1])
 
     def on_rank(world):
         reader = MemoryReader(problem.X, problem.y)
         live = build(config, world, lambda _: reader, [], Clock())
-        w = np.array([0.0, -0.3, 0.01, 0.2, 0.0])[:, None]
         objective = live.engine.evaluation.objective
-        slope = objective.slope(w[live.columns.own], np.zeros(1))
+        slope = objective.slope(w[live.columns.own, None], np.zeros(1))
         return slope, objective.norm(slope), live.columns.join(slope.least)[:, 0]
 
     slope, norm, least = run_ranks(2, on_rank)[0]
-    w = np.array([0.0, -0.3, 0.01, 0.2, 0.0])
     r = problem.X @ w - problem.y
     smooth = problem.X.T @ r / 30 + 0.02 * w
     loss = r @ r / 60 + 0.01 * w @ w + 0.03 * np.abs(w).sum()
@@ -150,7 +152,8 @@ def test_the_loss_and_the_slope_have_l1():
     zero = w == 0
     size = np.maximum(np.abs(smooth[zero]) - 0.03, 0)
     expected[zero] = np.sign(smooth[zero]) * size
-    expected[(w >= 0.01) & (expected < 0)] = 0.0
+    expected[(w >= np.float32(upper)) & (expected < 0)] = 0.0
+    expected[(w == upper) & (expected < 0)] = 0.0
     np.testing.assert_allclose(least, expected, atol=1e-15)
     assert norm == pytest.approx(np.sqrt(expected @ expected + r.mean() ** 2))
 
@@ -254,3 +257,20 @@ def test_proximal_svrg_goes_to_the_optimum():
     slope = problem.X.T @ r / 40 + 0.02 * w.weights
     assert np.abs(Penalty(0.02, 0.03).least(w.weights, slope)).max() < 1e-9
     assert (w.weights == 0.0).any()
+
+
+def test_a_run_begins_within_its_bounds():
+    problem = make_problem("gaussian", n=20, d=4)
+    bounds = {"l1": 0.1, "l2": 0.0, "lower": 0.2, "intercept": False}
+    config = proximal(problem, problem=bounds, run={"evaluate_every": 1})
+    first = train_on(1, config, problem).history[0]["loss"]
+    r = problem.X @ np.full(4, 0.2) - problem.y
+    assert first == pytest.approx(r @ r / 40 + 0.1 * 4 * 0.2, rel=1e-12)
+
+
+def test_verify_takes_the_loss_with_l1(tmp_path):
+    problem = make_problem("logistic")
+    config = proximal(problem, run={"out": str(tmp_path), "record": 2})
+    train(config, X=problem.X, y=problem.y)
+    found = certify(tmp_path, 2, reader=MemoryReader(problem.X, problem.y))
+    assert found.ok and all(check.ok for check in found.checks)

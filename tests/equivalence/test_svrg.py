@@ -103,6 +103,13 @@ def test_other_orders_and_rare_snapshots(mode):
     check(asked(problem, (1, 2), sampling={"mode": mode}, **more), problem, **DATA)
 
 
+def test_a_gradient_of_other_weights_is_no_snapshot():
+    """Evaluations take it every other epoch, snapshots are needed in each."""
+    problem = make_problem("logistic")
+    run, stop = {"evaluate_every": 2}, {"on": "gradient", "tol": 0.0}
+    check(asked(problem, (1, 2), run=run, stop=stop), problem, **DATA)
+
+
 @pytest.mark.parametrize("kind", ["direct", "gram", "gather"])
 def test_sparse_rows(kind):
     problem = make_problem("logistic")

@@ -70,6 +70,7 @@ def test_each_model_is_its_separate_solve(family, l1_ratio, intercept, tol):
     assert (np.diff(found.alphas) < 0).all() and len(found.results) == 5
     for alpha, result in zip(found.alphas, found.results, strict=True):
         other = alone(problem, alpha, l1_ratio, tol, intercept)
+        assert result.status.value == "converged"
         np.testing.assert_allclose(result.weights, other.weights, atol=2e-6)
         assert result.loss == pytest.approx(other.loss, rel=1e-9)
     if l1_ratio:

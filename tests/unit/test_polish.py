@@ -85,6 +85,14 @@ def test_low_precision_ends_where_float64_does(recipe):
     np.testing.assert_allclose(flat(low), flat(polished("poisson")), atol=1e-6)
 
 
+def test_scores_that_all_grow_alike_are_left_out():
+    """Without a ridge nothing says how large they are; what rounding left goes."""
+    free = {"problem": {"l2": 0.0}, "precision": {"recipe": "fp32"}}
+    result = polished("softmax", polish={"tol": 1e-6}, **free)
+    assert np.abs(result.weights.mean(axis=1)).max() < 1e-14
+    assert abs(result.intercept.mean()) < 1e-14
+
+
 @pytest.mark.parametrize("kind", ["direct", "gather", "cached"])
 def test_whatever_the_product(kind):
     found = polished("softmax", (1, 2), products={"kind": kind})

@@ -93,6 +93,29 @@ def optimality_at(problem, result):
     return found[0]
 
 
+def test_a_gap_looks_where_the_intercept_should_be():
+    """At w = 0, β = 0 this column has no slope, and yet explains the targets."""
+    problem = make_problem("gaussian", d=1)
+    problem.y[:] += 3.0
+    away = problem.X - problem.X.mean()
+    problem.X[...] = away - (away[:, 0] @ problem.y) / problem.y.sum()
+    sections = {"problem": {"l2": 1e-4}}
+    first = train_on(1, asked(problem, **sections), problem).history[0]
+    assert first["gradient"] == pytest.approx(abs(problem.y.mean()))
+    assert first["loss"] - optimum(problem, {}, **sections) <= first["gap"]
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("family", ["poisson", "softmax"])
+def test_gaps_do_not_depend_on_the_grid(family, grid):
+    problem, data = make_problem(family), {"weights": True, "offset": True}
+    one = train_on(1, asked(problem), problem, **data).history[0]
+    ranks = grid[0] * grid[1]
+    found = train_on(ranks, asked(problem, grid), problem, **data).history[0]
+    for name in ("loss", "gradient", "gap"):
+        assert found[name] == pytest.approx(one[name], rel=1e-12)
+
+
 def test_there_is_no_gap_without_a_ridge():
     problem = make_problem("logistic")
     records = train_on(1, asked(problem, problem={"l2": 0.0}), problem).history
@@ -170,6 +193,7 @@ def test_a_goal_holds_after_a_resume(tmp_path):
     again = train_on(1, config, problem)
     assert first.status.value == again.status.value == "converged"
     assert again.iterations == first.iterations
+    assert (first.report["resumes"], again.report["resumes"]) == (0, 1)
     np.testing.assert_array_equal(again.weights, first.weights)
 
 
@@ -192,3 +216,9 @@ def test_losses_that_rise_for_a_while_are_waited_for():
     stop = StopConfig(on="loss", tol=0.0, patience=3)
     history = [{"loss": loss} for loss in (3.0, 2.0, 2.5, 2.4, 1.9, 1.95, 1.91, 1.92)]
     assert [stop.is_reached(history[:k]) for k in range(1, 9)] == [False] * 7 + [True]
+
+
+def test_small_falls_of_the_loss_are_none():
+    history = [{"loss": 2.0 * 0.999**k} for k in range(9)]
+    assert StopConfig(on="loss", tol=0.01, patience=3).is_reached(history)
+    assert not StopConfig(on="loss", tol=1e-4, patience=3).is_reached(history)

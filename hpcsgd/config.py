@@ -291,6 +291,8 @@ def _typed(section: str, key: str, kind: Any, value: Any) -> Any:
         return None
     if tuple[float, ...] in kinds and isinstance(value, list | tuple):
         return tuple(_typed(section, key, float, item) for item in value)
+    if value == "" and type(None) in kinds and str not in kinds:
+        return None  # TOML has no word for it
     if float in kinds and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) not in kinds:

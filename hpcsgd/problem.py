@@ -20,8 +20,8 @@ class ProblemConfig:
     intercept: bool = False
     l1: float = 0.0  # larger = more weights are exactly 0
     l1_at: str = "step"  # exchange: l1 and bounds act once for s steps, approximately
-    lower: Bound = None  # of all weights, or one for each column; None = none
-    upper: Bound = None
+    lower: Bound = None  # of all weights, or a list with one for each column
+    upper: Bound = None  # the same from above
 
     def __post_init__(self) -> None:
         for name in ("l2", "l1"):

@@ -12,6 +12,7 @@ from hpcsgd.comm import COMMUNICATORS
 from hpcsgd.config import RunConfig
 from hpcsgd.formats import FORMATS
 from hpcsgd.precision import FIELDS, ROUNDINGS, SCALES, Precision
+from hpcsgd.problem import PLACES
 from hpcsgd.products.clip import OVERS, WAYS
 from hpcsgd.toml_text import toml_literal
 
@@ -19,6 +20,7 @@ WIDTH = 88
 # settings that no flag has; those of flags know their choices themselves
 CHOICES: dict[str, list[str]] = {
     "run.comm": ["auto", *COMMUNICATORS],
+    "problem.l1_at": list(PLACES),
     "update.clip": list(WAYS),
     "update.clip_over": list(OVERS),
     "precision.scale": list(SCALES),

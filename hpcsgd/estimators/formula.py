@@ -19,6 +19,7 @@ from hpcsgd.penalties import Penalty
 from hpcsgd.prediction import KINDS, Model, block_scores, blocks_of, check_columns
 
 Array = NDArray[Any]
+BLOCK_BYTES = 2**23  # of rows in float64 that are held at once
 LOG_LINK = ("poisson", "gamma")  # families that know an exposure
 PROBABLE = ("logistic", "probit", "softmax")  # labelled ones that know probabilities
 
@@ -45,8 +46,9 @@ class Formula:
         intercept = np.asarray(self.intercept, dtype=np.float64).reshape(-1)
         labels = () if self.classes is None else tuple(range(len(self.classes)))
         weights = np.ascontiguousarray(coef.T)
-        targets = Targets(family.targets, labels)
-        return Model(family, weights, intercept, targets, Penalty())
+        return Model(
+            family, weights, intercept, Targets(family.targets, labels), Penalty()
+        )
 
     def scores(self, X: Any, offset: Array | None = None) -> Array:
         """t, (n, K)."""
@@ -55,7 +57,7 @@ class Formula:
             return model.scores(X, offset)
         reader = MemoryReader(X, None, None, offset)
         check_columns(model, reader)
-        blocks = blocks_of(slice(0, reader.rows), row_words(reader))
+        blocks = blocks_of(slice(0, reader.rows), row_words(reader), BLOCK_BYTES)
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             return np.concatenate([block_scores(model, reader, r) for r in blocks])
 

@@ -42,7 +42,9 @@ def settle_rate(
     if not config.rate.is_open:
         return config
     update = config.update
-    steepness = _smoothness(config, grid, loaded, family) + config.problem.l2
+    # Of several models the one with the largest penalty bends most.
+    l2 = max(config.sweep.l2, default=config.problem.l2)
+    steepness = _smoothness(config, grid, loaded, family) + l2
     if not np.isfinite(steepness):
         raise DataError(
             "X is too large for a rate from the data: the squares of a row overflow;"

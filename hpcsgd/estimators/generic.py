@@ -80,22 +80,22 @@ class Generic(Learner):
         formula = self._formula()
         return formula.labels(X, total) if self._labelled else formula.means(X, total)
 
-    @available_if(_labels)
+    @available_if(_labels)  # type: ignore[untyped-decorator]
     def decision_function(self, X: Any, offset: Any = None) -> Array:
         """Scores of a classifier: (n,) of the second of two classes, else (n, K)."""
         X, total = self._rows(X, offset)
         return self._formula().decision(X, total)
 
-    @available_if(_probabilities)
+    @available_if(_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any, offset: Any = None) -> Array:
         """Probabilities, a column for each class."""
         X, total = self._rows(X, offset)
         return self._formula().probabilities(X, total)
 
-    @available_if(_probabilities)
+    @available_if(_probabilities)  # type: ignore[untyped-decorator]
     def predict_log_proba(self, X: Any, offset: Any = None) -> Array:
         """Their logarithms."""
-        return np.log(self.predict_proba(X, offset))
+        return np.asarray(np.log(self.predict_proba(X, offset)))
 
     def score(
         self,

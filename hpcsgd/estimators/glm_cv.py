@@ -1,14 +1,14 @@
 """Penalties by cross-validation: alphas × folds through one Gram, then the best."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.estimators.folds import check_rows, count_folds, folds_of
+from hpcsgd.estimators.folds import Dealt, deal
 from hpcsgd.estimators.generic import Generic
 from hpcsgd.estimators.given import Given, Place
 from hpcsgd.fitting.many import fit_many
@@ -16,15 +16,17 @@ from hpcsgd.fitting.wanted import Wanted
 from hpcsgd.sweeps.outcome import Sweep
 
 Array = NDArray[Any]
+LOOSE = 1e-5  # tol of models that are only compared
+SILENT = {"callbacks": None, "verbose": 0}
 
 
 class GLM_CV(Generic):
     """A generalized linear model whose ridge penalty is chosen by cross-validation.
 
     All alphas × folds, and each alpha on all rows, are trained together by CA-SGD: they
-    share the rows, ONE Gram and one message an exchange (`hpcsgd.sweep`). The alpha
-    with the least mean loss ℓ on held-out rows is fitted on all rows, from where its
-    model stands, to the minimum of
+    share the rows, ONE Gram and one message an exchange (`hpcsgd.sweep`). From there
+    each goes on to its own minimum. The alpha with the least mean loss ℓ on held-out
+    rows is fitted on all rows, from where its model stands, to the minimum of
 
         F(w, β) = (1/Σc) Σ c_i ℓ(a_i·w + β + offset_i, y_i) + (alpha_/2) ‖w‖²
 
@@ -37,6 +39,10 @@ class GLM_CV(Generic):
     cv : number of folds, to which rows are dealt by their number and `random_state`,
         the same on any ranks; or a splitter of scikit-learn, or (train, test) pairs,
         that hold every row out at most once
+    polish : "all": what is compared are minima, each model takes some passes of its
+        own; "best": models are compared as CA-SGD leaves them, and only the one that is
+        chosen goes on, which is cheaper and favours small alphas (rows of a file are
+        always compared so)
     class_weight : dict or "balanced", of families with classes
     others : as `GLM` has them
 
@@ -67,10 +73,11 @@ class GLM_CV(Generic):
         family: str = "gaussian",
         alphas: Sequence[float] = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0),
         cv: Any = 5,
+        polish: str = "all",
         class_weight: Any = None,
         fit_intercept: bool = True,
         max_iter: int | None = None,
-        tol: float = 1e-9,
+        tol: float = 1e-8,
         batch: int = 32,
         steps: int | str = "auto",
         rate: float | str = "auto",
@@ -92,7 +99,7 @@ class GLM_CV(Generic):
             rate=rate,
             solver="sgd",
             average="auto",
-            polish="auto",
+            polish=polish,
             hold_out=0.0,
             patience=5,
             precision=precision,
@@ -106,50 +113,79 @@ class GLM_CV(Generic):
         self.family = family
         self.alphas = alphas
         self.cv = cv
+        self.polish = polish
         self.class_weight = class_weight
 
     def _learn(
         self, given: Given, place: Place, starts: list[Any] | None, **changed: Any
     ) -> None:
         task = self._label_tasks(given, place)[0] if self._labelled else given
-        found, folds = self._compare(task, place)
-        self._choose(found, folds)
-        best = found.best
-        weights, intercepts = found.weights[:, best], found.intercepts
-        start = weights if intercepts is None else (weights, intercepts[best])
-        self._keep([self._solve(task, self._family(), place, start, **changed)])
+        rows = self._deal(task, place)
+        found = self._compare(task, place, rows)
+        held = found.held
+        if self.polish == "all" and task.y is not None:
+            held = self._held_at_minima(task, place, rows, found)
+        best = self._choose(found, held)
+        self._keep([self._solve(task, self._family(), place, _start(found, best))])
         self._name_columns(place)
 
-    def _compare(self, task: Given, place: Place) -> tuple[Sweep, int]:
-        """All models at once, and the number of folds."""
-        folds, fold_of = place.together(lambda: count_folds(self.cv)), None
+    def _deal(self, task: Given, place: Place) -> Dealt:
+        """The rows of every fold."""
+        if self.polish not in ("all", "best"):
+            raise ConfigError(f"polish = {self.polish!r}; known: 'all', 'best'")
         if self._labelled:
             _check_classes(task, place)
-        if folds is None:
-            fold_of = folds_of(self.cv, task, place, self._labelled)
-            folds = int(fold_of.max()) + 1
-        elif task.y is not None:
-            total = sum(place.of_rows(len(task.y)))
-            check_rows(total, folds)
+        return deal(self.cv, task, place, self._labelled, self._seed(place))
+
+    def _compare(
+        self, task: Given, place: Place, rows: Dealt, start: Any = None
+    ) -> Sweep:
+        """All models at once."""
         sides = {"y": task.y, "sample_weight": task.weights, "offset": task.offset}
-        found = fit_many(
-            self._wanted(place),
+        wanted = self._wanted(place)
+        return fit_many(
+            wanted if start is None else replace(wanted, epochs=1),
             task.X,
             sides,
             alphas=self._alphas(),
-            folds=folds,
-            fold_of=fold_of,
+            folds=rows.folds,
+            fold_of=rows.known,
             labels=task.labels,
             world=place.world,
             layout=place.layout,
+            start=start,
         )
-        return found, folds
+
+    def _held_at_minima(
+        self, task: Given, place: Place, rows: Dealt, found: Sweep
+    ) -> Array:
+        """Held losses of models that each went on to its minimum."""
+        weights, intercepts = found.weights.copy(), found.intercepts
+        intercepts = None if intercepts is None else intercepts.copy()
+        c = np.ones(len(task.y)) if task.weights is None else task.weights
+        for number, model in enumerate(found.models):
+            if model.fold is None:
+                continue
+            without = replace(task, weights=c * (rows.own != model.fold))
+            how = {"alpha": model.l2, "tol": LOOSE, "epochs": 1, **SILENT}
+            start = _start(found, number)
+            one = self._solve(without, self._family(), place, start, **how)
+            weights[:, number] = one.weights.reshape(weights[:, number].shape)
+            if intercepts is not None:
+                intercepts[number] = one.intercept.reshape(intercepts[number].shape)
+        start = weights.reshape(len(weights), -1)
+        if intercepts is not None:
+            start = (start, intercepts.reshape(-1))
+        # The first look of a sweep is at where it begins.
+        held = self._compare(task, place, rows, start).history[0]["held"]
+        return np.array([np.nan if one is None else one for one in held])
 
     def _wanted(self, place: Place) -> Wanted:
         """The arguments of `fit` for all of them."""
         given = {**self._settings(), "alpha": 0.0}
         given |= {"family": self._family(), "seed": self._seed(place)}
         given |= {"update": "sgd", "momentum": 0.0, "grid": place.grid}
+        given |= SILENT | {"polish": False}
         known = {field.name for field in fields(Wanted)}
         return Wanted(**{name: given[name] for name in known})
 
@@ -159,18 +195,27 @@ class GLM_CV(Generic):
             raise ConfigError("alphas names none; give some, as (1e-4, 1e-2, 1)")
         return alphas
 
-    def _choose(self, found: Sweep, folds: int) -> None:
-        """The attributes of the comparison."""
+    def _choose(self, found: Sweep, held: Array) -> int:
+        """The attributes of the comparison; the number of the model to go on with."""
         alphas = self._alphas()
-        own = [m.fold is not None for m in found.models]
-        held = found.held[own].reshape(len(alphas), folds)
-        mean = held.mean(axis=1)
-        self.alpha_ = found.models[found.best].l2
-        self.cv_results_ = {"alphas": np.array(alphas), "held": held, "mean_held": mean}
+        own = [model.fold is not None for model in found.models]
+        each = held[own].reshape(len(alphas), -1)
+        mean = each.mean(axis=1)
+        best = int(np.argmin(np.where(np.isfinite(mean), mean, np.inf)))
+        self.alpha_ = alphas[best]
+        self.cv_results_ = {"alphas": np.array(alphas), "held": each, "mean_held": mean}
         self.cv_ledger_ = found.ledger
+        return best * (each.shape[1] + 1) + each.shape[1]
 
     def _settings(self) -> dict[str, Any]:
-        return super()._settings() | {"alpha": getattr(self, "alpha_", 0.0)}
+        more = {"alpha": getattr(self, "alpha_", 0.0), "polish": "auto"}
+        return super()._settings() | more
+
+
+def _start(found: Sweep, number: int) -> Any:
+    """Where one of the models stands."""
+    weights, intercepts = found.weights[:, number], found.intercepts
+    return weights if intercepts is None else (weights, intercepts[number])
 
 
 def _check_classes(task: Given, place: Place) -> None:

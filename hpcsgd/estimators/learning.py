@@ -28,6 +28,8 @@ class Learner(LinearEstimator):
     family: str
     more_classes = ""  # with three or more: "softmax", "one-vs-rest", or refused
     class_weight: Any = None  # a parameter of those that learn labels
+    n_iter_: Any
+    history_: list[dict[str, Any]]
 
     @property
     def _labelled(self) -> bool:

@@ -12,7 +12,7 @@ Array = NDArray[Any]
 class RateRegressor(Regressor):
     """Regressors with a log link: with offsets, and exposures to multiply rates."""
 
-    def fit(  # type: ignore[override]
+    def fit(
         self,
         X: Any,
         y: Any = None,
@@ -46,7 +46,7 @@ class RateRegressor(Regressor):
         self._fit(*given, where=(comm, layout, grid))
         return self
 
-    def partial_fit(  # type: ignore[override]
+    def partial_fit(
         self,
         X: Any,
         y: Any,

@@ -21,6 +21,7 @@ from hpcsgd.estimators import __all__ as KNOWN
 from hpcsgd.estimators import has_sklearn
 from hpcsgd.estimators.formula import Formula
 from hpcsgd.estimators.predictor import Predictor
+from hpcsgd.families import FAMILIES
 from hpcsgd.result import KIND as RESULT
 from hpcsgd.result import Result, load_result, restore, saving
 from hpcsgd.sealed import check_schema, is_sealed, read_sealed, write_sealed
@@ -69,6 +70,8 @@ def save(estimator: Any, path: str | PathLike[str]) -> None:
             continue
         if isinstance(value, np.ndarray) and value.dtype.kind in "fiu":
             arrays[f"attribute_{name}"] = value
+        elif _is_table(value):
+            arrays |= {f"table_{name}:{key}": v for key, v in value.items()}
         elif _is_plain(value):
             document["attributes"][name] = value
     with saving(Path(path)):
@@ -132,8 +135,10 @@ def _read(path: Path) -> Predictor:
         formula=_formula(path, document, arrays),
         parameters=document["parameters"],
         feature_names_in_=None if names is None else np.array(names, dtype=object),
-        result_=found if document["is_list"] else (found or [None])[0],
-        attributes=document["attributes"] | _of(arrays, "attribute_"),
+        result_=found if document["is_list"] else next(iter(found), None),
+        attributes=document["attributes"]
+        | _of(arrays, "attribute_")
+        | _tables(_of(arrays, "table_")),
     )
 
 
@@ -145,7 +150,8 @@ def _formula(path: Path, document: Any, arrays: Mapping[str, Array]) -> Formula:
         saved = document["classes"]
         classes = np.array(saved["values"], dtype=_dtype(path, saved["dtype"]))
     fits = (
-        coef is not None
+        document["family"] in FAMILIES
+        and coef is not None
         and intercept is not None
         and coef.ndim == (1 if classes is None else 2)
         and intercept.shape == coef.shape[:-1]
@@ -165,6 +171,8 @@ def _estimator(predictor: Predictor) -> Any:
     kind = getattr(home, predictor.name)
     known = kind._get_param_names()
     given = {k: v for k, v in predictor.parameters.items() if k in known}
+    # JSON has no tuples, which is what sequences among parameters are.
+    given = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
     estimator = kind(**given)
     for name in ("coef_", "intercept_", "classes_", "feature_names_in_", "result_"):
         value = getattr(predictor, name)
@@ -181,6 +189,24 @@ def _of(arrays: Mapping[str, Array], prefix: str) -> dict[str, Array]:
         for name, array in arrays.items()
         if name.startswith(prefix)
     }
+
+
+def _is_table(value: Any) -> bool:
+    """A dict of arrays, as `cv_results_`."""
+    return (
+        isinstance(value, dict)
+        and bool(value)
+        and all(isinstance(array, np.ndarray) for array in value.values())
+    )
+
+
+def _tables(arrays: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
+    """Such dicts by their names, from arrays called name:key."""
+    found: dict[str, dict[str, Array]] = {}
+    for name, array in arrays.items():
+        table, _, key = name.partition(":")
+        found.setdefault(table, {})[key] = array
+    return found
 
 
 def _known_class(estimator: Any) -> str:

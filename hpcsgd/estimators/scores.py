@@ -33,7 +33,7 @@ def _deviance(family: str, y: Array, mean: Array) -> Array:
         return np.asarray(2.0 * (xlogy(y, y / mean) - y + mean))
     if family == "gamma":
         return np.asarray(2.0 * (np.log(mean / y) + y / mean - 1.0))
-    return np.square(y - mean)
+    return np.asarray(np.square(y - mean))
 
 
 def _null_mean(family: str, y: Array, c: Array, offset: Array | None) -> Array:
@@ -41,8 +41,8 @@ def _null_mean(family: str, y: Array, c: Array, offset: Array | None) -> Array:
     offset = np.zeros(len(y)) if offset is None else offset
     if family == "poisson":
         exposure = np.exp(offset)
-        return exposure * (c @ y) / (c @ exposure)
+        return np.asarray(exposure * (c @ y) / (c @ exposure))
     if family == "gamma":
         exposure = np.exp(offset)
-        return exposure * (c @ (y / exposure)) / c.sum()
-    return offset + (c @ (y - offset)) / c.sum()
+        return np.asarray(exposure * (c @ (y / exposure)) / c.sum())
+    return np.asarray(offset + (c @ (y - offset)) / c.sum())

@@ -14,6 +14,8 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.fitting.given import open_data
 from hpcsgd.fitting.inputs import is_wide, to_matrix
 from hpcsgd.fitting.runs import SLOWER, TRIES
+from hpcsgd.fitting.settings import laid_over
+from hpcsgd.fitting.start import make_start
 from hpcsgd.fitting.wanted import EPOCHS, Wanted
 from hpcsgd.session import Session
 from hpcsgd.stopping import StopConfig
@@ -36,6 +38,7 @@ def fit_many(
     world: Communicator,
     layout: str = "replicated",
     callbacks: Sequence[Callback] = (),
+    start: Any = None,
 ) -> Sweep:
     """A model for every alpha without each fold, and one on all rows.
 
@@ -46,6 +49,7 @@ def fit_many(
     folds : their number; rows are dealt to them by `fold_of`, (n,) with 0..folds−1 or
         −1 for rows that are never held out; by number and seed where that is None
     labels : all there are, where the rows may lack some
+    start : (weights, intercepts) to begin with, (d, models·K) and (models·K,)
 
     Returns
     -------
@@ -56,15 +60,20 @@ def fit_many(
     epochs = EPOCHS["polished"] if wanted.epochs is None else wanted.epochs
     plain = replace(wanted, alpha=0.0, polish=False, epochs=epochs)
     config = world.together(lambda: plain.settings(matrix.path, wide))
-    # Nobody waits for one of them: they are compared after as many epochs.
+    # Nobody waits for one of them: they are compared after as many epochs, at the end
+    # of which the rate has gone to zero and with it what is not the model's but noise.
     config = replace(config, stop=StopConfig())
+    if "kind" not in (laid_over({}, wanted.config).get("rate") or {}):
+        config = replace(config, rate=replace(config.rate, kind="cosine"))
     asked = {"l2": alphas, "folds": folds, "fold_seed": config.sampling.seed}
     config = world.together(lambda: with_sweep(config, asked))
     given = world.together(lambda: open_data(matrix, sides, layout, config))
     given = given.knowing(labels=labels, fold_of=fold_of)
     for _ in range(TRIES):
         run = (config, world, given.opens, list(callbacks))
-        found = Sweep(Session(*run, time.perf_counter(), Clock()).run())
+        session = Session(*run, time.perf_counter(), Clock())
+        session.start = None if start is None else make_start(start)
+        found = Sweep(session.run())
         if np.isfinite(found.mean_held).any() or not config.rate.is_open:
             return found
         rate = found.outcome.config["rate"]["value"] * SLOWER

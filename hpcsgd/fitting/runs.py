@@ -48,7 +48,7 @@ class Runs:
         result.report["rates_tried"] = tries
         result.report["feature_names"] = self.given.names
         advise(result)
-        return self._alike(result)
+        return self.alike(result)
 
     def _train(self, config: RunConfig) -> Result:
         callbacks = list(self.callbacks)
@@ -60,7 +60,7 @@ class Runs:
         """A rate that was given stays what it is."""
         return result.status is Status.DIVERGED and self.config.rate.is_open
 
-    def _alike(self, result: Result) -> Result:
+    def alike(self, result: Result) -> Result:
         """As rank 0 has it: a sum over members need not give all the same bits."""
         if self.world.size == 1:
             return result

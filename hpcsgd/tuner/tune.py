@@ -73,6 +73,7 @@ class Tuning:
 
 def tune(question: Question, world: Communicator) -> Tuning:
     """Choose what is open, in the seconds that were given; called by all ranks."""
+    check_rate(question.config)
     budget = Budget(world, question.seconds)
     reader = world.together(question.reader)
     try:
@@ -117,6 +118,15 @@ def tune(question: Question, world: Communicator) -> Tuning:
         sampled=(sampled, total),
         seconds=budget.spent,
     )
+
+
+def check_rate(config: RunConfig) -> None:
+    """Refuse a rate that every trial would find for itself."""
+    if config.rate.is_open:
+        raise ConfigError(
+            "tune compares batches at one rate, and --rate auto finds another for each;"
+            " give a number, for example that of a run with --rate auto"
+        )
 
 
 def _learn(

@@ -39,6 +39,15 @@ def test_the_readme_example_runs(capsys):
     assert "Status.COMPLETED" in capsys.readouterr().out
 
 
+def test_the_examples_of_estimators_run(capsys):
+    """One after the other, as a reader would type them."""
+    text = (ROOT / "docs" / "estimators.md").read_text()
+    known = {}
+    for block in re.findall(r"```python\n(.*?)```", text, re.S):
+        exec(compile(block, "estimators.md", "exec"), known)
+    assert "D² = 0." in capsys.readouterr().out
+
+
 def commands_in(path):
     """Every `hpcsgd ...` of the indented blocks, without its launcher, as words."""
     text = path.read_text().replace("\\\n", " ")
@@ -83,6 +92,12 @@ def test_every_page_is_linked_from_the_readme():
         "hpcsgd.config",
         "hpcsgd.prediction",
         "hpcsgd.assessment",
+        "hpcsgd.estimators.classifiers",
+        "hpcsgd.estimators.glm",
+        "hpcsgd.estimators.glm_cv",
+        "hpcsgd.estimators.least_squares",
+        "hpcsgd.estimators.log_link",
+        "hpcsgd.estimators.saved",
         "hpcsgd.paths.api",
         "hpcsgd.study.settings",
         "hpcsgd.jobs.resources",

@@ -16,6 +16,7 @@ NAMED = [
 ]
 GENERIC = [hpcsgd.GLM(family=name) for name in FAMILIES]
 ALL = NAMED + GENERIC
+CHOOSING = [hpcsgd.GLM_CV(family=f, alphas=(1e-3, 1e-1), cv=2) for f in FAMILIES]
 
 
 def name_of(estimator):

@@ -1,16 +1,20 @@
 """The rate that data ask for: 1/L by the textbook, alike on all ranks and grids."""
 
+from argparse import ArgumentTypeError
+
 import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
 from hpcsgd.api import train
 from hpcsgd.auto_rate import rounded_down
+from hpcsgd.cli.words import rate
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.families import FAMILIES, get_family
 from hpcsgd.rates import RateConfig, make_rate
+from hpcsgd.tuner.tune import check_rate
 from hpcsgd.updates import UPDATES
 from tests.harness import config_for, make_problem, train_on
 from tests.problems import FAMILIES as NAMES
@@ -71,10 +75,11 @@ def test_all_ranks_and_grids_find_the_same(norm, ranks, replicas):
     found = run_ranks(
         ranks, lambda w: rate_of(train(config, X=problem.X, y=problem.y, world=w))
     )
-    alone = rate_of(train_on(1, config_for(problem, rate=settings["rate"]), problem))
+    one = config_for(problem, rate=settings["rate"], schedule={"batch": 60})
     assert len(set(found)) == 1
-    if norm == "rows":
-        assert found[0] == alone
+    # Replicas make batches of their own rows.
+    if norm == "rows" or replicas == 1:
+        assert found[0] == rate_of(train_on(1, one, problem))
 
 
 @pytest.mark.parametrize("norm", ["rows", "batches"])
@@ -132,8 +137,8 @@ def test_rows_without_weight_do_not_count():
 def test_one_message_of_a_word_a_row():
     problem = make_problem("logistic", n=37, d=6)
     given, found = (
-        train_on(2, config_for(problem, rate=rate, run={"gap_every": 0}), problem)
-        for rate in ({"value": 0.25}, AUTO)
+        train_on(2, config_for(problem, rate=first, run={"gap_every": 0}), problem)
+        for first in ({"value": 0.25}, AUTO)
     )
     more = {
         key: found.ledger["control"][key] - given.ledger["control"][key]
@@ -213,3 +218,15 @@ def test_only_a_velocity_makes_it_slower():
     }
     slower = {kind for kind, rate in rates.items() if rate < 0.5 * rates["sgd"]}
     assert slower == {"momentum", "nesterov", "nesterov-classic"}
+
+
+def test_a_flag_is_a_number_or_auto():
+    assert rate("auto") == "auto" and rate("0.5") == 0.5
+    with pytest.raises(ArgumentTypeError, match="write a number, or auto"):
+        rate("fast")
+
+
+def test_a_tuner_compares_at_a_rate_that_is_known():
+    config = RunConfig.parse({"rate": AUTO})
+    with pytest.raises(ConfigError, match="tune compares batches at one rate"):
+        check_rate(config)

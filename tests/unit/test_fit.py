@@ -1,6 +1,7 @@
 """`hpcsgd.fit`: defaults reach the optimum, or say in one sentence what to change."""
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hpcsgd.callbacks import Callback
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError, ConvergenceWarning, DataError
 from hpcsgd.families import get_family
+from hpcsgd.fitting.runs import Runs
 from tests.problems import FAMILIES, make_problem
 
 QUIET = pytest.mark.filterwarnings("ignore::hpcsgd.ConvergenceWarning")
@@ -342,3 +344,24 @@ def test_settings_that_cannot_be_are_refused(more, words):
 def test_errors_come_from_data_as_they_do_in_training():
     with pytest.raises(DataError, match="y has one label only"):
         hpcsgd.fit(np.ones((4, 2)), "logistic", np.ones(4))
+
+
+def test_all_ranks_get_the_bits_of_rank_0():
+    """Also where sums over members left them different ones."""
+    problem = make_problem("logistic", n=40, d=3)
+
+    def on_rank(world):
+        own = hpcsgd.fit(problem.X, "logistic", problem.y)
+        moved = replace(
+            own,
+            weights=own.weights + world.rank,
+            intercept=own.intercept + world.rank,
+            loss=own.loss + world.rank,
+        )
+        runs = Runs(world, None, None, (), None)
+        return own, runs.alike(moved)
+
+    for own, told in run_ranks(3, on_rank):
+        assert told.weights_sha256 == own.weights_sha256
+        assert told.loss == own.loss and type(told.loss) is float
+        assert np.shape(told.intercept) == np.shape(own.intercept)

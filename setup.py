@@ -32,6 +32,7 @@ HEADERS = [
             "csr",
             "exponential",
             "lanes",
+            "many_body",
             "reals",
             "softmax_body",
             "softmax_link",

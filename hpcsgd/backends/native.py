@@ -16,6 +16,7 @@ from hpcsgd.backends.base import Batch, Plain
 from hpcsgd.backends.host import HostBackend
 from hpcsgd.backends.host_plan import HostPlan
 from hpcsgd.backends.many import ManyPlan
+from hpcsgd.backends.many_steps import NativeManyPlan
 from hpcsgd.backends.plain import FAMILIES, SOFTMAX, Between, Walk, for_family
 from hpcsgd.families.base import Family, exp_bound
 from hpcsgd.precision import Precision
@@ -71,9 +72,8 @@ class NativePlan(HostPlan):
         """Made for the first exchange of this plan, used by all."""
         found = self.kept.get(family.name)
         if found is None:
-            number = FAMILIES.index(family.name)
-            setting = getattr(family, "delta", exp_bound(dtype))
-            found = cpu.Recurrence(self.unrolled, self.starts, number, setting)
+            own = _numbered(family, dtype)
+            found = cpu.Recurrence(self.unrolled, self.starts, *own)
             self.kept[family.name] = found
         return found
 
@@ -92,7 +92,8 @@ class NativeBackend(HostBackend):
     def prepare(self, unrolled: Unrolled, blocks: Blocks) -> HostPlan:
         """The same plan, with a place for what the kernels want."""
         plan = super().prepare(unrolled, blocks)
-        return plan if isinstance(plan, ManyPlan) else NativePlan(**vars(plan))
+        kind = NativeManyPlan if isinstance(plan, ManyPlan) else NativePlan
+        return kind(**vars(plan))
 
     def for_sparse(self) -> HostBackend:
         """The same precision for rows held as CSR."""
@@ -153,7 +154,12 @@ class NativeBackend(HostBackend):
         intercept: Array | None,
     ) -> Array:
         """All s steps in one call, for families with one score a row."""
-        if family.name == SOFTMAX and self._is_one_call(margins, gram, plan):
+        if isinstance(plan, NativeManyPlan) and self._fits_many(margins, gram, plan):
+            if family.name in FAMILIES:
+                number, setting = _numbered(family, self.inner)
+                recur = plan.recurrence(number, setting, self.inner)
+                return recur(margins, gram, batch, intercept)
+        elif family.name == SOFTMAX and self._is_one_call(margins, gram, plan):
             given = (margins, gram, batch, intercept, plan.states)
             return softmax_steps.recur(plan.coefficients, *given)
         if not self._is_for_steps(margins, gram, plan, family):
@@ -161,8 +167,8 @@ class NativeBackend(HostBackend):
                 margins, gram, plan, family, batch, intercept
             )
         residuals = np.empty((len(margins), 1), dtype=self.inner)
-        recur = plan.recurrence(family, self.inner)
-        recur(margins, gram, batch, intercept, residuals, np.empty_like(residuals))
+        by = plan.recurrence(family, self.inner)
+        by(margins, gram, batch, intercept, residuals, np.empty_like(residuals))
         return residuals
 
     def descend(
@@ -278,6 +284,11 @@ class NativeBackend(HostBackend):
             and family.name in FAMILIES
         )
 
+    def _fits_many(self, margins: Array, gram: Array, plan: ManyPlan) -> bool:
+        """True where scores come state by state, in the format of the recurrence."""
+        alike = margins.dtype == gram.dtype == self.inner
+        return alike and len(plan.lead) == plan.states <= MOST_STATES
+
     def _is_one_call(self, margins: Array, gram: Array, plan: HostPlan) -> bool:
         return (
             not isinstance(plan, ManyPlan)
@@ -291,3 +302,9 @@ def _is_one(weights: Array, out: Array) -> bool:
     """True for one contiguous column of float32, from which scores of float32 come."""
     narrow = weights.dtype == out.dtype == np.float32
     return narrow and weights.shape[1] == 1 and weights.flags.c_contiguous
+
+
+def _numbered(family: Family, dtype: Any) -> tuple[int, float]:
+    """The number of a family in the kernels, and the setting that it has."""
+    setting = getattr(family, "delta", exp_bound(dtype))
+    return FAMILIES.index(family.name), float(setting)

@@ -4,8 +4,6 @@ What the kernels do not cover (several columns of weights, other formats) is don
 NumPy on a copy of the rows, which is made when it is first needed.
 """
 
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,8 +15,9 @@ from hpcsgd.backends.host import HostBackend
 from hpcsgd.backends.host_plan import HostPlan
 from hpcsgd.backends.many import ManyPlan
 from hpcsgd.backends.many_steps import NativeManyPlan
+from hpcsgd.backends.native_plan import NativePlan, numbered
 from hpcsgd.backends.plain import FAMILIES, SOFTMAX, Between, Walk, for_family
-from hpcsgd.families.base import Family, exp_bound
+from hpcsgd.families.base import Family
 from hpcsgd.precision import Precision
 from hpcsgd.schedule import Blocks
 from hpcsgd.updates.unroll import PlainSteps, Unrolled
@@ -50,32 +49,6 @@ class Sampled:
         some = Sampled(self.matrix, self.rows[part], self.room[part])
         some.is_copied = self.is_copied
         return some
-
-
-@dataclass(frozen=True)
-class NativePlan(HostPlan):
-    """Coefficients as NumPy takes them, and as the kernels do."""
-
-    kept: dict[str, cpu.Recurrence] = field(default_factory=dict)
-
-    @cached_property
-    def starts(self) -> Array:
-        """Where each batch begins, for the kernels."""
-        return np.array(self.blocks.starts, dtype=np.int64)
-
-    @cached_property
-    def coefficients(self) -> cpu.Recurrence:
-        """What no family changes."""
-        return cpu.Recurrence(self.unrolled, self.starts, 0, 0.0)
-
-    def recurrence(self, family: Family, dtype: Any) -> cpu.Recurrence:
-        """Made for the first exchange of this plan, used by all."""
-        found = self.kept.get(family.name)
-        if found is None:
-            own = _numbered(family, dtype)
-            found = cpu.Recurrence(self.unrolled, self.starts, *own)
-            self.kept[family.name] = found
-        return found
 
 
 class NativeBackend(HostBackend):
@@ -156,7 +129,7 @@ class NativeBackend(HostBackend):
         """All s steps in one call, for families with one score a row."""
         if isinstance(plan, NativeManyPlan) and self._fits_many(margins, gram, plan):
             if family.name in FAMILIES:
-                number, setting = _numbered(family, self.inner)
+                number, setting = numbered(family, self.inner)
                 recur = plan.recurrence(number, setting, self.inner)
                 return recur(margins, gram, batch, intercept)
         elif family.name == SOFTMAX and self._is_one_call(margins, gram, plan):
@@ -302,9 +275,3 @@ def _is_one(weights: Array, out: Array) -> bool:
     """True for one contiguous column of float32, from which scores of float32 come."""
     narrow = weights.dtype == out.dtype == np.float32
     return narrow and weights.shape[1] == 1 and weights.flags.c_contiguous
-
-
-def _numbered(family: Family, dtype: Any) -> tuple[int, float]:
-    """The number of a family in the kernels, and the setting that it has."""
-    setting = getattr(family, "delta", exp_bound(dtype))
-    return FAMILIES.index(family.name), float(setting)

@@ -103,8 +103,8 @@ class Sweep:
         if np.isfinite(judged).any():
             whole = [k for k, m in enumerate(self.models) if m.fold is None]
             return min(whole, key=lambda k: _order(float(judged[k])))
-        if self._is_judged:
-            raise ConfigError("every model diverged; use smaller rates")
+        if self._is_judged or not np.isfinite(self.losses).any():
+            raise ConfigError("no model has a loss that is finite; use smaller rates")
         if len({model.l2 for model in self.models}) > 1:
             raise ConfigError(
                 "no rows were held out, so nothing says which l2 is best; add folds"

@@ -38,7 +38,8 @@ def encode(values: Array, name: str) -> Array:
     if name == "tf32" or values.dtype == np.float64:
         values = values.astype(values.dtype, order="C")  # a copy to round, once
         round_through(values, name)
-    held = values.astype(_narrow(name) if name in NARROW else form.dtype)
+    with np.errstate(invalid="ignore"):  # not-a-number stays what it is
+        held = values.astype(_narrow(name) if name in NARROW else form.dtype)
     return np.ascontiguousarray(held).view(form.dtype)
 
 

@@ -1,8 +1,9 @@
 """The whole suite on all cores: python -m tests.suite [arguments of pytest]
 
-First what only computes, side by side, a worker a core; then what starts ranks, jobs
-and commands of its own, one by one, so that nothing else is on the cores that it counts
-on. Without pytest-xdist, or on one core, all of it is one ordinary run.
+First what only computes, side by side, a worker a core, and beside it the jobs of a
+Slurm, which mostly wait; then what starts ranks and commands of its own, one by one,
+so that nothing else is on the cores that it counts on. Without pytest-xdist, or on one
+core, all of it is one ordinary run.
 """
 
 import json
@@ -10,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,17 +20,19 @@ COMPUTE = (
     *("architecture", "equivalence", "gpu", "kernels", "precision", "traffic"),
     "unit",
 )
+WAITS = ("slurm",)  # for a scheduler, most of its time
 COUNTS = "HPCSGD_TEST_COUNTS"  # a file that each run appends what it counted to
 
 
-def halves(count):
-    """Arguments of pytest on so many cores, one tuple a run."""
+def parts(count):
+    """Arguments of pytest on so many cores: beside the first run, and the runs."""
     names = sorted(p.name for p in HERE.iterdir() if list(p.glob("test_*.py")))
     if count < 2 or find_spec("xdist") is None:
-        return [("tests",)]
+        return (), [("tests",)]
     workers = ("-n", str(min(count, 8)))
-    one_by_one = [f"tests/{name}" for name in names if name not in COMPUTE]
-    return [(*workers, *(f"tests/{n}" for n in COMPUTE)), tuple(one_by_one)]
+    alone = [f"tests/{name}" for name in names if name not in (*COMPUTE, *WAITS)]
+    beside = tuple(f"tests/{name}" for name in WAITS)
+    return beside, [(*workers, *(f"tests/{n}" for n in COMPUTE)), tuple(alone)]
 
 
 def cores():
@@ -41,19 +45,46 @@ def cores():
 def main(arguments):
     """0 where every run is good; the last lines are of all runs together."""
     codes = []
+    beside, alone = parts(cores())
     with tempfile.TemporaryDirectory() as folder:
         counts = Path(folder) / "counts"
-        for half in halves(cores()):
-            command = [sys.executable, "-m", "pytest", "-q", *half, *arguments]
-            given = {**os.environ, COUNTS: str(counts)}
-            codes.append(subprocess.run(command, cwd=HERE.parent, env=given).returncode)
+        settings = {"cwd": HERE.parent, "env": {**os.environ, COUNTS: str(counts)}}
+        with in_background(command(beside, arguments), settings, codes):
+            codes.append(subprocess.run(command(alone[0], arguments), **settings))
+        for one in alone[1:]:
+            codes.append(subprocess.run(command(one, arguments), **settings))
         lines = counts.read_text().splitlines() if counts.exists() else []
     said = [json.loads(line) for line in lines]
     print(added_up(said))
     for one in said:
         if one["unrun"]:
             print(one["unrun"])
-    return max(codes)
+    return max(done.returncode for done in codes)
+
+
+def command(part, arguments):
+    """That runs a part of the suite; nothing where there is none."""
+    return [sys.executable, "-m", "pytest", "-q", *part, *arguments] if part else []
+
+
+@contextmanager
+def in_background(line, settings, codes):
+    """`with` it around what goes on meanwhile; its words come when both are over."""
+    if not line:
+        yield
+        return
+    with tempfile.TemporaryFile() as said:
+        run = subprocess.Popen(line, stdout=said, stderr=subprocess.STDOUT, **settings)
+        try:
+            yield
+            run.wait()
+        finally:
+            if run.poll() is None:  # interrupted: its cluster goes with it
+                run.terminate()
+                run.wait()
+        codes.append(run)
+        said.seek(0)
+        print(said.read().decode(errors="replace"), end="", flush=True)
 
 
 def added_up(said):

@@ -2,8 +2,9 @@
 
    The rows of a tile's one side are copied as they are, 32 columns a tile; those of the
    other side are turned into pairs of columns. Blocks of 2 × 2 tiles of sums stay in tile
-   registers; one side of a piece of DEPTH columns stays in the first cache, CHUNK rows of
-   the other in the second. Sums over a piece are added to what came before. */
+   registers over a piece of DEPTH columns, for which 32 rows of either side fit into the
+   first cache together, and wait in tiles of their own for the next piece, whose rows are
+   asked for meanwhile. */
 
 #include "lanes.h"
 
@@ -16,18 +17,21 @@
 #endif
 #endif
 
-#define SIDE 16    /* rows of a tile of bf16, and rows and columns of a tile of sums */
-#define COLUMNS 32 /* of a tile of bf16 */
-#define DEPTH 512  /* columns of a piece */
-#define CHUNK 256  /* rows of a piece that stay in the second cache */
+#define SIDE 16         /* rows of a tile of bf16, and rows and columns of a tile of sums */
+#define COLUMNS 32      /* of a tile of bf16 */
+#define PAIR (2 * SIDE) /* rows and columns of a block of sums */
+#define DEPTH 256       /* columns of a piece */
+#define CHUNK 256       /* rows of a piece that stay in the second cache */
+#define ASKS_TO 1024    /* rows: of more, what comes early is gone before it is used */
 #define GROUP (SIDE * DEPTH / 2) /* words of SIDE rows of a piece */
 
-/* Words of 4 bytes that the tiles of m rows take, and to begin where a line of the
-   cache does. */
+/* Words of 4 bytes that m rows of a piece take twice, and their sums, and to begin where
+   a line of the cache does. */
 EXPORT int64_t hpcsgd_tile_room(int64_t rows)
 {
 #if defined(HAS_TILES)
-    return ((rows + SIDE - 1) / SIDE + CHUNK / SIDE) * GROUP + 16;
+    int64_t blocks = (rows + PAIR - 1) / PAIR;
+    return 4 * blocks * GROUP + blocks * blocks * PAIR * PAIR + 16;
 #else
     return rows * 0; /* there is no such kernel here */
 #endif
@@ -62,38 +66,93 @@ INLINE void pack(const uint16_t *const *rows, int64_t count, int64_t left,
 }
 #endif
 
-typedef struct {
-    const uint16_t *matrix;
-    int64_t stride, first, depth;
-    const int64_t *rows, *starts;
-    uint32_t *turned, *plain;
-} piece;
+#if defined(__AVX512BW__)
+#define ASK(from) _mm_prefetch((const char *)(from), _MM_HINT_T0)
+#define ASK_EARLY(from) _mm_prefetch((const char *)(from), _MM_HINT_T1)
+#else
+#define ASK(from) (void)(from)
+#define ASK_EARLY(from) (void)(from)
+#endif
 
-/* Rows from .. to of the sample, SIDE a group; zeros behind them. */
-INLINE void pack_rows(const piece *at, int64_t from, int64_t to, const int is_turned,
-                      uint32_t *group)
+/* A row of a tile, as far as there is room for it. */
+INLINE void put_row(float *to, int64_t room, const float *sums)
 {
-    for (; from < to; from += SIDE, group += GROUP) {
-        const uint16_t *rows[SIDE];
-        int64_t count = to - from < SIDE ? to - from : SIDE;
-        for (int64_t k = 0; k < at->depth; k += COLUMNS) {
-            for (int64_t i = 0; i < count; i++)
-                rows[i] = at->matrix + at->rows[from + i] * at->stride + at->first + k;
-            pack(rows, count, at->depth - k, is_turned, group + k * SIDE / 2);
-        }
+#if defined(__AVX512BW__)
+    if (room > 0) {
+        __mmask16 mask = room < SIDE ? (__mmask16)((1u << room) - 1) : (__mmask16)-1;
+        _mm512_mask_storeu_ps(to, mask, _mm512_load_ps(sums));
     }
+#else
+    for (int64_t k = 0; k < SIDE && k < room; k++)
+        to[k] = sums[k];
+#endif
 }
 
 typedef float sums_of_tile[SIDE][SIDE];
+typedef sums_of_tile sums_of_block[2][2];
+
+typedef struct {
+    const uint16_t *matrix;
+    int64_t stride, first, depth, coming; /* columns: before, of and behind this piece */
+    const int64_t *rows, *starts;
+    int64_t m, last, groups; /* rows, those that a later batch meets, groups of SIDE */
+    uint32_t *turned, *plain;
+    sums_of_block *sums;
+    int64_t across; /* blocks of sums side by side */
+    float **out;
+} piece;
+
+/* Rows of the sample from `row` on, as far as `end`: a group with zeros behind them. */
+INLINE void pack_rows(const piece *at, int64_t row, int64_t end, const int is_turned,
+                      uint32_t *group)
+{
+    const uint16_t *rows[SIDE], *next[SIDE];
+    int64_t count = end - row < SIDE ? end - row : SIDE;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t later = row + SIDE + i < end ? row + SIDE + i : row + i;
+        rows[i] = at->matrix + at->rows[row + i] * at->stride + at->first;
+        next[i] = at->matrix + at->rows[later] * at->stride + at->first;
+    }
+    for (int64_t k = 0; k < at->depth; k += COLUMNS) {
+        if (!is_turned && !at->first) /* nobody could ask for these before */
+            for (int64_t i = 0; i < count; i++)
+                ASK(next[i] + k);
+        pack(rows, count, at->depth - k, is_turned, group + k * SIDE / 2);
+        for (int64_t i = 0; i < count; i++)
+            rows[i] += COLUMNS;
+    }
+}
+
+/* Turned rows follow plain ones by a batch, and find them in the cache. */
+static void pack_part(void *work, int64_t part, int64_t parts)
+{
+    const piece *at = (const piece *)work;
+    int64_t from = part_edge(at->groups, part, parts, 1);
+    int64_t to = part_edge(at->groups, part + 1, parts, 1);
+    for (int64_t group = from; group < to; group++) {
+        int64_t row = group * SIDE;
+        if (at->starts[1] + row < at->m)
+            pack_rows(at, at->starts[1] + row, at->m, 0, at->plain + group * GROUP);
+        if (row < at->last)
+            pack_rows(at, row, at->last, 1, at->turned + group * GROUP);
+    }
+}
 
 /* tall × flat tiles of sums, from as many groups of rows on each side. */
 INLINE void block(const uint32_t *plain, const uint32_t *turned, int64_t depth,
-                  const int tall, const int flat, sums_of_tile sums[2][2])
+                  const int tall, const int flat, int is_new, sums_of_block sums)
 {
-    tile_zero(0);
-    tile_zero(1);
-    tile_zero(2);
-    tile_zero(3);
+    if (is_new) {
+        tile_zero(0);
+        tile_zero(1);
+        tile_zero(2);
+        tile_zero(3);
+    } else {
+        tile_load(0, sums[0][0], TILE_BYTES);
+        tile_load(1, sums[0][1], TILE_BYTES);
+        tile_load(2, sums[1][0], TILE_BYTES);
+        tile_load(3, sums[1][1], TILE_BYTES);
+    }
     for (int64_t k = 0; k < depth; k += COLUMNS) {
         int64_t at = k * SIDE / 2;
         tile_load(4, plain + at, TILE_BYTES);
@@ -116,86 +175,92 @@ INLINE void block(const uint32_t *plain, const uint32_t *turned, int64_t depth,
     tile_store(3, sums[1][1], TILE_BYTES);
 }
 
-/* Add a row of a tile to what is there, as far as the row's batch allows. */
-INLINE void put(float *to, int64_t room, int is_new, const float *sums)
+/* Rows i .. end of the batches from b on: out of their block of sums to where they
+   belong, as far as each row's batch allows. */
+INLINE void put(const piece *at, int64_t b, int64_t i, int64_t end, int64_t low,
+                sums_of_block sums)
 {
-    if (room >= SIDE)
-        for (int k = 0; k < SIDE; k++)
-            to[k] = is_new ? sums[k] : to[k] + sums[k];
-    else
-        for (int64_t k = 0; k < room; k++)
-            to[k] = is_new ? sums[k] : to[k] + sums[k];
-}
-
-/* Rows i .. end, at most two groups of them, against the rows from `low` on. */
-INLINE void place(const piece *at, float *const *out, int64_t b, int64_t i, int64_t end,
-                  int64_t low, const uint32_t *plain)
-{
-    _Alignas(64) sums_of_tile sums[2][2];
-    int64_t last = b;
-    while (end > at->starts[last + 1])
-        last++;
-    int is_tall = end - i > SIDE, is_flat = at->starts[last] > low + SIDE;
-    const uint32_t *turned = at->turned + low / SIDE * GROUP;
-    if (is_tall && is_flat)
-        block(plain, turned, at->depth, 2, 2, sums);
-    else if (is_tall)
-        block(plain, turned, at->depth, 2, 1, sums);
-    else if (is_flat)
-        block(plain, turned, at->depth, 1, 2, sums);
-    else
-        block(plain, turned, at->depth, 1, 1, sums);
     for (int64_t row = i; row < end; row++) {
         while (row >= at->starts[b + 1])
             b++;
         int64_t width = at->starts[b], part = (row - i) / SIDE, line = (row - i) % SIDE;
-        float *to = out[b] + (row - width) * width + low;
-        put(to, width - low, !at->first, sums[part][0][line]);
-        if (is_flat)
-            put(to + SIDE, width - low - SIDE, !at->first, sums[part][1][line]);
+        float *to = at->out[b] + (row - width) * width + low;
+        put_row(to, width - low, sums[part][0][line]);
+        put_row(to + SIDE, width - low - SIDE, sums[part][1][line]);
     }
 }
 
-/* Rows top .. end against all rows before them: one step of the work, in parts. */
-typedef struct {
-    piece at;
-    float **out;
-    int64_t b, top, end, last;
-} step;
-
-static void turn_part(void *work, int64_t part, int64_t parts)
+/* Rows i .. end, at most two groups of them, against the rows from `low` on. */
+INLINE void place(const piece *at, int64_t b, int64_t i, int64_t end, int64_t low)
 {
-    const step *s = (const step *)work;
-    int64_t from = part_edge(s->last, part, parts, SIDE);
-    int64_t to = part_edge(s->last, part + 1, parts, SIDE);
-    pack_rows(&s->at, from, to, 1, s->at.turned + from / SIDE * GROUP);
+    int64_t above = i - at->starts[1], last = b;
+    while (end > at->starts[last + 1])
+        last++;
+    int is_tall = end - i > SIDE, is_flat = at->starts[last] > low + SIDE;
+    int is_new = !at->first;
+    const uint32_t *plain = at->plain + above / SIDE * GROUP;
+    const uint32_t *turned = at->turned + low / SIDE * GROUP;
+    sums_of_block *sums = at->sums + above / PAIR * at->across + low / PAIR;
+    if (is_tall && is_flat)
+        block(plain, turned, at->depth, 2, 2, is_new, *sums);
+    else if (is_tall)
+        block(plain, turned, at->depth, 2, 1, is_new, *sums);
+    else if (is_flat)
+        block(plain, turned, at->depth, 1, 2, is_new, *sums);
+    else
+        block(plain, turned, at->depth, 1, 1, is_new, *sums);
+    if (!at->coming)
+        put(at, b, i, end, low, *sums);
 }
 
-static void copy_part(void *work, int64_t part, int64_t parts)
+/* The rows of the next piece that are to be asked for: `each` a block of sums. */
+typedef struct {
+    int64_t row, step, each;
+} asking;
+
+INLINE void ask(const piece *at, asking *next)
 {
-    const step *s = (const step *)work;
-    int64_t from = part_edge(s->end - s->top, part, parts, SIDE);
-    int64_t to = part_edge(s->end - s->top, part + 1, parts, SIDE);
-    pack_rows(&s->at, s->top + from, s->top + to, 0, s->at.plain + from / SIDE * GROUP);
+    for (int64_t n = 0; n < next->each && next->row < at->m; n++) {
+        const uint16_t *row = at->matrix + at->rows[next->row] * at->stride;
+        for (int64_t k = 0; k < at->coming; k += COLUMNS)
+            ASK_EARLY(row + at->first + at->depth + k);
+        next->row += next->step;
+    }
+}
+
+/* Rows top .. end of the batches from b on against the rows before them: one part. */
+INLINE void multiply(const piece *at, int64_t b, int64_t top, int64_t end, int64_t part,
+                     int64_t parts, asking *next)
+{
+    for (int64_t low = part * PAIR; low < at->last; low += parts * PAIR)
+        for (int64_t i = top, from = b; i < end; i += PAIR) {
+            int64_t below = i + PAIR < end ? i + PAIR : end;
+            while (i >= at->starts[from + 1])
+                from++;
+            int64_t widest = from;
+            while (below > at->starts[widest + 1])
+                widest++;
+            if (at->starts[widest] > low) { /* else no row of these meets `low` */
+                place(at, from, i, below, low);
+                ask(at, next);
+            }
+        }
 }
 
 static void multiply_part(void *work, int64_t part, int64_t parts)
 {
-    const step *s = (const step *)work;
-    const piece *at = &s->at;
+    const piece *at = (const piece *)work;
+    int64_t blocks = at->across * (at->across + 1) / 2;
+    asking next = {part, parts, (at->m + blocks - 1) / blocks};
+    if (at->m > ASKS_TO)
+        next.each = 0;
     tile_begin();
-    for (int64_t low = part * 2 * SIDE; low < s->last; low += parts * 2 * SIDE)
-        for (int64_t i = s->top, from = s->b; i < s->end; i += 2 * SIDE) {
-            int64_t next = i + 2 * SIDE < s->end ? i + 2 * SIDE : s->end;
-            while (i >= at->starts[from + 1])
-                from++;
-            int64_t widest = from;
-            while (next > at->starts[widest + 1])
-                widest++;
-            if (at->starts[widest] > low) /* else no row of these meets `low` */
-                place(at, s->out, from, i, next, low,
-                      at->plain + (i - s->top) / SIDE * GROUP);
-        }
+    for (int64_t top = at->starts[1], b = 1; top < at->m; top += CHUNK) {
+        int64_t end = top + CHUNK < at->m ? top + CHUNK : at->m;
+        while (top >= at->starts[b + 1])
+            b++;
+        multiply(at, b, top, end, part, parts, &next);
+    }
     tile_release();
 }
 
@@ -206,27 +271,23 @@ EXPORT void hpcsgd_strict_gram_tiles(const uint16_t *matrix, int64_t stride,
                                      float *packed, uint32_t *room, float **out)
 {
     int64_t m = starts[batches], last = starts[batches - 1];
+    int64_t blocks = (m + PAIR - 1) / PAIR, words = 2 * blocks * GROUP;
     uint32_t *turned = (uint32_t *)(((uintptr_t)room + 63) / 64 * 64);
-    uint32_t *plain = turned + (last + SIDE - 1) / SIDE * GROUP;
     for (int64_t b = 0; b < batches; b++) { /* where each block row begins */
         out[b] = packed;
         packed += (starts[b + 1] - starts[b]) * starts[b];
     }
-    /* A chunk of a piece is multiplied, packed and waited for by itself. */
-    double time = (double)last * (m < CHUNK ? m : CHUNK) * DEPTH * PER_PRODUCT / 8;
+    /* A piece is packed and multiplied, and waited for, by itself. */
+    double time = (double)last * (double)m * DEPTH * PER_PRODUCT / 8;
     int64_t parts = hpcsgd_parts(time);
     for (int64_t first = 0; first < cols && last; first += DEPTH) {
         int64_t depth = cols - first < DEPTH ? cols - first : DEPTH;
-        piece at = {matrix, stride, first, depth, rows, starts, turned, plain};
-        step s = {at, out, 1, starts[1], 0, last};
-        hpcsgd_share(parts, turn_part, &s);
-        for (; s.top < m; s.top += CHUNK) {
-            s.end = s.top + CHUNK < m ? s.top + CHUNK : m;
-            while (s.top >= starts[s.b + 1])
-                s.b++;
-            hpcsgd_share(parts, copy_part, &s);
-            hpcsgd_share(parts, multiply_part, &s);
-        }
+        int64_t coming = cols - first - depth < DEPTH ? cols - first - depth : DEPTH;
+        piece at = {matrix, stride, first, depth, coming, rows, starts, m, last,
+                    2 * blocks, turned, turned + words,
+                    (sums_of_block *)(turned + 2 * words), blocks, out};
+        hpcsgd_share(parts, pack_part, &at);
+        hpcsgd_share(parts, multiply_part, &at);
     }
 }
 

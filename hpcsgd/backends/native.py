@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.backends import columns, cpu, softmax_steps
+from hpcsgd.backends import columns, cpu, many_tiles, softmax_steps
 from hpcsgd.backends.base import Batch, Plain
 from hpcsgd.backends.host import HostBackend
 from hpcsgd.backends.host_plan import HostPlan
 from hpcsgd.backends.many import ManyPlan
 from hpcsgd.backends.many_steps import NativeManyPlan
+from hpcsgd.backends.many_tiles import LEAST_ROWS, Tiles
 from hpcsgd.backends.native_plan import NativePlan, numbered
 from hpcsgd.backends.plain import FAMILIES, SOFTMAX, Between, Walk, for_family
 from hpcsgd.families.base import Family
@@ -59,6 +60,7 @@ class NativeBackend(HostBackend):
         narrow = np.dtype(np.float32)
         self._has_rows = precision.working == narrow and self.weights == narrow
         self._rounds_margins = precision.margin == "bf16"
+        self._tiles = Tiles()
         self._rooms: dict[Blocks, cpu.PairRoom] = {}
         self._last_walk: tuple[PlainSteps, str, Walk] | None = None
 
@@ -95,9 +97,11 @@ class NativeBackend(HostBackend):
         Whether there is a copy changes nothing: a run that goes on where another
         broke off may need one where that one did not.
         """
+        if self._takes_tiles(rows, weights, out):
+            self._tiles.margins(rows.matrix, rows.rows, _packed(weights), out)
+            return out
         if self._takes_columns(rows, weights, out):
-            weights = np.ascontiguousarray(weights)
-            columns.margins(rows.matrix, rows.rows, weights, out)
+            columns.margins(rows.matrix, rows.rows, _packed(weights), out)
             return out
         if not isinstance(rows, Sampled) or not _is_one(weights, out):
             return super().scores(self._copy(rows), weights, out)
@@ -191,11 +195,21 @@ class NativeBackend(HostBackend):
         return known[2]
 
     def _add_gradient(self, weights: Array, rows: Any, scaled: Array) -> None:
-        if self._takes_columns(rows, weights, scaled) and weights.flags.c_contiguous:
-            scaled = np.ascontiguousarray(scaled)
-            columns.update(rows.matrix, rows.rows, scaled, weights)
+        flat = weights.flags.c_contiguous
+        if flat and self._takes_tiles(rows, weights, scaled):
+            self._tiles.update(rows.matrix, rows.rows, _packed(scaled), weights)
+        elif flat and self._takes_columns(rows, weights, scaled):
+            columns.update(rows.matrix, rows.rows, _packed(scaled), weights)
         else:
             super()._add_gradient(weights, self._copy(rows), scaled)
+
+    def _takes_tiles(self, rows: Any, weights: Array, other: Array) -> bool:
+        """True for so many columns that tiles beat BLAS on a copy."""
+        if not isinstance(rows, Sampled) or weights.shape[1] <= MOST_COLUMNS:
+            return False
+        is_narrow = weights.dtype == other.dtype == np.float32
+        fits = rows.matrix.dtype == np.uint16 and len(rows) >= LEAST_ROWS
+        return is_narrow and fits and many_tiles.available()
 
     def _takes_columns(self, rows: Any, weights: Array, other: Array) -> bool:
         """True for several columns, where no copy is made for the Gram and it pays."""
@@ -269,6 +283,11 @@ class NativeBackend(HostBackend):
             # Scores of one step may come as they are read, not state by state.
             and len(plan.lead) == plan.states <= MOST_STATES
         )
+
+
+def _packed(values: Array) -> Array:
+    """Row behind row."""
+    return np.ascontiguousarray(values)
 
 
 def _is_one(weights: Array, out: Array) -> bool:

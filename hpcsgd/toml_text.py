@@ -27,8 +27,10 @@ def toml_literal(value: Any) -> str:
 
 def numbers(place: str, value: Any) -> tuple[float, ...]:
     """A list of numbers; one number alone is a mistake."""
-    good = isinstance(value, list | tuple)
-    if not good or any(type(one) not in (int, float) for one in value):
+    good = isinstance(value, list | tuple) and all(
+        isinstance(one, int | float) and not isinstance(one, bool) for one in value
+    )
+    if not good:
         raise ConfigError(
             f"{place} = {value!r} must be a list of numbers, as [1e-5, 1e-4]"
         )

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from hpcsgd.backends import cpu, many_steps
+from hpcsgd.backends import cpu, many_steps, many_tiles
 from hpcsgd.backends.base import Batch
 from hpcsgd.backends.host import HostBackend
 from hpcsgd.backends.native import NativeBackend
@@ -13,6 +13,7 @@ from hpcsgd.backends.plain import FAMILIES
 from hpcsgd.families import get_family
 from hpcsgd.precision import RECIPES
 from hpcsgd.schedule import blocks_of
+from hpcsgd.storage import encode, widen_bf16
 from hpcsgd.updates import UPDATES, make_update
 from hpcsgd.updates.many import unroll_many
 from tests.harness import config_for, make_problem
@@ -77,3 +78,81 @@ def test_runs_use_it(family, used, product, monkeypatch):
     config = config_for(problem, sweep={"rate": [0.1, 0.2]}, products={"kind": product})
     sweep_on(2, config, problem)
     assert bool(calls.done) == used
+
+
+tiled = pytest.mark.skipif(not many_tiles.available(), reason="no AMX tiles here")
+GUARD = 7.0  # behind what a kernel may write
+
+
+def bf16_rows(m, d, seed=0):
+    """(matrix as it is stored, row numbers, the sampled rows in float64)."""
+    rng = np.random.default_rng([seed, m, d])
+    matrix = encode(rng.normal(size=(3 * m, d)).astype(np.float32), "bf16")
+    rows = rng.permutation(3 * m)[:m].astype(np.int64)
+    return matrix, rows, widen_bf16(matrix[rows], np.dtype("f4")).astype(float)
+
+
+@tiled
+@pytest.mark.parametrize("m", [1, 15, 16, 33, 96, 97])
+@pytest.mark.parametrize("d", [1, 31, 32, 50, 131])
+@pytest.mark.parametrize("K", [1, 16, 33, 64, 65])
+def test_products_by_tiles_are_those_of_float32(m, d, K):
+    """Within a few roundings of the sum of sizes; nothing behind is touched."""
+    matrix, rows, Y = bf16_rows(m, d)
+    rng, tiles = np.random.default_rng(K), many_tiles.Tiles()
+    W = (rng.normal(size=(d, K)) * 10.0 ** rng.integers(-9, 9, (1, K))).astype("f4")
+    R = rng.normal(size=(m, K)).astype("f4")
+    out = np.full((m + 1, K), GUARD, dtype="f4")
+    tiles.margins(matrix, rows, W, out[:m])
+    size = np.abs(Y) @ np.abs(W)
+    assert (np.abs(out[:m] - Y @ W) <= 2.0**-22 * size).all()
+    assert (out[m] == GUARD).all()
+    moved = np.vstack([W, np.full((1, K), GUARD, dtype="f4")])
+    tiles.update(matrix, rows, R, moved[:d])
+    size = np.abs(W) + np.abs(Y).T @ np.abs(R)
+    assert (np.abs(moved[:d] - (W + Y.T @ R)) <= 2.0**-22 * size).all()
+    assert (moved[d] == GUARD).all()
+
+
+@tiled
+def test_a_float_is_the_sum_of_three_parts():
+    """Rows of one 1 each: the products are the weights themselves, to the bit."""
+    d, K = 64, 48
+    matrix = encode(np.eye(d, dtype=np.float32), "bf16")
+    W = np.random.default_rng(0).normal(size=(d, K)).astype("f4")
+    out = np.empty_like(W)
+    many_tiles.Tiles().margins(matrix, np.arange(d), W, out)
+    np.testing.assert_array_equal(out, W)
+
+
+@tiled
+def test_a_column_that_is_no_number_stays_alone():
+    matrix, rows, Y = bf16_rows(40, 70)
+    W, out = np.ones((70, 40), dtype="f4"), np.empty((40, 40), dtype="f4")
+    W[3, 7], W[5, 20] = np.nan, np.inf
+    many_tiles.Tiles().margins(matrix, rows, W, out)
+    assert list(np.flatnonzero(~np.isfinite(out).all(axis=0))) == [7, 20]
+
+
+@tiled
+@pytest.mark.parametrize("update", ["sgd", "nesterov"])
+@pytest.mark.parametrize("product", ["gram", "direct"])
+def test_a_sweep_by_tiles_is_that_by_blas(update, product, monkeypatch):
+    """With 40 models, and as many states of momentum behind them."""
+    problem = make_problem("logistic", n=200, d=70, dtype=np.float32)
+    config = config_for(
+        problem,
+        schedule={"batch": 16, "steps": 3},
+        sweep={"l2": list(np.linspace(0.0, 0.1, 40))},
+        precision={"recipe": "c"},
+        update={"kind": update, "momentum": 0.5},
+        products={"kind": product},
+    )
+    calls, call = Spied(), many_tiles.Tiles._call
+    monkeypatch.setattr(many_tiles.Tiles, "_call", calls.around(call))
+    by_tiles = sweep_on(2, config, problem)
+    assert calls.done
+    monkeypatch.setattr(many_tiles, "available", lambda: False)
+    by_blas = sweep_on(2, config, problem)
+    size = np.abs(by_blas.weights).max()
+    np.testing.assert_allclose(by_tiles.weights, by_blas.weights, atol=2e-3 * size)

@@ -26,6 +26,7 @@ from hpcsgd.errors import DataError
 from hpcsgd.exponents import choose_exponents, say_lost
 from hpcsgd.families.base import Family
 from hpcsgd.formats import get_format
+from hpcsgd.held_rows import keep_apart
 from hpcsgd.parts import column_parts, own_rows
 from hpcsgd.precision import Precision
 
@@ -161,24 +162,10 @@ def _read_sides(grid: Grid, reader: RowReader, rows: slice, split: Split) -> _Si
         scaled = world.together(lambda: _scale_to_mean_one(weights, reader.rows, total))
         held = None
     else:
-        scaled, held = _apart(grid, weights, split, rows, reader.rows)
+        kept = split.kept_apart(rows)
+        scaled, held = keep_apart(grid, weights, split, kept, reader.rows)
     offsets = world.together(lambda: finite_column(reader.offset(rows), rows, "offset"))
     return _Sides(y, weights, scaled, held, offsets)
-
-
-def _apart(
-    grid: Grid, weights: Array | None, split: Split, rows: slice, total_rows: int
-) -> tuple[Array, Array]:
-    """Weights of rows that are trained on, with mean 1 each, and of those held out."""
-    kept = split.kept_apart(rows)
-    each = np.ones((len(kept), 1)) if weights is None else weights[:, None]
-    trained, held = each * ~kept, each * kept
-    counted = np.zeros((2, split.columns))
-    if not grid.member:  # each replica's count once
-        counted[...] = trained.sum(axis=0), held.sum(axis=0)
-    totals = sum(grid.world.exchange_objects(counted))
-    grid.world.together(lambda: split.check(*totals))
-    return trained * (total_rows / totals[0]), held
 
 
 def _kept(

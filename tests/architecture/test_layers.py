@@ -40,6 +40,7 @@ LAYERS = (
         "build",
         "assembly",
         "load",
+        "held_rows",
         "exponents",
         "calibrate",
         "machine_file",

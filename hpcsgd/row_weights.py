@@ -1,4 +1,4 @@
-"""Rows that are not trained on, as weights of 0: the same on every grid."""
+"""Sample weights with mean 1, and rows that are not trained on as weights of 0."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from hpcsgd.comm.grid import Grid
 from hpcsgd.data.folds import Split
+from hpcsgd.errors import DataError
 
 Array = NDArray[Any]
 
@@ -24,3 +25,20 @@ def keep_apart(
     totals = sum(grid.world.exchange_objects(counted))
     grid.world.together(lambda: split.check(*totals))
     return trained * (total_rows / totals[0]), held
+
+
+def sum_over_replicas(grid: Grid, weights: Array | None) -> float:
+    """Σc over all rows: each replica's count once, however many members hold them."""
+    own = 0.0 if weights is None or grid.member else float(weights.sum())
+    return float(sum(grid.world.exchange_objects(own)))
+
+
+def scale_to_mean_one(weights: Array | None, rows: int, total: float) -> Any:
+    """c_i with mean 1 over all rows: else F and the steps have other minimisers."""
+    if weights is None:
+        return None
+    if total <= 0.0:
+        raise DataError(
+            "sample_weight sums to zero; give at least one row a weight above 0"
+        )
+    return weights * (rows / total)

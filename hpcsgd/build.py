@@ -5,7 +5,7 @@ first exchange.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hpcsgd.assembly.choice import Earlier
 from hpcsgd.assembly.gpu import open_gpu
@@ -19,7 +19,6 @@ from hpcsgd.checkpoint import Checkpoint
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
-from hpcsgd.data.folds import Split
 from hpcsgd.data.readers import RowReader
 from hpcsgd.data.sampling import make_sampler
 from hpcsgd.data.stream import Route
@@ -102,16 +101,10 @@ def open_all(
         route,
         config.data.partition,
         config.precision.scale,
-        _split(config, opened),
+        split_of(config.sweep, config.sampling),
     )
     setup.lap("read")
     return Opened(words, grid, loaded, device)
-
-
-def _split(config: RunConfig, reader: RowReader) -> Split:
-    """Which rows are trained on; a reader may know folds that a caller has drawn."""
-    split = split_of(config.sweep, config.sampling)
-    return replace(split, known=getattr(reader, "fold_of", None))
 
 
 def _router(config: RunConfig, replica: int) -> Callable[[int], Route | None]:

@@ -132,14 +132,14 @@ class NativeBackend(HostBackend):
     ) -> Array:
         """All s steps in one call, for families with one score a row."""
         plain = batch.anchors is None
-        if isinstance(plan, NativeManyPlan) and self._fits_many(margins, gram, plan):
-            if family.name in FAMILIES:
+        if isinstance(plan, NativeManyPlan):
+            fits = plain and self._fits_many(margins, gram, plan)
+            if fits and family.name in FAMILIES:
                 number, setting = numbered(family, self.inner)
                 recur = plan.recurrence(number, setting, self.inner)
-                return recur(margins, gram, batch, intercept)
-        elif (
-            family.name == SOFTMAX and plain and self._is_one_call(margins, gram, plan)
-        ):
+                found: Array = recur(margins, gram, batch, intercept)
+                return found
+        elif plain and self._is_softmax(margins, gram, plan, family):
             given = (margins, gram, batch, intercept, plan.states)
             return softmax_steps.recur(plan.coefficients, *given)
         if not (plain and self._is_for_steps(margins, gram, plan, family)):
@@ -264,6 +264,11 @@ class NativeBackend(HostBackend):
         if found is None:
             found = self._rooms[blocks] = cpu.PairRoom(blocks.rows, len(blocks.sizes))
         return found
+
+    def _is_softmax(
+        self, margins: Array, gram: Array, plan: HostPlan, family: Family
+    ) -> bool:
+        return family.name == SOFTMAX and self._is_one_call(margins, gram, plan)
 
     def _is_for_steps(
         self, margins: Array, gram: Array, plan: HostPlan, family: Family

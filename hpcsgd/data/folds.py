@@ -70,7 +70,6 @@ class Split:
     fold_seed: int = 0
     hold_out: float = 0.0
     seed: int = 0
-    known: Any = None  # folds of all rows that a caller has drawn; −1: in none
 
     def __post_init__(self) -> None:
         if self.folds and self.hold_out:
@@ -89,18 +88,16 @@ class Split:
         """True where every row is trained on by all."""
         return not self.folds and not self.hold_out
 
-    def kept_apart(self, rows: slice) -> Array:
-        """(rows, columns), True where a row is not trained on."""
+    def kept_apart(self, rows: slice, known: Array | None = None) -> Array:
+        """(rows, columns), True where a row is not trained on.
+
+        `known` are folds of all rows that somebody has drawn; −1: in none of them.
+        """
         if self.hold_out:
             return held_out(rows, self.hold_out, self.seed)[:, None]
-        fold = self._fold_of(rows)
+        drawn = fold_of(rows, self.folds, self.fold_seed)
+        fold = drawn if known is None else np.where(known[rows] < 0, -2, known[rows])
         return np.asarray(fold[:, None] == np.append(np.arange(self.folds), -1))
-
-    def _fold_of(self, rows: slice) -> Array:
-        if self.known is None:
-            return fold_of(rows, self.folds, self.fold_seed)
-        fold = np.asarray(self.known)[rows]
-        return np.where(fold < 0, -2, fold)  # −1 is the model that has all rows
 
     def check(self, trained: Array, kept: Array) -> None:
         """Refuse parts whose weights (of all rows) sum to nothing."""

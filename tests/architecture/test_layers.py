@@ -40,7 +40,7 @@ LAYERS = (
         "build",
         "assembly",
         "load",
-        "held_rows",
+        "row_weights",
         "exponents",
         "calibrate",
         "machine_file",

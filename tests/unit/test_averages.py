@@ -8,6 +8,7 @@ from hpcsgd.agreement.fedavg import draw, drawn_of
 from hpcsgd.agreement.nested import Level, label, plan_levels
 from hpcsgd.api import train
 from hpcsgd.build import build
+from hpcsgd.callbacks import Callback
 from hpcsgd.comm.address import Address, own_address
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.memory import MemoryReader
@@ -148,6 +149,28 @@ def test_weights_that_are_no_numbers_end_the_run(row):
     result = train_on(4, config, problem)
     assert result.status is Status.DIVERGED
     assert np.isfinite(result.weights).all()
+
+
+class FailsAt(Callback):
+    """Something of the user's that goes wrong on one rank."""
+
+    def on_exchange(self, view):
+        if view.exchanges == 2:
+            raise ZeroDivisionError("amid the run")
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_rank_that_fails_frees_the_others(row):
+    """Whatever they wait in: a group of two, a sum of all, an exchange of parts."""
+    problem = make_problem("logistic", n=58, d=7)
+    config = config_of(problem, row)
+
+    def on_rank(world):
+        callbacks = [FailsAt()] if world.rank == 1 else []
+        return train(config, X=problem.X, y=problem.y, world=world, callbacks=callbacks)
+
+    with pytest.raises(ZeroDivisionError, match="amid the run"):
+        run_ranks(4, on_rank)
 
 
 @pytest.mark.parametrize("row", ROWS)

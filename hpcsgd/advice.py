@@ -26,6 +26,10 @@ def reached(result: Result) -> str:
             f"loss {result.loss:.4g}, the last good one:"
             f" diverged after {done} of {asked}"
         )
+    polish = result.report.get("polish")
+    if polish is not None and result.status.is_good:
+        passes = f"{done} and {polish['passes']} passes of the finisher"
+        return f"loss {result.loss:.4g} after {passes}: {polish['ended']}"
     if result.status is Status.CONVERGED:
         return f"loss {result.loss:.4g} after {done} of {asked}: the goal is reached"
     if result.status is not Status.COMPLETED:
@@ -54,7 +58,9 @@ def advise(result: Result) -> str:
         return result.advice
     if "coordinate" in result.report:
         return _about_coordinates(result)
-    found = [*_about_loss(result), *_about_time(result)]
+    # What went to its goal, or on to the optimum, has nothing to hear of its rate.
+    goes_on = result.status is Status.COMPLETED and "polish" not in result.report
+    found = [*(_about_loss(result) if goes_on else ()), *_about_time(result)]
     return "; ".join(found) or "nothing stands out: keep these settings"
 
 

@@ -148,7 +148,8 @@ def predict(
         exchange=2 * (m * held * working + travelling) + looks * gram,
         kept=kept,
         weights=held * states * get_format(precision.weights).carrier.itemsize * copies
-        + 2 * reader.cols * states * 8,
+        + 2 * reader.cols * states * 8
+        + _slow(config, held, precision),
         reading=max(3 * CHUNK_BYTES, block_rows(reader.cols) * cols * 16)
         if rows * cols * 8 > CHUNK_BYTES
         else 3 * rows * cols * 8,
@@ -173,6 +174,17 @@ def _of_gradients(config: RunConfig) -> int:
     if config.agreement.kind != "gradient":
         return 0
     return 1 if config.agreement.codec == "identity" else 3
+
+
+def _slow(config: RunConfig, held: int, precision: Precision) -> int:
+    """x_old and u of slow momentum, and their copies in states and checkpoints."""
+    asked = config.agreement
+    if asked.kind != "slowmo":
+        return 0
+    each = held * get_format(precision.weights).carrier.itemsize
+    parts = config.grid.replicas if asked.slow_sharded else 1
+    # Parts are put together where a checkpoint is made.
+    return 2 * (each * (1 + 4 * config.run.fall_back) // parts + each)
 
 
 def _sparse(

@@ -17,6 +17,7 @@ from hpcsgd.methods import METHODS
 from tests.contracts.codec import NAMES, ROWS, coded, on_all
 from tests.equivalence.test_gradient import agreed
 from tests.harness import make_problem, relative_error, train_on, union_oracle
+from tests.sparse import make_sparse
 
 
 def test_means_of_means_are_another_method(monkeypatch):
@@ -362,3 +363,29 @@ def test_no_formula_holds_for_words_that_are_encoded():
     problem = make_problem("logistic")
     result = train_on(2, coded(problem, "bf16", 2), problem)
     assert expected_traffic(result.as_dict()) is None
+
+
+def test_what_to_do_where_agreeing_takes_the_time():
+    """Fewer messages are another batch here, not another period."""
+    from hpcsgd import advice
+
+    problem = make_problem("logistic")
+    for kind, said in (("gradient", "accumulate=4 sends"), ("average", "--period 2")):
+        asked = {"kind": kind, **({"accumulate": 2} if kind == "gradient" else {})}
+        result = train_on(2, agreed(problem, 2, agreement=asked), problem)
+        assert said in advice._less_agreeing(result)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sparse_rows_are_one_bucket(name):
+    """And learn what dense ones learn."""
+    stored, dense = make_sparse("logistic")
+    found = []
+    for problem in (stored, dense):
+        config = coded(dense, name, 2, 2, codec=ROWS[name].rough)
+        results = on_all(4, config, problem)
+        assert len({r.weights_sha256 for r in results}) == 1
+        found.append(results[0])
+    buckets = [r.report["agreement"]["buckets"] for r in found]
+    assert buckets[0] == 1 < buckets[1]
+    assert found[0].loss == pytest.approx(found[1].loss, rel=0.05)

@@ -141,6 +141,7 @@ def predict(
     looks = kind not in ("direct", *GATHERS) and config.run.gap_every > 0
     # Good states, the one that a checkpoint is made of, and the walk of a look.
     copies = 2 + 4 * config.run.fall_back + 3 * looks
+    copies += _of_gradients(config)
     need = Need(
         matrix=rows * cols * _bytes(precision.matrix),
         columns=rows * (3 * working + 8),
@@ -177,6 +178,13 @@ def _slow(config: RunConfig, held: int, precision: Precision) -> int:
     parts = config.grid.replicas if asked.slow_sharded else 1
     # Parts are put together where a checkpoint is made.
     return 2 * (each * (1 + 4 * config.run.fall_back) // parts + each)
+
+
+def _of_gradients(config: RunConfig) -> int:
+    """The buffer that gradients are summed in; with a codec an error, and its words."""
+    if config.agreement.kind != "gradient":
+        return 0
+    return 1 if config.agreement.codec == "identity" else 3
 
 
 def _sparse(

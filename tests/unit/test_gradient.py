@@ -276,6 +276,29 @@ def test_arrays_of_any_shape_go_on_too(tmp_path, monkeypatch):
     assert again.weights_sha256 == whole.weights_sha256
 
 
+def test_replicas_that_differ_are_mended(monkeypatch):
+    """One word of one replica, once: the next comparison puts it right, and says so."""
+    from hpcsgd.agreement import Gradient
+
+    problem = make_problem("softmax")
+    step = Gradient._step
+
+    def flipped(self, state, task):
+        step(self, state, task)
+        if self._done == 3 and self.grid.replica == 1:
+            state.weights[0, 0] += 1e-3
+
+    plain = on_all(3, agreed(problem, 3, run={"check_members": 2}), problem)
+    assert {r.report["agreement"]["mended_replicas"] for r in plain} == {0}
+    monkeypatch.setattr(Gradient, "_step", flipped)
+    for every in (2, 0):
+        results = on_all(3, agreed(problem, 3, run={"check_members": every}), problem)
+        found = {r.report["agreement"]["mended_replicas"] for r in results}
+        assert found == {1 if every else 0}
+        hashes = {r.weights_sha256 for r in results}
+        assert hashes == {plain[0].weights_sha256} if every else len(hashes) > 1
+
+
 # ---------------------------------------------------------------------- methods
 
 

@@ -169,13 +169,6 @@ def _of_finisher(config: RunConfig, rows: int, cols: int, columns: int) -> int:
     return 8 * (8 * rows + (2 * depth_for(columns) + 8) * cols)
 
 
-def _of_gradients(config: RunConfig) -> int:
-    """The buffer that gradients are summed in; with a codec an error, and its words."""
-    if config.agreement.kind != "gradient":
-        return 0
-    return 1 if config.agreement.codec == "identity" else 3
-
-
 def _slow(config: RunConfig, held: int, precision: Precision) -> int:
     """x_old and u of slow momentum, and their copies in states and checkpoints."""
     asked = config.agreement
@@ -185,6 +178,13 @@ def _slow(config: RunConfig, held: int, precision: Precision) -> int:
     parts = config.grid.replicas if asked.slow_sharded else 1
     # Parts are put together where a checkpoint is made.
     return 2 * (each * (1 + 4 * config.run.fall_back) // parts + each)
+
+
+def _of_gradients(config: RunConfig) -> int:
+    """The buffer that gradients are summed in; with a codec an error, and its words."""
+    if config.agreement.kind != "gradient":
+        return 0
+    return 1 if config.agreement.codec == "identity" else 3
 
 
 def _sparse(

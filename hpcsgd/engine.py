@@ -9,7 +9,6 @@ from hpcsgd.agreement import Agreement
 from hpcsgd.callbacks.base import Callback, View, Wish, wish_of
 from hpcsgd.callbacks.guards import MemberCheck
 from hpcsgd.comm.grid import Grid
-from hpcsgd.comm.ledger import Ledger
 from hpcsgd.energy import Meter
 from hpcsgd.evaluation import Evaluation
 from hpcsgd.events import alarm_text, note, too_coarse
@@ -141,8 +140,7 @@ class Engine:
         def tell(more: dict[str, Any]) -> Wish:
             self.view.more = {}  # of the last step
             self.view.seconds = before + perf_counter() - began
-            record = _record(self.view, self.grid.world.ledger)
-            self.view.history.append(record | more)
+            self.view.note(self.grid.world.ledger, **more)
             self._tell("on_evaluate")
             return self.wish
 
@@ -287,7 +285,7 @@ class Engine:
         self.clock.start()
         good = self.evaluation.measure(state, self.view)
         self.clock.lap("evaluate")
-        self.view.history.append(_record(self.view, self.grid.world.ledger))
+        self.view.note(self.grid.world.ledger)
         self.hooks.after_evaluation(state, self.view)
         self._tell("on_evaluate")
         if good:
@@ -299,17 +297,3 @@ class Engine:
             answer = getattr(callback, event)(self.view)
             if answer:
                 self.wish = max(self.wish, wish_of(answer))
-
-
-def _record(view: View, ledger: Ledger) -> dict[str, object]:
-    """One line of the loss curve."""
-    return {
-        "epoch": view.epoch,
-        "exchanges": view.exchanges,
-        "iterations": view.steps,
-        "rows": view.rows,
-        "loss": view.loss,
-        "seconds": view.seconds,
-        "words": ledger.words("products") + ledger.words("agreement"),
-        **view.more,
-    }

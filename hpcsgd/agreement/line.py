@@ -41,21 +41,25 @@ class ReplicaLine:
         self, record: Array, lengths: Sequence[int] | None = None
     ) -> Callable[[], list[Array]]:
         """The records of all, which are as long as this one, or as all know."""
-        return self._gather(record, list(lengths or [record.size] * self.size))
+        counts = list(lengths or [record.size] * self.size)
+        out = np.empty(sum(counts), dtype=record.dtype)
+        pending = self.replicas.start_gather(record, counts, out, PURPOSE)
+
+        def arrive() -> list[Array]:
+            pending.wait()
+            return np.split(out, np.cumsum(counts)[:-1])
+
+        return arrive
 
     def gather_unequal(self, record: Array) -> list[Array]:
         """Their lengths first."""
         lengths = np.empty(self.size, dtype=np.int64)
         own = np.array([record.size], dtype=np.int64)
         self.replicas.gather(own, [1] * self.size, lengths, PURPOSE)
-        return self._gather(record, lengths.tolist())()
+        out = np.empty(lengths.sum(), dtype=record.dtype)
+        self.replicas.gather(record, lengths.tolist(), out, PURPOSE)
+        return np.split(out, np.cumsum(lengths)[:-1])
 
     def broadcast(self, array: Array, root: int = 0) -> Array:
         """array ← that of replica `root`."""
         return self.replicas.broadcast(array, root, PURPOSE)
-
-    def _gather(self, record: Array, lengths: list[int]) -> Callable[[], list[Array]]:
-        out = np.empty(sum(lengths), dtype=record.dtype)
-        self.replicas.gather(record, lengths, out, PURPOSE)
-        parts = np.split(out, np.cumsum(lengths)[:-1])
-        return lambda: parts

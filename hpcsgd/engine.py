@@ -104,6 +104,7 @@ class Engine:
         if not self.view.history:
             self._evaluate(state)
         first = self.view.exchanges
+        self.agreement.start(state, first)
         self.states.begin(state, self.view)
         self.meter.resume()
         status = self._train(state, groups)
@@ -181,9 +182,7 @@ class Engine:
             upcoming = next(groups, None)
             self.clock.lap("sample")
             if group is not None:
-                state = self.product.advance(state, group, upcoming)
-                self.view.steps += len(group.blocks.sizes)
-                self.view.rows += len(group.rows) * self.grid.replicas.size
+                state, group = self._work(state, group, upcoming, number)
             self.recorder.after(state, number)
             self.hooks.after_steps(state, group)
             group = upcoming
@@ -198,6 +197,18 @@ class Engine:
             if ending is not None:
                 return ending
         return Status.COMPLETED
+
+    def _work(
+        self, state: State, group: Group, upcoming: Group | None, number: int
+    ) -> tuple[State, Group | None]:
+        """The steps of `group`, which is None behind a replica that rests."""
+        agreement = self.agreement
+        self.view.steps += agreement.updates(len(group.blocks.sizes))
+        self.view.rows += len(group.rows) * agreement.workers
+        if not agreement.trains(number):
+            return state, None
+        ahead = upcoming if agreement.trains(number + 1) else None
+        return self.product.advance(state, group, ahead), group
 
     def _look(self, state: State, number: int) -> Status | None:
         """Whether to end: asked of all ranks together, so that all leave together."""

@@ -144,14 +144,15 @@ class Engine:
             self._tell("on_evaluate")
             return self.wish
 
+        if self.finisher is UNFINISHED:
+            if status is Status.COMPLETED and self.stop.on != "none":
+                self.stop.warn(self.view.history)
+            return state, status
         self.clock.start()
         self.meter.resume()
         state, wish = self.finisher.finish(state, self.view, tell)
         self.meter.pause()
-        if self.finisher.facts is not None:
-            self.clock.lap("polish")
-        elif status is Status.COMPLETED and self.stop.on != "none":
-            self.stop.warn(self.view.history)
+        self.clock.lap("polish")
         return state, ENDINGS.get(wish, status)
 
     def _is_there(self) -> bool:

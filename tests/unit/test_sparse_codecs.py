@@ -1,5 +1,7 @@
 """Sparse codecs: records, the switch to all words, and what is their own."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -17,8 +19,12 @@ from hpcsgd.codecs.records import (
 )
 from hpcsgd.codecs.topk import largest
 from hpcsgd.codecs.wangni import Wangni, magnitude_of_budget, magnitude_of_share
+from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.comm.threads import run_ranks
+from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
+from hpcsgd.memory import predict
 from tests.contracts.codec import (
     ROWS,
     Alone,
@@ -402,3 +408,15 @@ def test_what_waits_must_be_kept(monkeypatch):
     kept = gap_of("dgc", settings, 0.25, 150)
     monkeypatch.setattr(Dgc, "start", forgetful)
     assert gap_of("dgc", settings, 0.25, 150) > 20 * kept
+
+
+def test_both_memories_of_dgc_are_predicted():
+    """One array of all words more than with feedback, which has one."""
+
+    def weights(codec):
+        config = RunConfig.parse({"agreement": {"method": codec}})
+        grid = Grid(SerialCommunicator(), 1, 1)
+        reader = SimpleNamespace(rows=100, cols=300)
+        return predict(grid, reader, config, config.precision.resolve(), 1).weights
+
+    assert weights("dgc") - weights("topk") == 300 * 4

@@ -41,6 +41,7 @@ METHODS = {
     "fp16": ddp("fp16", "gradients travel in fp16"),
     "bf16": ddp("bf16", "gradients travel in bf16"),
     "fp8": ddp("fp8", "gradients travel in 8 bits, with error feedback"),
+    "qsgd": ddp("qsgd", "gradients are rounded by dice to uniform levels"),
     "local": averaged("average", "weights are averaged every --period exchanges"),
     "postlocal": averaged("postlocal", "after every exchange at first, then as local"),
     "hierarchical": averaged("hierarchical", "nested groups average in their periods"),

@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any, get_type_hints
 
 from hpcsgd.cli.flags import FLAGS, SWITCHES
-from hpcsgd.codecs.settings import FEEDBACKS
+from hpcsgd.codecs.settings import FEEDBACKS, NORMS
 from hpcsgd.comm import COMMUNICATORS
 from hpcsgd.config import RunConfig
 from hpcsgd.formats import FORMATS
@@ -22,6 +22,7 @@ WIDTH = 88
 CHOICES: dict[str, list[str]] = {
     "run.comm": ["auto", *COMMUNICATORS],
     "codec.feedback": list(FEEDBACKS),
+    "codec.norm": list(NORMS),
     "problem.l1_at": list(PLACES),
     "update.clip": list(WAYS),
     "update.clip_over": list(OVERS),

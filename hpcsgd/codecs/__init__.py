@@ -12,6 +12,7 @@ CODECS = {
     "fp16": "hpcsgd.codecs.cast:Fp16",
     "bf16": "hpcsgd.codecs.cast:Bf16",
     "fp8": "hpcsgd.codecs.cast:Fp8",
+    "qsgd": "hpcsgd.codecs.qsgd:Qsgd",
 }
 
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from hpcsgd.errors import ConfigError
 
 FEEDBACKS = ("auto", "on", "off")
+NORMS = ("max", "l2")
+BITS = 2, 32
 
 
 @dataclass(frozen=True)
@@ -12,9 +14,25 @@ class CodecConfig:
     """How the codec of the gradient agreement works."""
 
     feedback: str = "auto"  # error feedback: where the codec is biased, always, never
+    bits: int = 4  # of a word, its sign included (quantisers)
+    chunk: int = 1024  # words that share a norm (quantisers, byte)
+    norm: str = "max"  # what levels are parts of: max |v| of a chunk, or its l2 norm
 
     def __post_init__(self) -> None:
         if self.feedback not in FEEDBACKS:
             raise ConfigError(
                 f"[codec] feedback = {self.feedback!r}; known: {', '.join(FEEDBACKS)}"
+            )
+        if self.norm not in NORMS:
+            raise ConfigError(
+                f"[codec] norm = {self.norm!r}; known: {', '.join(NORMS)}"
+            )
+        low, high = BITS
+        if not low <= self.bits <= high:
+            raise ConfigError(
+                f"[codec] bits = {self.bits}: choose a number from {low} to {high}"
+            )
+        if self.chunk < 1:
+            raise ConfigError(
+                f"[codec] chunk = {self.chunk}: choose a positive number of words"
             )

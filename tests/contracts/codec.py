@@ -38,6 +38,7 @@ ROWS = {
     "bf16": Row(good={"feedback": "on"}, gap=1e-7, broken={"feedback": "off"}),
     "fp16": Row(good={"feedback": "on"}, gap=1e-9, broken={"feedback": "off"}),
     "fp8": Row(gap=1e-4, broken={"feedback": "off"}),
+    "qsgd": Row(rough={"bits": 4, "chunk": 16}, good={"bits": 4}),
 }
 NAMES = list(CODECS)
 L2 = 0.05

@@ -13,6 +13,9 @@ CODECS = {
     "bf16": "hpcsgd.codecs.cast:Bf16",
     "fp8": "hpcsgd.codecs.cast:Fp8",
     "qsgd": "hpcsgd.codecs.qsgd:Qsgd",
+    "sign": "hpcsgd.codecs.sign:Sign",
+    "byte": "hpcsgd.codecs.byte:Byte",
+    "nuqsgd": "hpcsgd.codecs.nuqsgd:Nuqsgd",
 }
 
 

@@ -31,6 +31,7 @@ class Row:
     gap: float = 1e-3  # relative, of the objective it converges to, with those
     broken: dict | None = None  # settings of the twin; None: said elsewhere
     worse: float = 2.0  # the twin's gap is at least so many times that
+    pace: float = 1.0  # of 1/L: what is kept goes with the square of the rate
 
 
 ROWS = {
@@ -39,6 +40,9 @@ ROWS = {
     "fp16": Row(good={"feedback": "on"}, gap=1e-9, broken={"feedback": "off"}),
     "fp8": Row(gap=1e-4, broken={"feedback": "off"}),
     "qsgd": Row(rough={"bits": 4, "chunk": 16}, good={"bits": 4}),
+    "sign": Row(broken={"feedback": "off"}, worse=100, pace=0.25),
+    "byte": Row(rough={"chunk": 16}, gap=2e-7, broken={"feedback": "off"}),
+    "nuqsgd": Row(rough={"bits": 3, "chunk": 16}, good={"bits": 4}),
 }
 NAMES = list(CODECS)
 L2 = 0.05
@@ -129,21 +133,26 @@ def is_the_mean_where_nothing_is_lost(name, row):
 
 
 def is_unbiased_where_it_says_so(name, row):
-    """Worst |z| < 4.5 over 400 coordinates, and the variance of the formula."""
+    """Worst |z| < 4.5 over 400 coordinates, and the variance of the formula.
+
+    Bernstein's term allows for jumps that are too rare for a normal law.
+    """
     codec = opened(name, row.rough, COORDINATES)
     if not codec.unbiased:
         return
     part = parts_of(COORDINATES, 1)[0]
-    total, squares = np.zeros(COORDINATES), np.zeros(COORDINATES)
+    total, squares, jump = np.zeros((3, COORDINATES))
     for moment in moments(DRAWS):
         seen = codec.start(part.copy(), Alone(), moment)().mean
         total += seen
         squares += (seen - part) ** 2
+        jump = np.maximum(jump, np.abs(seen - part))
     variance = codec.variance(part)
     assert variance is not None, f"{name} is unbiased and must say its variance"
     error = np.abs(total / DRAWS - part)
     sure = np.sqrt(variance / DRAWS)
-    assert (error <= 4.5 * sure + 1e-12 * np.abs(part).max()).all()
+    rare = 4.5**2 * jump / (3 * DRAWS)
+    assert (error <= 4.5 * sure + rare + 1e-12 * np.abs(part).max()).all()
     if variance.sum() > 0:
         ratio = squares.sum() / DRAWS / variance.sum()
         assert 0.9 <= ratio <= 1.1, f"variance is {ratio:.3f} of the formula's"
@@ -348,7 +357,7 @@ def heterogeneous():
     return X, y, found.fun, np.linalg.norm(X, 2) ** 2 / (4 * n) + L2
 
 
-def gap_of(name, settings, steps=300):
+def gap_of(name, settings, steps=300, pace=1.0):
     """How far above the least objective it ends, relative to it."""
     X, y, least, slope = heterogeneous()
     config = RunConfig.parse(
@@ -359,7 +368,7 @@ def gap_of(name, settings, steps=300):
             "codec": settings,
             "grid": {"replicas": 4},
             "precision": {"recipe": "fp64"},
-            "rate": {"value": float(1 / slope)},
+            "rate": {"value": float(pace / slope)},
             "run": {"evaluate_every": 0, "fall_back": False},
         }
     )
@@ -369,10 +378,10 @@ def gap_of(name, settings, steps=300):
 
 def converges_and_its_twin_does_worse(name, row):
     """Full shards sorted by margin: the gap is below the row's, the twin's is not."""
-    gap = gap_of(name, row.good)
+    gap = gap_of(name, row.good, pace=row.pace)
     assert gap < row.gap, f"{name}: {gap:.2e}"
     if row.broken is not None:
-        twin = gap_of(name, row.broken)
+        twin = gap_of(name, row.broken, pace=row.pace)
         assert not twin <= row.worse * max(gap, 1e-12), f"{name}: {gap:.2e}, {twin:.2e}"
 
 

@@ -6,6 +6,7 @@ import pytest
 from hpcsgd.codecs import CODECS, CodecConfig
 from hpcsgd.codecs.chunks import Chunks
 from hpcsgd.codecs.levels import Quantiser
+from hpcsgd.codecs.nuqsgd import Nuqsgd
 from hpcsgd.codecs.packing import MOST_BITS, pack, packed_bytes, unpack
 from hpcsgd.codecs.qsgd import Qsgd
 from hpcsgd.errors import ConfigError
@@ -95,7 +96,7 @@ def test_qsgd_with_many_levels_is_ddp():
     assert (result.weights != plain.weights).any()
 
 
-@pytest.mark.parametrize("name", ["qsgd"])
+@pytest.mark.parametrize("name", ["qsgd", "nuqsgd"])
 def test_zero_words_stay_zero(name):
     """As in sparse gradients: zero is a level."""
     part = parts_of(101, 1)[0]
@@ -148,6 +149,97 @@ def test_unbiased_quantisers_need_no_feedback():
     assert with_feedback > 10 * gap_of("qsgd", settings, 150)
 
 
+# ----------------------------------------------------------------- sign and byte
+
+
+def test_a_sign_is_the_mean_size():
+    part = np.array([3.0, -1.0, 0.0, -0.0, 4.0, -2.0, 0.5, 0.5, 1.0])
+    scale = np.float32(np.abs(part).mean())
+    got = said("sign", {}, part)
+    np.testing.assert_array_equal(got, np.where(part < 0, -scale, scale))
+
+
+def test_what_sign_forgets_is_what_was_decoded():
+    """Zeros are sent as positive, and the error says so."""
+    codec = opened("sign", {}, 9)
+    part = np.array([3.0, -1.0, 0.0, -0.0, 4.0, -2.0, 0.5, 0.5, 1.0])
+    mean = codec.start(part.copy(), Alone(), moments(1)[0])().mean
+    np.testing.assert_array_equal(codec.error, part - mean)
+
+
+def test_bytes_are_within_half_a_step():
+    """Tiny words and large ones, of one sign and of both, ties included."""
+    tie = np.array([0.5, 10.0, 255.5])
+    rng = np.random.default_rng(3)
+    for part in (tie, -tie, rng.normal(size=37), 1e3 + rng.normal(size=37)):
+        for scale in (1.0, 4e-9, 1e-30):
+            got = said("byte", {}, scale * part)
+            step = scale * np.ptp(part) / 255
+            assert np.abs(got - scale * part).max() <= 0.51 * step
+
+
+def test_a_constant_chunk_is_sent_as_it_is():
+    part = np.repeat([0.0, -3.0, 0.1], 16)
+    got = said("byte", {"chunk": 16}, part)
+    np.testing.assert_allclose(got, part, 1e-7, 0)
+
+
+def test_bytes_keep_zeros():
+    part = parts_of(101, 1)[0]
+    got = said("byte", {"chunk": 101}, part)
+    assert (got[part == 0.0] == 0.0).all()
+
+
+# ----------------------------------------------------------------------- nuqsgd
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_nuqsgd_keeps_its_bound(bits):
+    part = parts_of(512, 1)[0]
+    settings = {"bits": bits, "norm": "l2", "chunk": 512}
+    codec, octaves = opened("nuqsgd", settings, 512), 2 ** (bits - 1) - 2
+    bound = (1 / 8 + 2.0 ** (-2 * octaves - 2) * 512) * (part**2).sum()
+    assert 0 < codec.variance(part).sum() <= bound * (1 + 1e-6)
+    assert codec.levels.size == 2 ** (bits - 1)
+    assert (codec.levels[[0, -1]] == [0.0, 1.0]).all()
+
+
+def test_nuqsgd_is_better_than_uniform_levels_where_most_words_are_small():
+    """And every level it can say is a power of two of the norm."""
+    part = parts_of(512, 1)[0] ** 3
+    settings = {"bits": 4, "norm": "l2", "chunk": 512}
+    nonuniform = opened("nuqsgd", settings, 512).variance(part).sum()
+    assert nonuniform < opened("qsgd", settings, 512).variance(part).sum()
+    got = said("nuqsgd", settings, part)
+    norm = np.abs(got).max() / np.abs(got[got != 0]).min()
+    assert np.log2(norm) == np.rint(np.log2(norm))
+
+
+def test_nuqsgd_has_no_more_octaves_than_float32():
+    with pytest.raises(ConfigError, match="use 8 bits or fewer"):
+        opened("nuqsgd", {"bits": 9})
+
+
+class NoZero(Nuqsgd):
+    """Zeros become ± the lowest level, as in the reference."""
+
+    def __init__(self, bucket, config):
+        super().__init__(bucket, config)
+        self.levels = np.concatenate([self.levels[1:2] / 2, self.levels[1:]])
+
+
+def test_levels_without_zero_spoil_sparse_gradients(twin):
+    """16 of 512 words: what zeros become is more than all the rest."""
+    part = np.zeros(512)
+    part[::32] = np.random.default_rng(1).normal(size=16)
+    settings = {"bits": 4, "norm": "l2", "chunk": 512}
+    lost = {
+        name: ((said(name, settings, part) - part) ** 2).sum()
+        for name in ("nuqsgd", twin(NoZero))
+    }
+    assert lost["NoZero"] > 1.2 * lost["nuqsgd"]
+
+
 @pytest.mark.parametrize(
     "settings, message",
     [
@@ -167,4 +259,4 @@ def test_quantisers_are_named():
     from hpcsgd.codecs import get_codec
 
     found = {name for name in CODECS if issubclass(get_codec(name), Quantiser)}
-    assert found == {"qsgd"}
+    assert found == {"qsgd", "nuqsgd"}

@@ -45,6 +45,7 @@ METHODS = {
     "sign": ddp("sign", "one bit a word and a scale, with error feedback"),
     "byte": ddp("byte", "8 bits between the least and the greatest, with feedback"),
     "nuqsgd": ddp("nuqsgd", "gradients are rounded by dice to powers of two"),
+    "powersgd": ddp("powersgd", "matrices of low rank, with error feedback"),
     "local": averaged("average", "weights are averaged every --period exchanges"),
     "postlocal": averaged("postlocal", "after every exchange at first, then as local"),
     "hierarchical": averaged("hierarchical", "nested groups average in their periods"),

@@ -16,6 +16,7 @@ CODECS = {
     "sign": "hpcsgd.codecs.sign:Sign",
     "byte": "hpcsgd.codecs.byte:Byte",
     "nuqsgd": "hpcsgd.codecs.nuqsgd:Nuqsgd",
+    "powersgd": "hpcsgd.codecs.powersgd:PowerSgd",
 }
 
 

@@ -17,6 +17,9 @@ class CodecConfig:
     bits: int = 4  # of a word, its sign included (quantisers)
     chunk: int = 1024  # words that share a norm (quantisers, byte)
     norm: str = "max"  # what levels are parts of: max |v| of a chunk, or its l2 norm
+    rank: int = 1  # of the matrices that travel (powersgd)
+    start: int = 10  # exchanges that are sent dense at first (powersgd)
+    min_rate: float = 2.0  # dense where it saves less than this factor; 0: never
 
     def __post_init__(self) -> None:
         if self.feedback not in FEEDBACKS:
@@ -35,4 +38,9 @@ class CodecConfig:
         if self.chunk < 1:
             raise ConfigError(
                 f"[codec] chunk = {self.chunk}: choose a positive number of words"
+            )
+        if self.rank < 1 or self.start < 0 or not self.min_rate >= 0:
+            raise ConfigError(
+                f"[codec] rank = {self.rank}, start = {self.start}, min_rate ="
+                f" {self.min_rate}: rank is at least 1, the others not negative"
             )

@@ -42,6 +42,15 @@ ROWS = {
     "qsgd": Row(rough={"bits": 4, "chunk": 16}, good={"bits": 4}),
     "sign": Row(broken={"feedback": "off"}, worse=100, pace=0.25),
     "byte": Row(rough={"chunk": 16}, gap=2e-7, broken={"feedback": "off"}),
+    "powersgd": Row(
+        rough={"start": 0, "min_rate": 0},
+        exact={"start": 0, "min_rate": 0, "rank": 64},
+        good={"start": 0, "min_rate": 0},
+        gap=1e-3,
+        broken={"start": 0, "min_rate": 0, "feedback": "off"},
+        worse=10,
+        pace=0.25,
+    ),
     "nuqsgd": Row(rough={"bits": 3, "chunk": 16}, good={"bits": 4}),
 }
 NAMES = list(CODECS)

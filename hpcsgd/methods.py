@@ -45,6 +45,8 @@ METHODS = {
     "sign": ddp("sign", "one bit a word and a scale, with error feedback"),
     "byte": ddp("byte", "8 bits between the least and the greatest, with feedback"),
     "nuqsgd": ddp("nuqsgd", "gradients are rounded by dice to powers of two"),
+    "alq": ddp("alq", "as nuqsgd, with levels that follow the gradients"),
+    "amq": ddp("amq", "as nuqsgd, with powers of a number that follows them"),
     "powersgd": ddp("powersgd", "matrices of low rank, with error feedback"),
     "local": averaged("average", "weights are averaged every --period exchanges"),
     "postlocal": averaged("postlocal", "after every exchange at first, then as local"),

@@ -16,6 +16,8 @@ CODECS = {
     "sign": "hpcsgd.codecs.sign:Sign",
     "byte": "hpcsgd.codecs.byte:Byte",
     "nuqsgd": "hpcsgd.codecs.nuqsgd:Nuqsgd",
+    "alq": "hpcsgd.codecs.adaptive:Alq",
+    "amq": "hpcsgd.codecs.adaptive:Amq",
     "powersgd": "hpcsgd.codecs.powersgd:PowerSgd",
 }
 

@@ -65,7 +65,7 @@ class Quantiser(Gathered):
         np.negative(values, out=values, where=(codes & 1).astype(bool))
         total += values
 
-    def payload_bytes(self, ranks: int, rank: int) -> int:
+    def payload_bytes(self, ranks: int, rank: int) -> int | None:
         """ceil(D · bits / 8), and a norm for each chunk."""
         codes = packed_bytes(self.bucket.words, self.bits)
         return codes + SCALE_BYTES * len(self.chunks)

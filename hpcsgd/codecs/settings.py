@@ -17,6 +17,7 @@ class CodecConfig:
     bits: int = 4  # of a word, its sign included (quantisers)
     chunk: int = 1024  # words that share a norm (quantisers, byte)
     norm: str = "max"  # what levels are parts of: max |v| of a chunk, or its l2 norm
+    adapt: int = 100  # exchange when levels adapt, then at 20 and every 100 times that
     rank: int = 1  # of the matrices that travel (powersgd)
     start: int = 10  # exchanges that are sent dense at first (powersgd)
     min_rate: float = 2.0  # dense where it saves less than this factor; 0: never
@@ -38,6 +39,10 @@ class CodecConfig:
         if self.chunk < 1:
             raise ConfigError(
                 f"[codec] chunk = {self.chunk}: choose a positive number of words"
+            )
+        if self.adapt < 1:
+            raise ConfigError(
+                f"[codec] adapt = {self.adapt}: choose a positive number of exchanges"
             )
         if self.rank < 1 or self.start < 0 or not self.min_rate >= 0:
             raise ConfigError(

@@ -259,4 +259,4 @@ def test_quantisers_are_named():
     from hpcsgd.codecs import get_codec
 
     found = {name for name in CODECS if issubclass(get_codec(name), Quantiser)}
-    assert found == {"qsgd", "nuqsgd"}
+    assert found == {"qsgd", "nuqsgd", "alq", "amq"}

@@ -42,8 +42,16 @@ ROWS = {
     "qsgd": Row(rough={"bits": 4, "chunk": 16}, good={"bits": 4}),
     "sign": Row(broken={"feedback": "off"}, worse=100, pace=0.25),
     "byte": Row(rough={"chunk": 16}, gap=2e-7, broken={"feedback": "off"}),
-    "alq": Row(rough={"bits": 3, "chunk": 16, "adapt": 1}, good={"bits": 4}),
-    "amq": Row(rough={"bits": 3, "chunk": 16, "adapt": 1}, good={"bits": 4}),
+    "alq": Row(
+        rough={"bits": 3, "chunk": 16, "adapt": 1},
+        good={"adapt": 1},
+        broken={"adapt": 10**6},
+    ),
+    "amq": Row(
+        rough={"bits": 3, "chunk": 16, "adapt": 1},
+        good={"adapt": 1},
+        broken={"adapt": 10**6},
+    ),
     "powersgd": Row(
         rough={"start": 0, "min_rate": 0},
         exact={"start": 0, "min_rate": 0, "rank": 64},

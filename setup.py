@@ -21,7 +21,7 @@ SETS = {
 }
 NAMES = (
     *("level", "exact", "looks", "rows", "gram", "gram_pairs", "gram_amx"),
-    *("steps", "csr", "columns", "softmax", "softmax_steps"),
+    *("steps", "csr", "columns", "columns_amx", "softmax", "softmax_steps"),
     "threads",
 )
 SOURCES = [f"kernels/cpu/{name}.c" for name in NAMES]
@@ -32,6 +32,7 @@ HEADERS = [
             "csr",
             "exponential",
             "lanes",
+            "many_body",
             "reals",
             "softmax_body",
             "softmax_link",

@@ -24,7 +24,7 @@ SETS = {
     "higgs": (4000, 16, False),
     "higgs sorted": (4000, 16, True),
 }
-RATES = {"epsilon": (16.0, 32.0, 64.0, 128.0), "higgs": (0.025, 0.05, 0.1, 0.2)}
+RATES = {"epsilon": (16.0, 32.0, 64.0, 128.0), "higgs": (0.0125, 0.025, 0.05, 0.1)}
 L2 = 1e-5
 ROWS: dict[str, tuple[int, Figures]] = {
     "every exchange": (1, {"kind": "average"}),

@@ -2,8 +2,8 @@
 
     python -m benchmarks.bench_buckets [--columns 400000] [--network lan]
 
-Two replicas that are threads of one process, behind a network (`lan`: 50 µs, 1.25 GB/s); runs of
-one bucket and of several in turns, medians of seconds an exchange.
+Two replicas that are threads of one process, behind a network (`lan`: 50 µs,
+1.25 GB/s); runs of one bucket and of several in turns, medians of seconds an exchange.
 """
 
 import argparse

@@ -26,6 +26,10 @@ def reached(result: Result) -> str:
             f"loss {result.loss:.4g}, the last good one:"
             f" diverged after {done} of {asked}"
         )
+    polish = result.report.get("polish")
+    if polish is not None and result.status.is_good:
+        passes = f"{done} and {polish['passes']} passes of the finisher"
+        return f"loss {result.loss:.4g} after {passes}: {polish['ended']}"
     if result.status is Status.CONVERGED:
         return f"loss {result.loss:.4g} after {done} of {asked}: the goal is reached"
     if result.status is not Status.COMPLETED:
@@ -54,7 +58,9 @@ def advise(result: Result) -> str:
         return result.advice
     if "coordinate" in result.report:
         return _about_coordinates(result)
-    found = [*_about_loss(result), *_about_time(result)]
+    # What went to its goal, or on to the optimum, has nothing to hear of its rate.
+    goes_on = result.status is Status.COMPLETED and "polish" not in result.report
+    found = [*(_about_loss(result) if goes_on else ()), *_about_time(result)]
     return "; ".join(found) or "nothing stands out: keep these settings"
 
 
@@ -138,14 +144,26 @@ def _about_loss(result: Result) -> Iterator[str]:
         )
 
 
+def _less_agreeing(result: Result) -> str:
+    """The next step towards fewer messages between replicas."""
+    asked = result.config.get("agreement", {})
+    if asked.get("kind") == "gradient":
+        return (
+            "agreeing dominates: --set agreement.accumulate="
+            f"{2 * asked['accumulate']} sends half as often (as a batch twice as large)"
+        )
+    period = 2 * result.report["schedule"]["period"]
+    return (
+        f"agreeing dominates: --period {period} agrees half as often (replicas drift"
+        " further apart)"
+    )
+
+
 def _about_time(result: Result) -> Iterator[str]:
     """What would save the most time, where one thing has most of it."""
     schedule, product = result.report["schedule"], result.report["products"]
     if waiting_for(result, "agreement") >= DOMINATES:
-        yield (
-            f"agreeing dominates: --period {2 * schedule['period']}"
-            " agrees half as often (replicas drift further apart)"
-        )
+        yield _less_agreeing(result)
     elif product != "direct" and result.report["grid"]["members"] == 1:
         yield "one member has nobody to sum with: --products direct needs no Gram"
     elif product != "direct":

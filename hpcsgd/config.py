@@ -24,7 +24,7 @@ from hpcsgd.rates import RateConfig
 from hpcsgd.schedule import Schedule
 from hpcsgd.stopping import MEASURES, StopConfig
 from hpcsgd.sweeps.settings import SweepConfig
-from hpcsgd.toml_text import toml_literal, toml_value
+from hpcsgd.toml_text import numbers, toml_literal, toml_value
 
 DEVICES = ("cpu", "cuda")
 TRANSPORTS = ("auto", "nccl", "mpi-cuda", "mpi-host")
@@ -282,7 +282,7 @@ def _typed(section: str, key: str, kind: Any, value: Any) -> Any:
     if (section, key) == ("rate", "value") and value in ("auto", 0):
         return _rate(value)
     if get_origin(kind) is tuple:
-        return _numbers(section, key, value)
+        return numbers(f"[{section}] {key}", value)
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     if value is None and type(None) in kinds:
         return None
@@ -304,16 +304,6 @@ def _typed(section: str, key: str, kind: Any, value: Any) -> Any:
 def _plain(value: Any) -> Any:
     """As TOML and JSON have it, which know lists alone."""
     return list(value) if isinstance(value, tuple) else value
-
-
-def _numbers(section: str, key: str, value: Any) -> tuple[float, ...]:
-    """A list of numbers; one number alone is a mistake."""
-    good = isinstance(value, list | tuple)
-    if not good or any(type(one) not in (int, float) for one in value):
-        raise ConfigError(
-            f"[{section}] {key} = {value!r} must be a list of numbers, as [1e-5, 1e-4]"
-        )
-    return tuple(float(one) for one in value)
 
 
 def _steps(value: Any) -> int:

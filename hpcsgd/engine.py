@@ -9,7 +9,6 @@ from hpcsgd.agreement import Agreement
 from hpcsgd.callbacks.base import Callback, View, Wish, wish_of
 from hpcsgd.callbacks.guards import MemberCheck
 from hpcsgd.comm.grid import Grid
-from hpcsgd.comm.ledger import Ledger
 from hpcsgd.energy import Meter
 from hpcsgd.evaluation import Evaluation
 from hpcsgd.events import alarm_text, note, too_coarse
@@ -141,19 +140,19 @@ class Engine:
         def tell(more: dict[str, Any]) -> Wish:
             self.view.more = {}  # of the last step
             self.view.seconds = before + perf_counter() - began
-            record = _record(self.view, self.grid.world.ledger)
-            self.view.history.append(record | more)
+            self.view.note(self.grid.world.ledger, **more)
             self._tell("on_evaluate")
             return self.wish
 
+        if self.finisher is UNFINISHED:
+            if status is Status.COMPLETED and self.stop.on != "none":
+                self.stop.warn(self.view.history)
+            return state, status
         self.clock.start()
         self.meter.resume()
         state, wish = self.finisher.finish(state, self.view, tell)
         self.meter.pause()
-        if self.finisher.facts is not None:
-            self.clock.lap("polish")
-        elif status is Status.COMPLETED and self.stop.on != "none":
-            self.stop.warn(self.view.history)
+        self.clock.lap("polish")
         return state, ENDINGS.get(wish, status)
 
     def _is_there(self) -> bool:
@@ -287,7 +286,7 @@ class Engine:
         self.clock.start()
         good = self.evaluation.measure(state, self.view)
         self.clock.lap("evaluate")
-        self.view.history.append(_record(self.view, self.grid.world.ledger))
+        self.view.note(self.grid.world.ledger)
         self.hooks.after_evaluation(state, self.view)
         self._tell("on_evaluate")
         if good:
@@ -299,17 +298,3 @@ class Engine:
             answer = getattr(callback, event)(self.view)
             if answer:
                 self.wish = max(self.wish, wish_of(answer))
-
-
-def _record(view: View, ledger: Ledger) -> dict[str, object]:
-    """One line of the loss curve."""
-    return {
-        "epoch": view.epoch,
-        "exchanges": view.exchanges,
-        "iterations": view.steps,
-        "rows": view.rows,
-        "loss": view.loss,
-        "seconds": view.seconds,
-        "words": ledger.words("products") + ledger.words("agreement"),
-        **view.more,
-    }

@@ -28,6 +28,7 @@ from hpcsgd.families.base import Family
 from hpcsgd.formats import get_format
 from hpcsgd.parts import column_parts, own_rows
 from hpcsgd.precision import Precision
+from hpcsgd.row_weights import keep_apart, scale_to_mean_one, sum_over_replicas
 
 Array = NDArray[Any]
 log = logging.getLogger(__name__)
@@ -157,28 +158,14 @@ def _read_sides(grid: Grid, reader: RowReader, rows: slice, split: Split) -> _Si
     y = world.together(lambda: finite_column(reader.targets(rows), rows, "y"))
     weights = world.together(lambda: checked_weights(reader, rows))
     if split.is_whole:
-        total = _sum_over_replicas(grid, weights)
-        scaled = world.together(lambda: _scale_to_mean_one(weights, reader.rows, total))
+        total = sum_over_replicas(grid, weights)
+        scaled = world.together(lambda: scale_to_mean_one(weights, reader.rows, total))
         held = None
     else:
-        kept = split.kept_apart(rows, getattr(reader, "fold_of", None))
-        scaled, held = _apart(grid, weights, split, kept, reader.rows)
+        known = getattr(reader, "fold_of", None)
+        scaled, held = keep_apart(grid, weights, split, rows, reader.rows, known)
     offsets = world.together(lambda: finite_column(reader.offset(rows), rows, "offset"))
     return _Sides(y, weights, scaled, held, offsets)
-
-
-def _apart(
-    grid: Grid, weights: Array | None, split: Split, kept: Array, total_rows: int
-) -> tuple[Array, Array]:
-    """Weights of rows that are trained on, with mean 1 each, and of those held out."""
-    each = np.ones((len(kept), 1)) if weights is None else weights[:, None]
-    trained, held = each * ~kept, each * kept
-    counted = np.zeros((2, split.columns))
-    if not grid.member:  # each replica's count once
-        counted[...] = trained.sum(axis=0), held.sum(axis=0)
-    totals = sum(grid.world.exchange_objects(counted))
-    grid.world.together(lambda: split.check(*totals))
-    return trained * (total_rows / totals[0]), held
 
 
 def _kept(
@@ -288,23 +275,6 @@ def checked_weights(reader: RowReader, rows: slice) -> Any:
         row = rows.start + int(np.argmax(values < 0))
         raise DataError(f"sample_weight is negative at row {row}; use weights >= 0")
     return values
-
-
-def _sum_over_replicas(grid: Grid, weights: Array | None) -> float:
-    """Σc over all rows: each replica's count once, however many members hold them."""
-    own = 0.0 if weights is None or grid.member else float(weights.sum())
-    return float(sum(grid.world.exchange_objects(own)))
-
-
-def _scale_to_mean_one(weights: Array | None, rows: int, total: float) -> Any:
-    """c_i with mean 1 over all rows: else F and the steps have other minimisers."""
-    if weights is None:
-        return None
-    if total <= 0.0:
-        raise DataError(
-            "sample_weight sums to zero; give at least one row a weight above 0"
-        )
-    return weights * (rows / total)
 
 
 def _exact(

@@ -56,13 +56,14 @@ def report(
 
 def _judged(live: Live) -> dict[str, Any]:
     """The models of a sweep with their losses, and the loss of rows held out."""
-    found, models = dict(live.engine.view.more), live.task.models
-    if models is not None:
-        first = (
-            live.engine.view.history[0]["losses"] if live.engine.view.history else []
-        )
-        found |= {"models": [vars(m) for m in models.each], "first_losses": first}
-    return found
+    models, history = live.task.models, live.engine.view.history
+    made_up = live.config.run.emulate_members  # then nobody knows a loss
+    found = {} if made_up else dict(live.engine.view.more)
+    if models is None:
+        return found
+    first = history[0]["losses"] if history and not made_up else []
+    known = {"models": [vars(m) for m in models.each], "first_losses": first}
+    return {"losses": [None] * len(models)} | found | known
 
 
 def _facts(live: Live, began: float, setup: Mapping[str, float]) -> dict[str, Any]:

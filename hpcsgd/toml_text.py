@@ -4,6 +4,8 @@ import json
 import tomllib
 from typing import Any
 
+from hpcsgd.errors import ConfigError
+
 
 def toml_value(text: str) -> Any:
     """A TOML value, or the plain word it is."""
@@ -20,4 +22,16 @@ def toml_literal(value: Any) -> str:
     if isinstance(value, str):
         # JSON's escapes are TOML's, which takes DEL for a control character too.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(value)
+    return repr(list(value) if isinstance(value, tuple) else value)
+
+
+def numbers(place: str, value: Any) -> tuple[float, ...]:
+    """A list of numbers; one number alone is a mistake."""
+    good = isinstance(value, list | tuple) and all(
+        isinstance(one, int | float) and not isinstance(one, bool) for one in value
+    )
+    if not good:
+        raise ConfigError(
+            f"{place} = {value!r} must be a list of numbers, as [1e-5, 1e-4]"
+        )
+    return tuple(float(one) for one in value)

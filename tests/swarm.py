@@ -95,8 +95,8 @@ class Swarm:
                 self.mean(group, group)
             return
         switch = int(np.ceil(asked.switch * self.each - 1e-9))
-        since = number - (switch if kind == "postlocal" else 0)
-        if last or since % tau == 0 or (kind == "postlocal" and since <= 0):
+        early = kind == "postlocal" and number <= switch
+        if last or number % tau == 0 or early:
             of = self.drawn(number) if kind == "fedavg" else everybody
             self.mean(of, everybody)
 

@@ -52,9 +52,9 @@ class Average(Agreement):
 
     def keeps_own(self, state: State) -> bool:
         """Kept momentum is a replica's own, too."""
-        has_momentum = 0 < self.classes < state.weights.shape[1]
-        keeps = has_momentum and self.momentum == "keep"
-        return keeps or super().keeps_own(state)
+        if self.momentum == "keep" and self.classes < state.weights.shape[1]:
+            return True
+        return super().keeps_own(state)
 
     def average(
         self, state: State, share: float, group: Communicator, purpose: str

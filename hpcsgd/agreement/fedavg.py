@@ -8,6 +8,7 @@ ask. The others keep the weights of the round's beginning; then all replicas tak
 """
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -53,6 +54,10 @@ class FedAvg(Average):
     def workers(self) -> int:
         """m."""
         return self.count
+
+    def facts(self) -> dict[str, Any]:
+        """How many train in a round."""
+        return {"workers": self.count}
 
     def trains(self, number: int) -> bool:
         """Whether it is drawn for the round of exchange `number`, from 1."""

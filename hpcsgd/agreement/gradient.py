@@ -16,6 +16,7 @@ import numpy as np
 
 from hpcsgd.agreement.base import Agreement
 from hpcsgd.agreement.buckets import Buffer, Tile
+from hpcsgd.agreement.replica_check import ReplicaCheck
 from hpcsgd.agreement.senders import Sender
 from hpcsgd.backends.base import Backend
 from hpcsgd.codecs import Moment
@@ -85,8 +86,10 @@ class Gradient(Agreement):
         columns: int,
         buckets: Callable[[State], int],
         opener: Opener,
+        check: ReplicaCheck,
     ) -> None:
         super().__init__(grid, share, 1)
+        self.check = check
         self.steps = steps
         self.backend = backend
         self.columns = columns  # K
@@ -135,13 +138,13 @@ class Gradient(Agreement):
 
     def after_exchange(self, state: State, exchanges: int) -> None:
         """Where this replica had no rows: nothing, zero times, and the same step."""
-        if self._done == exchanges - 1:
-            return
-        self._begin(exchanges - 1)
-        self.sender.begin(self.buffer, self._moment)
-        for tile in self.buffer:
-            self.sender.send(self.buffer, tile)
-        self._step(state, None)
+        if self._done != exchanges - 1:
+            self._begin(exchanges - 1)
+            self.sender.begin(self.buffer, self._moment)
+            for tile in self.buffer:
+                self.sender.send(self.buffer, tile)
+            self._step(state, None)
+        self.check.after_exchange(state, exchanges)
 
     def holds_one_state(self, state: State, exchanges: int) -> bool:
         """Always, but for what codecs keep."""
@@ -159,6 +162,7 @@ class Gradient(Agreement):
         return {
             "buckets": len(self.buffer.tiles),
             "codec": self.sender.codec,
+            "mended_replicas": self.check.mended,
             **self.sender.overlap.facts(),
         }
 

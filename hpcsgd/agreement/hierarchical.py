@@ -5,6 +5,7 @@ w ← Σ_{r in group} (n_r / Σ_{q in group} n_q) w_r.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from hpcsgd.agreement.average import Average
 from hpcsgd.agreement.nested import Labels, label, plan_levels
@@ -57,6 +58,10 @@ class Hierarchical(Average):
     def circle_sizes(self) -> list[int]:
         """From the smallest to all."""
         return [circle.size for circle in self.circles]
+
+    def facts(self) -> dict[str, Any]:
+        """The groups that rank 0 was in."""
+        return {"circles": self.circle_sizes}
 
     def after_exchange(self, state: State, exchanges: int) -> None:
         """Average in one circle at most; alone in it there is nobody to agree with."""

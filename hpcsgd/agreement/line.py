@@ -39,21 +39,26 @@ class ReplicaLine:
 
     def start_gather(self, record: Array) -> Callable[[], list[Array]]:
         """The records of all, which are as long as this one."""
-        return self._gather(record, [record.size] * self.size)
+        out = np.empty((self.size, record.size), dtype=record.dtype)
+        counts = [record.size] * self.size
+        flat = out.reshape(-1)
+        pending = self.replicas.start_gather(record, counts, flat, PURPOSE)
+
+        def arrive() -> list[Array]:
+            pending.wait()
+            return list(out)
+
+        return arrive
 
     def gather_unequal(self, record: Array) -> list[Array]:
         """Their lengths first."""
         lengths = np.empty(self.size, dtype=np.int64)
         own = np.array([record.size], dtype=np.int64)
         self.replicas.gather(own, [1] * self.size, lengths, PURPOSE)
-        return self._gather(record, lengths.tolist())()
+        out = np.empty(lengths.sum(), dtype=record.dtype)
+        self.replicas.gather(record, lengths.tolist(), out, PURPOSE)
+        return np.split(out, np.cumsum(lengths)[:-1])
 
     def broadcast(self, array: Array, root: int = 0) -> Array:
         """array ← that of replica `root`."""
         return self.replicas.broadcast(array, root, PURPOSE)
-
-    def _gather(self, record: Array, lengths: list[int]) -> Callable[[], list[Array]]:
-        out = np.empty(sum(lengths), dtype=record.dtype)
-        self.replicas.gather(record, lengths, out, PURPOSE)
-        parts = np.split(out, np.cumsum(lengths)[:-1])
-        return lambda: parts

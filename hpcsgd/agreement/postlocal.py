@@ -30,9 +30,8 @@ class PostLocal(Average):
         return cls(*own, switch, *cls.buffers(terms))
 
     def is_whole(self, exchanges: int) -> bool:
-        """The period counts from the switch on."""
-        since = exchanges - self.switch
-        return since <= 0 or since % self.period == 0
+        """The period counts from the start of the run, as in every other row."""
+        return exchanges <= self.switch or exchanges % self.period == 0
 
 
 def exchanges_in(epochs: float, each: int) -> int:

@@ -9,6 +9,8 @@ by a rate that may be zero or change between the lines. α = 1, β = 0 is the ba
 bit. With one replica it is a look-ahead optimiser, with `fedavg` below it FedAvgM.
 """
 
+from typing import Any
+
 from hpcsgd.agreement.average import Average
 from hpcsgd.agreement.base import Agreement
 from hpcsgd.agreement.fedavg import FedAvg
@@ -74,6 +76,10 @@ class SlowMo(Agreement):
     def circle_sizes(self) -> list[int]:
         """As the base has it."""
         return self.base.circle_sizes
+
+    def facts(self) -> dict[str, Any]:
+        """As the base has it."""
+        return self.base.facts()
 
     def trains(self, number: int) -> bool:
         """As the base has it."""

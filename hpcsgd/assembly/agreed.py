@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from hpcsgd.agreement.buckets import Buffer, bucket_count
 from hpcsgd.agreement.gradient import Gradient, Steps
+from hpcsgd.agreement.replica_check import ReplicaCheck
 from hpcsgd.agreement.senders import Coded, Plain, Sender
 from hpcsgd.assembly.feed import Feed
 from hpcsgd.assembly.gradient_checks import KIND
@@ -51,6 +52,7 @@ def make_gradient(
         task.columns,
         buckets,
         lambda state, buffer: _sender(config, grid, state, buffer),
+        ReplicaCheck(grid.replicas, config.run.check_members),
     )
 
 

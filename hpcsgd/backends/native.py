@@ -4,20 +4,21 @@ What the kernels do not cover (several columns of weights, other formats) is don
 NumPy on a copy of the rows, which is made when it is first needed.
 """
 
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.backends import columns, cpu, softmax_steps
+from hpcsgd.backends import columns, cpu, many_tiles, softmax_steps
 from hpcsgd.backends.base import Batch, Plain
 from hpcsgd.backends.host import HostBackend
 from hpcsgd.backends.host_plan import HostPlan
 from hpcsgd.backends.many import ManyPlan
+from hpcsgd.backends.many_steps import NativeManyPlan
+from hpcsgd.backends.many_tiles import LEAST_ROWS, Tiles
+from hpcsgd.backends.native_plan import NativePlan, numbered
 from hpcsgd.backends.plain import FAMILIES, SOFTMAX, Between, Walk, for_family
-from hpcsgd.families.base import Family, exp_bound
+from hpcsgd.families.base import Family
 from hpcsgd.precision import Precision
 from hpcsgd.schedule import Blocks
 from hpcsgd.updates.unroll import PlainSteps, Unrolled
@@ -52,33 +53,6 @@ class Sampled:
         return some
 
 
-@dataclass(frozen=True)
-class NativePlan(HostPlan):
-    """Coefficients as NumPy takes them, and as the kernels do."""
-
-    kept: dict[str, cpu.Recurrence] = field(default_factory=dict)
-
-    @cached_property
-    def starts(self) -> Array:
-        """Where each batch begins, for the kernels."""
-        return np.array(self.blocks.starts, dtype=np.int64)
-
-    @cached_property
-    def coefficients(self) -> cpu.Recurrence:
-        """What no family changes."""
-        return cpu.Recurrence(self.unrolled, self.starts, 0, 0.0)
-
-    def recurrence(self, family: Family, dtype: Any) -> cpu.Recurrence:
-        """Made for the first exchange of this plan, used by all."""
-        found = self.kept.get(family.name)
-        if found is None:
-            number = FAMILIES.index(family.name)
-            setting = getattr(family, "delta", exp_bound(dtype))
-            found = cpu.Recurrence(self.unrolled, self.starts, number, setting)
-            self.kept[family.name] = found
-        return found
-
-
 class NativeBackend(HostBackend):
     """The NumPy backend with the kernels in place of what they are faster at."""
 
@@ -87,13 +61,15 @@ class NativeBackend(HostBackend):
         narrow = np.dtype(np.float32)
         self._has_rows = precision.working == narrow and self.weights == narrow
         self._rounds_margins = precision.margin == "bf16"
+        self._tiles = Tiles()
         self._rooms: dict[Blocks, cpu.PairRoom] = {}
         self._last_walk: tuple[PlainSteps, str, Walk] | None = None
 
     def prepare(self, unrolled: Unrolled, blocks: Blocks) -> HostPlan:
         """The same plan, with a place for what the kernels want."""
         plan = super().prepare(unrolled, blocks)
-        return plan if isinstance(plan, ManyPlan) else NativePlan(**vars(plan))
+        kind = NativeManyPlan if isinstance(plan, ManyPlan) else NativePlan
+        return kind(**vars(plan))
 
     def for_sparse(self) -> HostBackend:
         """The same precision for rows held as CSR."""
@@ -130,9 +106,11 @@ class NativeBackend(HostBackend):
         Whether there is a copy changes nothing: a run that goes on where another
         broke off may need one where that one did not.
         """
+        if self._takes_tiles(rows, weights, out):
+            self._tiles.margins(rows.matrix, rows.rows, _packed(weights), out)
+            return out
         if self._takes_columns(rows, weights, out):
-            weights = np.ascontiguousarray(weights)
-            columns.margins(rows.matrix, rows.rows, weights, out)
+            columns.margins(rows.matrix, rows.rows, _packed(weights), out)
             return out
         if not isinstance(rows, Sampled) or not _is_one(weights, out):
             return super().scores(self._copy(rows), weights, out)
@@ -163,7 +141,14 @@ class NativeBackend(HostBackend):
     ) -> Array:
         """All s steps in one call, for families with one score a row."""
         plain = batch.anchors is None
-        if family.name == SOFTMAX and plain and self._is_one_call(margins, gram, plan):
+        if isinstance(plan, NativeManyPlan):
+            fits = plain and self._fits_many(margins, gram, plan)
+            if fits and family.name in FAMILIES:
+                number, setting = numbered(family, self.inner)
+                recur = plan.recurrence(number, setting, self.inner)
+                found: Array = recur(margins, gram, batch, intercept)
+                return found
+        elif plain and self._is_softmax(margins, gram, plan, family):
             given = (margins, gram, batch, intercept, plan.states)
             return softmax_steps.recur(plan.coefficients, *given)
         if not (plain and self._is_for_steps(margins, gram, plan, family)):
@@ -171,8 +156,8 @@ class NativeBackend(HostBackend):
                 margins, gram, plan, family, batch, intercept
             )
         residuals = np.empty((len(margins), 1), dtype=self.inner)
-        recur = plan.recurrence(family, self.inner)
-        recur(margins, gram, batch, intercept, residuals, np.empty_like(residuals))
+        by = plan.recurrence(family, self.inner)
+        by(margins, gram, batch, intercept, residuals, np.empty_like(residuals))
         return residuals
 
     def descend(
@@ -222,11 +207,21 @@ class NativeBackend(HostBackend):
         return known[2]
 
     def _add_gradient(self, weights: Array, rows: Any, scaled: Array) -> None:
-        if self._takes_columns(rows, weights, scaled) and weights.flags.c_contiguous:
-            scaled = np.ascontiguousarray(scaled)
-            columns.update(rows.matrix, rows.rows, scaled, weights)
+        flat = weights.flags.c_contiguous
+        if flat and self._takes_tiles(rows, weights, scaled):
+            self._tiles.update(rows.matrix, rows.rows, _packed(scaled), weights)
+        elif flat and self._takes_columns(rows, weights, scaled):
+            columns.update(rows.matrix, rows.rows, _packed(scaled), weights)
         else:
             super()._add_gradient(weights, self._copy(rows), scaled)
+
+    def _takes_tiles(self, rows: Any, weights: Array, other: Array) -> bool:
+        """True for so many columns that tiles beat BLAS on a copy."""
+        if not isinstance(rows, Sampled) or weights.shape[1] <= MOST_COLUMNS:
+            return False
+        is_narrow = weights.dtype == other.dtype == np.float32
+        fits = rows.matrix.dtype == np.uint16 and len(rows) >= LEAST_ROWS
+        return is_narrow and fits and many_tiles.available()
 
     def _takes_columns(self, rows: Any, weights: Array, other: Array) -> bool:
         """True for several columns, where no copy is made for the Gram and it pays."""
@@ -282,6 +277,11 @@ class NativeBackend(HostBackend):
             found = self._rooms[blocks] = cpu.PairRoom(blocks.rows, len(blocks.sizes))
         return found
 
+    def _is_softmax(
+        self, margins: Array, gram: Array, plan: HostPlan, family: Family
+    ) -> bool:
+        return family.name == SOFTMAX and self._is_one_call(margins, gram, plan)
+
     def _is_for_steps(
         self, margins: Array, gram: Array, plan: HostPlan, family: Family
     ) -> bool:
@@ -291,6 +291,11 @@ class NativeBackend(HostBackend):
             and family.name in FAMILIES
         )
 
+    def _fits_many(self, margins: Array, gram: Array, plan: ManyPlan) -> bool:
+        """True where scores come state by state, in the format of the recurrence."""
+        alike = margins.dtype == gram.dtype == self.inner
+        return alike and len(plan.lead) == plan.states <= MOST_STATES
+
     def _is_one_call(self, margins: Array, gram: Array, plan: HostPlan) -> bool:
         return (
             not isinstance(plan, ManyPlan)
@@ -298,6 +303,11 @@ class NativeBackend(HostBackend):
             # Scores of one step may come as they are read, not state by state.
             and len(plan.lead) == plan.states <= MOST_STATES
         )
+
+
+def _packed(values: Array) -> Array:
+    """Row behind row."""
+    return np.ascontiguousarray(values)
 
 
 def _is_one(weights: Array, out: Array) -> bool:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
+from hpcsgd.comm.ledger import Ledger
+
 
 class Wish(IntEnum):
     """What a callback may ask for; where ranks differ, the largest is granted."""
@@ -36,6 +38,22 @@ class View:
     status: str = "running"
     history: list[dict[str, Any]] = field(default_factory=list)  # of evaluations
     events: list[dict[str, Any]] = field(default_factory=list)  # alarms, fall-backs
+
+    def note(self, ledger: Ledger, **more: Any) -> None:
+        """One line more of the loss curve."""
+        self.history.append(
+            {
+                "epoch": self.epoch,
+                "exchanges": self.exchanges,
+                "iterations": self.steps,
+                "rows": self.rows,
+                "loss": self.loss,
+                "seconds": self.seconds,
+                "words": ledger.words("products") + ledger.words("agreement"),
+                **self.more,
+                **more,
+            }
+        )
 
 
 class Callback:

@@ -151,6 +151,7 @@ def result_facts(result: Result) -> Facts:
         "rows": report["rows"],
         "columns": report["columns"],
         "classes": report["labels"],
+        **({"models": len(report["models"])} if "models" in report else {}),
         "steps": f"{result.iterations} in {result.exchanges} exchanges",
         "ran": f"{report['products']} on {report['ranks']} rank(s),"
         f" {report['transport']}",
@@ -165,13 +166,13 @@ def result_facts(result: Result) -> Facts:
 def weight_facts(result: Result) -> Facts:
     """Norm, intercept and the largest of the weights."""
     weights = np.asarray(result.weights, dtype=np.float64)
-    intercept = result.intercept
+    intercept, models = result.intercept, "models" in result.report
     return {
         "dtype": str(result.weights.dtype),
         "norm": float(np.linalg.norm(weights)),
         "zeros": int(np.count_nonzero(weights == 0)),
         "intercept": None if intercept is None else np.asarray(intercept).tolist(),
-        "largest": largest(weights, result.report["labels"]),
+        "largest": [] if models else largest(weights, result.report["labels"]),
         "sha256": result.weights_sha256,
     }
 

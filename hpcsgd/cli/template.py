@@ -7,6 +7,8 @@ import tokenize
 from dataclasses import fields
 from typing import Any, get_type_hints
 
+from hpcsgd.agreement import BUFFERS
+from hpcsgd.agreement.slowmo import BASES
 from hpcsgd.cli.flags import FLAGS, SWITCHES
 from hpcsgd.codecs.settings import FEEDBACKS, NORMS
 from hpcsgd.comm import COMMUNICATORS
@@ -21,6 +23,8 @@ WIDTH = 88
 # settings that no flag has; those of flags know their choices themselves
 CHOICES: dict[str, list[str]] = {
     "run.comm": ["auto", *COMMUNICATORS],
+    "agreement.momentum": list(BUFFERS),
+    "agreement.base": list(BASES),
     "codec.feedback": list(FEEDBACKS),
     "codec.norm": list(NORMS),
     "problem.l1_at": list(PLACES),

@@ -199,6 +199,12 @@ class Delayed(Communicator):
         self.inner._gather(part, counts, out)
         self._feel(wire.gather_bytes(out.nbytes, self.felt))
 
+    def _start_gather(
+        self, part: Array, counts: Sequence[int], out: Array
+    ) -> Callable[[], None]:
+        finish = self.inner._start_gather(part, counts, out)
+        return self._late(finish, wire.gather_bytes(out.nbytes, self.felt))
+
     def _exchange(self, pieces: Array, counts: Sequence[int], out: Array) -> None:
         self.inner._exchange(pieces, counts, out)
         self._feel(wire.exchange_bytes(pieces.nbytes, self.felt))

@@ -185,7 +185,7 @@ class GLM_CV(Generic):
         given = {**self._settings(), "alpha": 0.0}
         given |= {"family": self._family(), "seed": self._seed(place)}
         given |= {"update": "sgd", "momentum": 0.0, "grid": place.grid}
-        given |= SILENT | {"polish": False}
+        given |= SILENT | {"polish": False, "layout": place.layout}
         known = {field.name for field in fields(Wanted)}
         return Wanted(**{name: given[name] for name in known & given.keys()})
 

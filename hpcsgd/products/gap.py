@@ -19,6 +19,7 @@ from hpcsgd.formats import get_format
 from hpcsgd.products import rerun
 from hpcsgd.products.base import Group, Rows, State, Task, batch_of, store_margins
 from hpcsgd.products.fresh import Fold, terms, walked, words_of
+from hpcsgd.products.one_of_many import columns_of, one_of, state_of
 from hpcsgd.products.roundoff import SAFETY, model_of, recurrence_error, unit
 from hpcsgd.products.watcher import Unwatched
 
@@ -32,6 +33,15 @@ class Seen:
     number: int
     margins: Array  # before they were rounded to their storage
     intercept: Array | None
+
+    def of(self, number: int, task: Task) -> "Seen":
+        """What one of several models began with."""
+        start = self.intercept
+        return Seen(
+            self.number,
+            columns_of(number, task, self.margins),
+            None if start is None else columns_of(number, task, start),
+        )
 
 
 @dataclass(frozen=True)
@@ -119,6 +129,10 @@ class GapMonitor(Unwatched):
         gram: Array,
     ) -> None:
         """Check the residuals, walk, and leave words for the next message."""
+        if task.models is not None:  # one of them a look: they share what may be wrong
+            number = seen.number // self.every % len(task.models)
+            seen, state = seen.of(number, task), state_of(number, task, state)
+            task, group = one_of(number, task, group)
         assert state.residuals is not None
         if not np.isfinite(state.residuals).all():
             # Left out by the scale of residuals, or a divergence that others see; the

@@ -94,6 +94,12 @@ class ManyCoefficients(Coefficients):
         self.each = rates
         self.ridges = np.array([l2 for l2, _ in models.settings])
 
+    def only(self, number: int, model: Models) -> "ManyCoefficients":
+        """Those of one of the models."""
+        own = self.models.setting_of[number * self.models.scores]
+        rates, sizes = self.each[:, [own]], self.blocks.sizes
+        return ManyCoefficients(self.update, model, self.backend, rates, sizes)
+
     @cached_property
     def whole(self) -> ManyUnrolled:
         """Of all s steps together, in float64."""

@@ -23,8 +23,6 @@ def expected_traffic(report: Report) -> dict[str, int] | None:
         return None
     if report["sparse"] and not _is_even(report):
         return None
-    if _circles(report) is None:
-        return None
     shape = _shape(report)
     counts = expected(shape, [_leg(report, shape)])
     if shape.agreement["kind"] == KIND:
@@ -53,14 +51,10 @@ def _is_even(report: Report) -> bool:
     return report["products"] not in GATHERS and report["grid"]["replicas"] == 1
 
 
-def _circles(report: Report) -> list[int] | None:
-    """Sizes of rank 0's nested groups; None where only the nodes knew them."""
-    asked = report["config"]["agreement"]
-    kind = asked.get("base") if asked["kind"] == "slowmo" else asked["kind"]
-    if kind != "hierarchical":
-        return []
-    sizes = asked["groups"].split(",")
-    return [int(size) for size in sizes] if sizes[0].strip().isdecimal() else None
+def _circles(report: Report) -> list[int]:
+    """Sizes of the nested groups that rank 0 was in, where there were some."""
+    sizes: list[int] = report["agreement"].get("circles", [])
+    return sizes
 
 
 def _shape(report: Report) -> Shape:

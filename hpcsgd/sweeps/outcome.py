@@ -99,12 +99,14 @@ class Sweep:
         out, rates are compared by F; penalties cannot be, since a loss on the rows of
         the training always favours the smallest.
         """
+        if self._is_made_up:
+            raise ConfigError("one rank was timed as one of many, and learnt nothing")
         judged = self.mean_held
         if np.isfinite(judged).any():
             whole = [k for k, m in enumerate(self.models) if m.fold is None]
             return min(whole, key=lambda k: _order(float(judged[k])))
-        if self._is_judged:
-            raise ConfigError("every model diverged; use smaller rates")
+        if self._is_judged or not np.isfinite(self.losses).any():
+            raise ConfigError("no model has a loss that is finite; use smaller rates")
         if len({model.l2 for model in self.models}) > 1:
             raise ConfigError(
                 "no rows were held out, so nothing says which l2 is best; add folds"
@@ -116,8 +118,15 @@ class Sweep:
     def _is_judged(self) -> bool:
         return "held" in self.outcome.report
 
+    @property
+    def _is_made_up(self) -> bool:
+        """True where one rank was timed as one of many."""
+        return bool(self.outcome.report["emulated_members"])
+
     def status(self, number: int) -> Status:
         """How the training of one of them ended."""
+        if self._is_made_up:
+            return self.outcome.status
         first = self.outcome.report["first_losses"]
         loss = float(self.losses[number])
         known = _values(first or None, len(self))[number]

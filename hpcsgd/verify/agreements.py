@@ -78,10 +78,10 @@ class Rounds:
     def _base_is_whole(self, number: int) -> bool:
         if self.base == "hierarchical":
             return number % self.periods[-1] == 0
-        if self.base != "postlocal":
-            return number % self.period == 0
-        since: int = number - ceil(round(self.asked["switch"] * self.each, 6))
-        return since <= 0 or since % self.period == 0
+        early = 0
+        if self.base == "postlocal":
+            early = ceil(round(self.asked["switch"] * self.each, 6))
+        return number <= early or number % self.period == 0
 
 
 def base_of(asked: Settings) -> str:

@@ -147,6 +147,11 @@ def open_scene(folder: Path) -> Scene:
             f"{folder} is of a run that clipped its gradients, and verify replays plain"
             " SGD; verify a run with update.clip = 'none'"
         )
+    if result.config["update"]["kind"] == "svrg":
+        raise DataError(
+            f"{folder} is of SVRG, and verify replays plain SGD; the gradient in its"
+            " history says how far it is from the optimum"
+        )
     if "models" in result.report:
         raise DataError(
             f"{folder} is of a sweep, and verify replays one model; train the model in"

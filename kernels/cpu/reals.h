@@ -3,6 +3,9 @@
 #define JOINED(a, b) a##b
 #define WITH(a, b) JOINED(a, b)
 
+#undef REAL
+#undef EXP
+#undef NAMED
 #define REAL float
 #define EXP expf
 #define NAMED(name) WITH(name, _f32)

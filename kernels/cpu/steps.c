@@ -50,6 +50,10 @@ INLINE int64_t residual_lanes_f64(int64_t family, const double *targets, double 
 #define BODY "steps_body.h"
 #include "reals.h"
 
+#undef BODY
+#define BODY "many_body.h"
+#include "reals.h"
+
 EXPORT void hpcsgd_round_bf16(float *values, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)

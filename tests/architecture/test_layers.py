@@ -40,6 +40,7 @@ LAYERS = (
         "build",
         "assembly",
         "load",
+        "row_weights",
         "exponents",
         "calibrate",
         "machine_file",

@@ -25,6 +25,8 @@ def test_a_sweep_leaves_a_table_and_its_best(hpcsgd, susy, tmp_path):
     assert hpcsgd("predict", "run/best", susy, "--out", "p.npy").returncode == 0
     figures = json.loads(hpcsgd("evaluate", "run/best", susy, "--json").stdout)
     assert abs(figures["objective"] - best["loss"]) < 1e-5 * best["loss"]
+    seen = json.loads(hpcsgd("inspect", "run", "--json").stdout)
+    assert seen["models"] == 16 and seen["settings"]["sweep.folds"] == 3
     refused = hpcsgd("predict", "run", susy, "--out", "p.npy")
     assert refused.returncode == 2 and "best/ of the run folder" in refused.stderr
     refused = hpcsgd("verify", "run")

@@ -14,14 +14,17 @@ from tests.contracts.codec import (
     ROWS,
     RUN_LAWS,
     Row,
+    coded,
     exchange,
     gives_all_replicas_the_same_bits,
     is_the_mean_where_nothing_is_lost,
     is_unbiased_where_it_says_so,
     keeps_what_it_has_not_sent,
+    on_all,
     opened,
     sends_the_bytes_of_its_formula,
 )
+from tests.harness import make_problem
 
 LAWS = [*BUCKET_LAWS, *RUN_LAWS]
 
@@ -146,3 +149,29 @@ def test_one_bucket_has_several_records_of_any_length():
     for rank, (got, sent) in enumerate(run_ranks(3, on_rank)):
         assert got == [[], [1], [2, 2]]
         assert sent == COUNT_BYTES + rank
+
+
+class Late(Coin):
+    """A toy that says nothing in every other exchange, and all in the next."""
+
+    unbiased = False
+    wants_feedback = True
+
+    def encode(self, part, moment, replica):
+        return part * (moment.number % 2)
+
+
+def test_what_was_lost_is_made_good_at_the_rate_of_its_step(monkeypatch):
+    """Two full batches at w = 0: the second step is (η_0 + η_1) g, not 2 η_1 g."""
+    monkeypatch.setitem(CODECS, "Late", f"{__name__}:Late")
+    problem = make_problem("logistic", n=12)
+    sections = {
+        "schedule": {"batch": 6, "epochs": 2},
+        "problem": {"l2": 0.0, "intercept": False},
+        "rate": {"kind": "inverse", "value": 0.5, "decay": 9.0},
+    }
+    config = coded(problem, "Late", 2, **sections)
+    result = on_all(2, config, problem)[0]
+    gradient = problem.X.T @ (0.5 - problem.y) / 12
+    expected = -(0.5 + 0.05) * gradient
+    np.testing.assert_allclose(result.weights, expected, rtol=1e-12)

@@ -295,3 +295,23 @@ def snapshots_of(config, problem, world):
     live = build(config, world, reader, [Looks()], Clock())
     live.engine.run(live.state, live.feed.groups(0))
     return held[0], held[-1]
+
+
+def test_verify_says_that_it_replays_plain_steps(tmp_path):
+    from hpcsgd.errors import DataError
+    from hpcsgd.verify.scene import open_scene
+
+    problem = make_problem("logistic")
+    out = tmp_path / "run"
+    train_on(1, asked(problem, run={"out": str(out)}), problem)
+    with pytest.raises(DataError, match="verify replays plain SGD"):
+        open_scene(out)
+
+
+@pytest.mark.parametrize("family", ["logistic", "softmax"])
+def test_sparse_rows_in_single_precision(family):
+    problem = make_problem(family, dtype=np.float32)
+    problem.X[np.abs(problem.X) < 0.3] = 0.0
+    sparse = dataclasses.replace(problem, X=csr_array(problem.X))
+    low = {"precision": {"recipe": "fp32"}}
+    check(asked(sparse, (1, 2), **low), sparse, 1e-5, **DATA)

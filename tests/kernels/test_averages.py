@@ -8,8 +8,9 @@ from tests.harness import make_problem, relative_error, train_on
 from tests.swarm import Swarm
 
 
-@pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize(
+    "row, members", [(row, 1 + i % 2) for i, row in enumerate(ROWS)]
+)
 def test_runs_on_a_device_equal_those_of_the_host(devices, row, members, monkeypatch):
     """Averages are taken there; slow steps look at the weights on the host."""
     problem = make_problem("logistic", n=58, d=13)
@@ -37,3 +38,15 @@ def test_runs_on_a_device_equal_those_of_the_host(devices, row, members, monkeyp
     for figure in ("calls", "words", "bytes"):
         sent = [one.ledger["agreement"][figure] for one in (here, found)]
         assert sent[0] == sent[1] > 0
+
+
+@pytest.mark.parametrize("momentum", ["keep", "reset"])
+def test_momentum_that_does_not_travel(devices, momentum):
+    """It is dealt with on the host, and sent back from there."""
+    problem = make_problem("logistic", n=58, d=13)
+    more = {"products": {"kind": "gram"}, "precision": {"recipe": "fp32"}}
+    more["update"] = {"kind": "momentum", "momentum": 0.5}
+    more["run"] = {"device": "cuda", "evaluate_every": 1}
+    config = config_of(problem, "average", 2, agreement={"momentum": momentum}, **more)
+    found = train_on(2, config, problem)
+    assert relative_error(found, Swarm(config, problem, 2).run()) < 2e-5

@@ -14,7 +14,7 @@ def hashes(comm, result):
     return set(comm.allgather((result.status.value, result.weights_sha256)))
 
 
-@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.ranks(2, 4)
 def test_replicas_are_one_process_on_the_union(comm):
     problem = make_problem("softmax")
     for members in (1, 2) if comm.size == 4 else (1,):

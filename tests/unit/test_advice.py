@@ -223,3 +223,17 @@ def test_three_lines_of_a_real_run():
     assert list(said) == ["reached", "cost", "next"]
     assert "still falling" in said["reached"] and "--epochs 6" in said["next"]
     assert said["cost"].startswith("30 steps in 6 exchanges")
+
+
+def test_a_goal_that_is_reached_has_nothing_to_hear_of_its_rate():
+    found = made_up(FLAT, status=Status.CONVERGED, epochs=60)
+    assert reached(found) == "loss 0.4 after 4 epochs of 60: the goal is reached"
+    assert advise(found) == "nothing stands out: keep these settings"
+
+
+def test_a_finisher_is_named():
+    found = made_up(FLAT)
+    found.report["polish"] = {"passes": 12, "ended": "converged"}
+    said = "loss 0.4 after 4 epochs and 12 passes of the finisher: converged"
+    assert reached(found) == said
+    assert advise(found) == "nothing stands out: keep these settings"

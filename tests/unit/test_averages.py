@@ -3,13 +3,20 @@
 import numpy as np
 import pytest
 
+from hpcsgd import sweep
 from hpcsgd.agreement.fedavg import draw, drawn_of
 from hpcsgd.agreement.nested import Level, label, plan_levels
 from hpcsgd.api import train
+from hpcsgd.build import build
+from hpcsgd.callbacks import Callback
 from hpcsgd.comm.address import Address, own_address
 from hpcsgd.comm.threads import run_ranks
+from hpcsgd.data.memory import MemoryReader
 from hpcsgd.errors import ConfigError
+from hpcsgd.memory import _slow
+from hpcsgd.precision import Precision
 from hpcsgd.result import Status
+from hpcsgd.timing import Clock
 from tests.averages import ROWS, config_of, error_of
 from tests.harness import make_problem, relative_error, train_on
 from tests.sparse import make_sparse
@@ -90,6 +97,50 @@ def test_looks_at_the_loss_change_nothing(row):
 
 
 @pytest.mark.parametrize("row", ROWS)
+def test_the_mean_of_the_last_iterates_is_taken_where_all_agree(row):
+    """Else every replica would end with a mean of its own."""
+    problem = make_problem("logistic", n=117, d=7)
+    tail = {"average": {"kind": "tail", "share": 0.9}, "schedule": {"epochs": 3}}
+    config = config_of(problem, row, 4, 1, 4, **tail, agreement={"switch": 0.4})
+
+    def on_rank(world):
+        return train(config, X=problem.X, y=problem.y, world=world)
+
+    results = run_ranks(4, on_rank)
+    assert len({r.weights_sha256 for r in results}) == 1
+    assert results[0].report["average"]["iterates"] > 1
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_svrg_takes_snapshots_of_what_all_agree_on(row):
+    """Momentum's place is that of the snapshot, which is never averaged away."""
+    problem = make_problem("logistic", n=117, d=7)
+    each = {"schedule": {"epochs": 3, "steps": 2}, "update": {"kind": "svrg"}}
+    prints = set()
+    for momentum in ("average", "keep"):
+        config = config_of(problem, row, **each, agreement={"momentum": momentum})
+        result = train_on(4, config, problem)
+        assert result.status is Status.COMPLETED
+        prints.add(np.round(result.weights, 12).tobytes())
+    assert len(prints) == 1
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_models_of_a_sweep_average_alike(row):
+    """Each is the run of its own penalty, K = 3 of them in one state."""
+    problem = make_problem("logistic", n=117, d=7)
+    config, penalties = config_of(problem, row), [0.0, 0.05, 0.2]
+
+    def on_rank(world):
+        return sweep(config, l2=penalties, X=problem.X, y=problem.y, world=world)
+
+    many = run_ranks(4, on_rank)[0]
+    for k, l2 in enumerate(penalties):
+        alone = train_on(4, config_of(problem, row, problem={"l2": l2}), problem)
+        np.testing.assert_allclose(many.weights[:, k], alone.weights, rtol=1e-10)
+
+
+@pytest.mark.parametrize("row", ROWS)
 def test_weights_that_are_no_numbers_end_the_run(row):
     """On all ranks, and with the weights of the last good loss."""
     problem = make_problem("gaussian", n=58, d=3)
@@ -98,6 +149,28 @@ def test_weights_that_are_no_numbers_end_the_run(row):
     result = train_on(4, config, problem)
     assert result.status is Status.DIVERGED
     assert np.isfinite(result.weights).all()
+
+
+class FailsAt(Callback):
+    """Something of the user's that goes wrong on one rank."""
+
+    def on_exchange(self, view):
+        if view.exchanges == 2:
+            raise ZeroDivisionError("amid the run")
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_rank_that_fails_frees_the_others(row):
+    """Whatever they wait in: a group of two, a sum of all, an exchange of parts."""
+    problem = make_problem("logistic", n=58, d=7)
+    config = config_of(problem, row)
+
+    def on_rank(world):
+        callbacks = [FailsAt()] if world.rank == 1 else []
+        return train(config, X=problem.X, y=problem.y, world=world, callbacks=callbacks)
+
+    with pytest.raises(ZeroDivisionError, match="amid the run"):
+        run_ranks(4, on_rank)
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -223,3 +296,42 @@ def test_settings_that_are_refused(agreement, said):
     with pytest.raises(ConfigError, match=said):
         config = config_of(problem, "average", 2, agreement=agreement)
         train_on(2, config, problem)
+
+
+def test_parts_of_the_slow_state_take_less_memory():
+    """Each of four replicas holds a quarter of x_old and u, and of their copies."""
+    problem = make_problem("logistic", n=58, d=1000)
+    held = {}
+    for row in ("slowmo", "sharded"):
+        config = config_of(problem, row)
+
+        def on_rank(world, config=config):
+            reader = MemoryReader(problem.X, problem.y)
+            live = build(config, world, lambda _: reader, [], Clock())
+            sizes = {name: kept.shape for name, kept in live.state.memory.items()}
+            live.close()
+            return sizes
+
+        held[row] = run_ranks(4, on_rank)[1]
+    assert held["slowmo"] == {"slow_start": (1000, 1), "slow_momentum": (1000, 1)}
+    assert held["sharded"] == {"slow_start": (250, 1), "slow_momentum": (250, 1)}
+
+
+def test_memory_is_asked_for_the_slow_state():
+    problem = make_problem("logistic", n=58, d=1000)
+    whole, parts, none = (
+        _slow(config_of(problem, row), 1000, Precision())
+        for row in ("slowmo", "sharded", "average")
+    )
+    assert none == 0 < parts < whole
+    assert whole == 2 * 6 * 1000 * 4
+
+
+def test_what_a_result_says_of_its_groups():
+    problem = make_problem("logistic", n=58, d=3)
+    said = {
+        row: train_on(4, config_of(problem, row), problem).report["agreement"]
+        for row in ("hierarchical", "slow fedavg")
+    }
+    assert said["hierarchical"]["circles"] == [2, 4]
+    assert said["slow fedavg"]["workers"] == 2

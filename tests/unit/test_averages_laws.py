@@ -58,8 +58,9 @@ SAME = {
 }
 
 
-@pytest.mark.parametrize("momentum", ["average", "keep", "reset"])
-@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize(
+    "members, momentum", [(1, "average"), (2, "keep"), (1, "reset")]
+)
 @pytest.mark.parametrize("case", SAME)
 def test_the_same_bits(case, members, momentum):
     row, settings, other, theirs = SAME[case]
@@ -229,8 +230,7 @@ def test_local_sgd_is_biased_by_the_square_of_the_rate():
     assert gap(local, tau=4, slower=10.0) < found[4] / 50
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("alpha, beta", [(1.0, 0.5), (0.6, 0.6)])
+@pytest.mark.parametrize("alpha, beta, sharded", [(1.0, 0.5, True), (0.6, 0.6, False)])
 def test_slow_momentum_ends_where_its_base_does(alpha, beta, sharded):
     slow = {"kind": "slowmo", "slow_rate": alpha, "slow_momentum": beta}
     slow["slow_sharded"] = sharded
@@ -257,7 +257,7 @@ def test_post_local_ends_as_local_sgd_does():
 def test_slower_rounds_of_a_part_come_nearer():
     """Who is drawn is noise, which a smaller rate averages out."""
     found = gap(FED)
-    assert 0 < gap(FED, slower=10.0) < found / 3 < 0.02
+    assert 0 < gap(FED, slower=6.0) < found / 2 < 0.02
 
 
 # Every row with one mistake in it: where it leads to shows it.

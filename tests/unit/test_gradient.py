@@ -17,6 +17,7 @@ from hpcsgd.methods import METHODS
 from tests.contracts.codec import NAMES, ROWS, coded, on_all
 from tests.equivalence.test_gradient import agreed
 from tests.harness import make_problem, relative_error, train_on, union_oracle
+from tests.sparse import make_sparse
 
 
 def test_means_of_means_are_another_method(monkeypatch):
@@ -276,6 +277,29 @@ def test_arrays_of_any_shape_go_on_too(tmp_path, monkeypatch):
     assert again.weights_sha256 == whole.weights_sha256
 
 
+def test_replicas_that_differ_are_mended(monkeypatch):
+    """One word of one replica, once: the next comparison puts it right, and says so."""
+    from hpcsgd.agreement import Gradient
+
+    problem = make_problem("softmax")
+    step = Gradient._step
+
+    def flipped(self, state, task):
+        step(self, state, task)
+        if self._done == 3 and self.grid.replica == 1:
+            state.weights[0, 0] += 1e-3
+
+    plain = on_all(3, agreed(problem, 3, run={"check_members": 2}), problem)
+    assert {r.report["agreement"]["mended_replicas"] for r in plain} == {0}
+    monkeypatch.setattr(Gradient, "_step", flipped)
+    for every in (2, 0):
+        results = on_all(3, agreed(problem, 3, run={"check_members": every}), problem)
+        found = {r.report["agreement"]["mended_replicas"] for r in results}
+        assert found == {1 if every else 0}
+        hashes = {r.weights_sha256 for r in results}
+        assert hashes == {plain[0].weights_sha256} if every else len(hashes) > 1
+
+
 # ---------------------------------------------------------------------- methods
 
 
@@ -339,3 +363,29 @@ def test_no_formula_holds_for_words_that_are_encoded():
     problem = make_problem("logistic")
     result = train_on(2, coded(problem, "bf16", 2), problem)
     assert expected_traffic(result.as_dict()) is None
+
+
+def test_what_to_do_where_agreeing_takes_the_time():
+    """Fewer messages are another batch here, not another period."""
+    from hpcsgd import advice
+
+    problem = make_problem("logistic")
+    for kind, said in (("gradient", "accumulate=4 sends"), ("average", "--period 2")):
+        asked = {"kind": kind, **({"accumulate": 2} if kind == "gradient" else {})}
+        result = train_on(2, agreed(problem, 2, agreement=asked), problem)
+        assert said in advice._less_agreeing(result)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sparse_rows_are_one_bucket(name):
+    """And learn what dense ones learn."""
+    stored, dense = make_sparse("logistic")
+    found = []
+    for problem in (stored, dense):
+        config = coded(dense, name, 2, 2, codec=ROWS[name].rough)
+        results = on_all(4, config, problem)
+        assert len({r.weights_sha256 for r in results}) == 1
+        found.append(results[0])
+    buckets = [r.report["agreement"]["buckets"] for r in found]
+    assert buckets[0] == 1 < buckets[1]
+    assert found[0].loss == pytest.approx(found[1].loss, rel=0.05)

@@ -8,6 +8,7 @@ What replica p has said is P Q_pᵀ, its own: to subtract the mean instead would
 same mean error, but errors of single replicas that grow for ever where shards differ.
 """
 
+from dataclasses import replace
 from math import ceil, isqrt
 
 import numpy as np
@@ -87,7 +88,8 @@ class PowerSgd(Codec):
             return
         guess = mean / longest
         lost = lengths <= 100 * np.finfo(mean.dtype).eps * longest
-        fresh = self.bucket.dice(moment).normal(size=guess.shape)
+        later = replace(moment, number=moment.number + 1)  # not those of the first
+        fresh = self.bucket.dice(later).normal(size=guess.shape)
         self.kept["guess"][...] = np.where(lost, orthogonal(fresh), guess)
 
 

@@ -17,6 +17,13 @@ CODECS = {
     "threshold": "hpcsgd.codecs.threshold:Threshold",
     "wangni": "hpcsgd.codecs.wangni:Wangni",
     "dgc": "hpcsgd.codecs.dgc:Dgc",
+    "qsgd": "hpcsgd.codecs.qsgd:Qsgd",
+    "sign": "hpcsgd.codecs.sign:Sign",
+    "byte": "hpcsgd.codecs.byte:Byte",
+    "nuqsgd": "hpcsgd.codecs.nuqsgd:Nuqsgd",
+    "alq": "hpcsgd.codecs.adaptive:Alq",
+    "amq": "hpcsgd.codecs.adaptive:Amq",
+    "powersgd": "hpcsgd.codecs.powersgd:PowerSgd",
 }
 
 

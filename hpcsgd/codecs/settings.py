@@ -6,6 +6,8 @@ from hpcsgd.errors import ConfigError
 
 FEEDBACKS = ("auto", "on", "off")
 DENSE = ("auto", "never")
+NORMS = ("max", "l2")
+BITS = 2, 32
 
 
 @dataclass(frozen=True)
@@ -21,9 +23,17 @@ class CodecConfig:
     momentum: float = 0.9  # dgc: of every replica; 0 = none
     masking: bool = False  # dgc: words that were sent forget their momentum
     clip: float = 0.0  # dgc: norm of a bucket's gradient, over √R each; 0 = never
+    bits: int = 4  # of a word, its sign included (quantisers)
+    chunk: int = 1024  # words that share a norm (quantisers, byte)
+    norm: str = "max"  # what levels are parts of: max |v| of a chunk, or its l2 norm
+    adapt: int = 100  # exchange when levels adapt, then at 20 and every 100 times that
+    rank: int = 1  # of the matrices that travel (powersgd)
+    start: int = 10  # exchanges that are sent dense at first (powersgd)
+    min_rate: float = 2.0  # dense where it saves less than this factor; 0: never
 
     def __post_init__(self) -> None:
-        for name, known in (("feedback", FEEDBACKS), ("dense", DENSE)):
+        lists = (("feedback", FEEDBACKS), ("dense", DENSE), ("norm", NORMS))
+        for name, known in lists:
             value = getattr(self, name)
             if value not in known:
                 raise ConfigError(
@@ -36,6 +46,12 @@ class CodecConfig:
             ("budget", 0.0 <= self.budget < float("inf"), "at least 0, finite"),
             ("momentum", 0.0 <= self.momentum < 1.0, "in [0, 1)"),
             ("clip", 0.0 <= self.clip < float("inf"), "at least 0, finite"),
+            ("bits", BITS[0] <= self.bits <= BITS[1], f"from {BITS[0]} to {BITS[1]}"),
+            ("chunk", self.chunk >= 1, "a positive number of words"),
+            ("adapt", self.adapt >= 1, "a positive number of exchanges"),
+            ("rank", self.rank >= 1, "at least 1"),
+            ("start", self.start >= 0, "at least 0"),
+            ("min_rate", self.min_rate >= 0.0, "at least 0"),
         ):
             if not holds:
                 value = getattr(self, name)

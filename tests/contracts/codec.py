@@ -28,7 +28,7 @@ class Row:
     rough: dict = field(default_factory=dict)  # [codec] settings that lose enough
     exact: dict | None = None  # settings that lose nothing; None: there are none
     good: dict = field(default_factory=dict)  # settings that converge best
-    rate: float = 1.0  # of that run, times 1/L
+    rate: float = 1.0  # of that run, times 1/L; what is kept goes with its square
     gap: float = 1e-3  # relative, of the objective it converges to, with those
     broken: dict | None = None  # settings of the twin; None: said elsewhere
     fair: dict = field(default_factory=dict)  # with those it is unbiased, if ever
@@ -78,6 +78,29 @@ ROWS = {
         broken={"share": 0.2, "feedback": "off"},
         worse=100.0,
     ),
+    "qsgd": Row(rough={"bits": 4, "chunk": 16}, good={"bits": 4}),
+    "sign": Row(broken={"feedback": "off"}, worse=100, rate=0.25),
+    "byte": Row(rough={"chunk": 16}, gap=2e-7, broken={"feedback": "off"}),
+    "alq": Row(
+        rough={"bits": 3, "chunk": 16, "adapt": 1},
+        good={"adapt": 1},
+        broken={"adapt": 10**6},
+    ),
+    "amq": Row(
+        rough={"bits": 3, "chunk": 16, "adapt": 1},
+        good={"adapt": 1},
+        broken={"adapt": 10**6},
+    ),
+    "powersgd": Row(
+        rough={"start": 0, "min_rate": 0},
+        exact={"start": 0, "min_rate": 0, "rank": 64},
+        good={"start": 0, "min_rate": 0},
+        gap=1e-3,
+        broken={"start": 0, "min_rate": 0, "feedback": "off"},
+        worse=10,
+        rate=0.25,
+    ),
+    "nuqsgd": Row(rough={"bits": 3, "chunk": 16}, good={"bits": 4}),
 }
 NAMES = list(CODECS)
 L2 = 0.05
@@ -168,21 +191,26 @@ def is_the_mean_where_nothing_is_lost(name, row):
 
 
 def is_unbiased_where_it_says_so(name, row):
-    """Worst |z| < 4.5 over 400 coordinates, and the variance of the formula."""
+    """Worst |z| < 4.5 over 400 coordinates, and the variance of the formula.
+
+    Bernstein's term allows for jumps that are too rare for a normal law.
+    """
     codec = opened(name, {**row.rough, **row.fair}, COORDINATES)
     if not codec.unbiased:
         return
     part = parts_of(COORDINATES, 1)[0]
-    total, squares = np.zeros(COORDINATES), np.zeros(COORDINATES)
+    total, squares, jump = np.zeros((3, COORDINATES))
     for moment in moments(DRAWS):
         seen = codec.start(part.copy(), Alone(), moment)().mean
         total += seen
         squares += (seen - part) ** 2
+        jump = np.maximum(jump, np.abs(seen - part))
     variance = codec.variance(part)
     assert variance is not None, f"{name} is unbiased and must say its variance"
     error = np.abs(total / DRAWS - part)
     sure = np.sqrt(variance / DRAWS)
-    assert (error <= 4.5 * sure + 1e-12 * np.abs(part).max()).all()
+    rare = 4.5**2 * jump / (3 * DRAWS)
+    assert (error <= 4.5 * sure + rare + 1e-12 * np.abs(part).max()).all()
     if variance.sum() > 0:
         ratio = squares.sum() / DRAWS / variance.sum()
         assert 0.9 <= ratio <= 1.1, f"variance is {ratio:.3f} of the formula's"

@@ -1,0 +1,102 @@
+"""PowerSGD: a step of the power method from the last exchange, two thin sums.
+
+M_p is the part of replica p as a matrix, n × m. With Q (m × r), the same on all,
+
+P = orth(Σ M_p Q);  Q_p = M_pᵀ P;  mean = P (Σ Q_p / R)ᵀ;  Q ← Σ Q_p / R
+
+What replica p has said is P Q_pᵀ, its own: to subtract the mean instead would leave the
+same mean error, but errors of single replicas that grow for ever where shards differ.
+"""
+
+from dataclasses import replace
+from math import ceil, isqrt
+
+import numpy as np
+
+from hpcsgd.codecs.base import Array, Bucket, Codec, Finish, Line, Moment, Told
+from hpcsgd.codecs.orthogonal import orthogonal, outer
+from hpcsgd.codecs.settings import CodecConfig
+
+FIRST = Moment(0, 0, 1.0, 1.0)  # whose dice begin Q
+
+
+class PowerSgd(Codec):
+    """Rank r; dense for `start` exchanges, and where that is not worth its bytes."""
+
+    unbiased = False
+    wants_feedback = True
+
+    def __init__(self, bucket: Bucket, config: CodecConfig) -> None:
+        super().__init__(bucket, config)
+        self.shape = shape_of(bucket.height, bucket.width, config.rank)
+        self.rank = min(config.rank, *self.shape)
+        sent = self.rank * sum(self.shape)
+        self.is_worth_it = sent * config.min_rate < bucket.words
+        if self.is_worth_it:
+            guess = bucket.dice(FIRST).normal(size=(self.shape[1], self.rank))
+            self.kept["guess"] = orthogonal(guess)
+
+    def start(self, part: Array, line: Line, moment: Moment) -> Finish:
+        """Begin the sum of M Q; the other sum follows when it has arrived."""
+        if not self._compresses(moment):
+            part /= line.size
+            arrive = line.start_sum(part)
+            return lambda: Told(arrive(), None, part.nbytes)
+        matrix = self._matrix(part / line.size)
+        guess = self.kept["guess"].astype(self.bucket.dtype)
+        arrive = line.start_sum(np.ascontiguousarray(matrix @ guess))
+        return lambda: self._finish(matrix, arrive(), line, moment)
+
+    def payload_bytes(self, ranks: int, rank: int) -> int | None:
+        """r (n + m) words; D where that is more, and for the first exchanges."""
+        size = self.bucket.dtype.itemsize
+        if not self.is_worth_it:
+            return self.bucket.words * size
+        if self.config.start:
+            return None
+        return self.rank * sum(self.shape) * size
+
+    def _compresses(self, moment: Moment) -> bool:
+        return self.is_worth_it and moment.number >= self.config.start
+
+    def _matrix(self, part: Array) -> Array:
+        """Row by row, zeros at the end."""
+        whole = np.zeros(self.shape, dtype=part.dtype)
+        whole.reshape(-1)[: part.size] = part
+        return whole
+
+    def _finish(self, matrix: Array, seen: Array, line: Line, moment: Moment) -> Told:
+        basis = orthogonal(seen).astype(matrix.dtype)
+        mine = np.ascontiguousarray(matrix.T @ basis)
+        own = self._flat(outer(basis, mine * line.size)) if self.needs_own else None
+        mean = line.sum(mine)
+        self._remember(mean, moment)
+        payload = self.rank * sum(self.shape) * self.bucket.dtype.itemsize
+        return Told(self._flat(outer(basis, mean)), own, payload)
+
+    def _flat(self, matrix: Array) -> Array:
+        return matrix.reshape(-1)[: self.bucket.words]
+
+    def _remember(self, mean: Array, moment: Moment) -> None:
+        """Q of the next exchange; columns that say nothing begin anew, by common dice.
+
+        From a zero, or from what rounding left, no column finds its way back.
+        """
+        lengths = np.sqrt(np.sum(np.square(mean, dtype=np.float64), axis=0))
+        longest = lengths.max()
+        if not np.isfinite(longest) or longest == 0.0:
+            return
+        guess = mean / longest
+        lost = lengths <= 100 * np.finfo(mean.dtype).eps * longest
+        later = replace(moment, number=moment.number + 1)  # not those of the first
+        fresh = self.bucket.dice(later).normal(size=guess.shape)
+        self.kept["guess"][...] = np.where(lost, orthogonal(fresh), guess)
+
+
+def shape_of(height: int, width: int, rank: int) -> tuple[int, int]:
+    """Columns × scores where that has more than `rank` ranks, else nearly a square."""
+    if min(height, width) > rank:
+        return height, width
+    words = height * width
+    rows = isqrt(words - 1) + 1
+    return rows, ceil(words / rows)

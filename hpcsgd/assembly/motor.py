@@ -58,6 +58,14 @@ def make_engine(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Engin
     evaluation = _evaluation(parts, agreement)
     capture = _capture(parts, agreement, evaluation, guard)
     schedule, each = config.schedule, parts.feed.exchanges_per_epoch
+    view = View(
+        epochs=schedule.epochs,
+        exchanges_planned=each * schedule.epochs,
+        total_rows=parts.loaded.shard.total_rows,
+        words=lambda: grid.world.ledger.words("products"),
+        phases=lambda: phases_so_far(task.clock, grid.world.ledger),
+        evaluations_planned=evaluations(schedule.epochs, config.run.evaluate_every),
+    )
     return capture, Engine(
         grid=grid,
         product=parts.product,
@@ -67,14 +75,7 @@ def make_engine(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Engin
         saver=_saver(parts, capture),
         looks=Looks(grid.world, _looks_every(parts)),
         pace=Pace(schedule.epochs, each, config.run.evaluate_every),
-        view=View(
-            epochs=schedule.epochs,
-            exchanges_planned=each * schedule.epochs,
-            total_rows=parts.loaded.shard.total_rows,
-            words=lambda: grid.world.ledger.words("products"),
-            phases=lambda: phases_so_far(task.clock, grid.world.ledger),
-            evaluations_planned=evaluations(schedule.epochs, config.run.evaluate_every),
-        ),
+        view=view,
         callbacks=callbacks,
         clock=task.clock,
         recorder=_recorder(parts),
@@ -88,6 +89,7 @@ def make_engine(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Engin
             parts.product,
             evaluation,
             (schedule.epochs, each),
+            view.history,
         ),
         finisher=_finisher(parts, evaluation),
         stop=config.stop,
@@ -165,7 +167,7 @@ def _evaluation(parts: Parts, agreement: Agreement) -> Evaluation:
     objective = Objective(
         parts.grid,
         task.family,
-        loaded.shard,
+        loaded.judged,
         penalty_of(parts.config.problem, loaded.shard.total_columns).of(
             loaded.shard.columns
         ),

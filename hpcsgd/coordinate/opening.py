@@ -72,7 +72,7 @@ def _prepare(config: RunConfig, opened: Opened) -> Ready:
     penalty = grid.world.together(
         lambda: penalty_of(config.problem, shard.total_columns).of(shard.columns)
     )
-    objective = Objective(grid, words.family, shard, penalty, loaded.read_exact)
+    objective = Objective(grid, words.family, loaded.judged, penalty, loaded.read_exact)
     form = _make(config, objective, grid.world.size)
     schedule = config.schedule
     groups = plan_groups(form.items.count, schedule.batch, schedule.steps)

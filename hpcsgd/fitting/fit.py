@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike
 
 from hpcsgd.callbacks import Callback
 from hpcsgd.comm.base import Communicator
+from hpcsgd.comm.grid import let_go
 from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError, ConvergenceWarning
@@ -156,8 +157,8 @@ def fit(
 def ranks_of(comm: Communicator | Any) -> Iterator[Communicator]:
     """The ranks of a communicator, ours or mpi4py's; this process where there is none.
 
-    What is opened here is closed here, but not after an error: others may still be in
-    a sum, and closing waits for them.
+    What is opened here is closed here, but not after an error of one rank: others may
+    still be in a sum, and closing waits for them.
     """
     if comm is None or isinstance(comm, Communicator):
         yield SerialCommunicator() if comm is None else comm
@@ -170,5 +171,6 @@ def ranks_of(comm: Communicator | Any) -> Iterator[Communicator]:
     from hpcsgd.comm.mpi import open_mpi_world
 
     world = open_mpi_world(comm=comm)
-    yield world
+    with let_go(world.close):
+        yield world
     world.close()

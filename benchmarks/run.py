@@ -1,6 +1,7 @@
 """Run the benchmarks and keep what they measured, with the machine they ran on.
 
 python -m benchmarks.run [NAME ...]      # all of benchmarks/bench_*.py but those APART
+python -m benchmarks.run bench_cpu --suffix amx     # beside those of another machine
 """
 
 import argparse
@@ -26,12 +27,15 @@ def main() -> int:
     names = sorted(path.stem for path in HERE.glob("bench_*.py"))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help=f"of: {', '.join(names)}")
-    chosen = parser.parse_args().names or [n for n in names if n not in APART]
+    parser.add_argument("--suffix", help="of the file, for figures of another machine")
+    given = parser.parse_args()
+    chosen = given.names or [n for n in names if n not in APART]
     for name in chosen:
         if name not in names:
             parser.error(f"no benchmark {name}; known: {', '.join(names)}")
         figures = importlib.import_module(f"benchmarks.{name}").measure()
-        out = HERE / "results" / f"{name}.json"
+        file = f"{name}-{given.suffix}" if given.suffix else name
+        out = HERE / "results" / f"{file}.json"
         out.parent.mkdir(exist_ok=True)
         document = {"machine": machine(), "figures": figures}
         out.write_text(json.dumps(document, indent=2) + "\n")

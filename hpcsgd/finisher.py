@@ -11,9 +11,9 @@ from hpcsgd.columns import Columns
 from hpcsgd.comm.ledger import Entry
 from hpcsgd.errors import ConfigError
 from hpcsgd.evaluation import Evaluation
-from hpcsgd.optimality import gap_of
+from hpcsgd.optimality import gap_at, gap_of
 from hpcsgd.polish import newton
-from hpcsgd.polish.lbfgs import Ending, Lbfgs, Stand
+from hpcsgd.polish.lbfgs import Ask, Ending, Lbfgs, Stand
 from hpcsgd.polish.point import Landscape, Point
 from hpcsgd.polish.rows import open_rows
 from hpcsgd.polish.settings import PolishConfig
@@ -58,11 +58,16 @@ class Finisher(Unfinished):
     """L-BFGS or Newton from the last step's weights, in float64 on exact values."""
 
     def __init__(
-        self, settings: PolishConfig, evaluation: Evaluation, columns: Columns
+        self,
+        settings: PolishConfig,
+        evaluation: Evaluation,
+        columns: Columns,
+        bounds_passes: bool = False,
     ) -> None:
         self.settings = settings
         self.evaluation = evaluation
         self.columns = columns
+        self.bounds_passes = bounds_passes  # every pass has a gap, and costs one more
         self.gap: float | None = None  # where it was asked for, and is known
 
     def finish(self, state: State, view: View, tell: Tell) -> tuple[State, Wish]:
@@ -75,11 +80,21 @@ class Finisher(Unfinished):
         land = Landscape(
             open_rows(objective, columns), objective.penalty.l2, intercept is not None
         )
-        steps = make_steps(land, settings, lambda stand: _asked(stand, view, tell))
+
+        def ask(stand: Stand, point: Point) -> tuple[int, ...]:
+            """Tell of a pass; what this rank wishes, one word for each wish."""
+            if not stand.passes:
+                return tuple(0 for _ in WISHES)
+            view.loss = stand.loss
+            known = {"gradient": stand.gradient, **self._bound(land, point)}
+            wish = tell({**known, "passes": stand.passes})
+            return tuple(int(wish is one) for one in WISHES)
+
+        steps = make_steps(land, settings, ask)
         point, ending = steps.run(weights, intercept)
         final = self._settled(point, intercept is not None)
         self._measure(final, steps, view)
-        more = {"gap": self.gap} if settings.gap else {}
+        more = {"gap": self.gap} if self._has_gap else {}
         self.facts = _facts(steps, ending, view, self.gradient) | {
             "messages": said.calls - before.calls,
             "words": said.words - before.words,
@@ -88,6 +103,17 @@ class Finisher(Unfinished):
         self._say(steps.last, ending)
         tell({"gradient": self.gradient, **more, "passes": steps.passes})
         return final, _granted(steps.last) if ending is Ending.ASKED else Wish.NONE
+
+    @property
+    def _has_gap(self) -> bool:
+        return self.settings.gap or self.bounds_passes
+
+    def _bound(self, land: Landscape, point: Point) -> dict[str, Any]:
+        """The gap of a pass, where it was asked for: one pass more."""
+        if not self.bounds_passes:
+            return {}
+        intercept = point.intercept if land.has_intercept else None
+        return {"gap": gap_at(land.rows, point.weights, intercept, point.scores).gap}
 
     def _settled(self, point: Point, has_intercept: bool) -> State:
         """The point as a state, its intercept the same bits on all ranks."""
@@ -103,7 +129,7 @@ class Finisher(Unfinished):
         intercept = None if final.intercept is None else final.intercept[0]
         slope = objective.slope(final.weights[own], intercept)
         self.gradient, view.loss = objective.norm(slope), slope.loss
-        if self.settings.gap:
+        if self._has_gap:
             self.gap = gap_of(objective, final.weights[own], intercept).gap
         self.evaluation.clipped = slope.clips
 
@@ -116,9 +142,7 @@ class Finisher(Unfinished):
             log.info(*said, extra=ONCE)
 
 
-def make_steps(
-    land: Landscape, settings: PolishConfig, ask: Callable[[Stand], tuple[int, ...]]
-) -> Lbfgs:
+def make_steps(land: Landscape, settings: PolishConfig, ask: Ask) -> Lbfgs:
     """Those of the kind that was asked for; `auto` where there may be both."""
     columns, scores = land.rows.objective.shard.total_columns, land.rows.columns
     small = newton.is_small(columns, scores)
@@ -147,16 +171,6 @@ def _begin(state: State, evaluation: Evaluation) -> tuple[Array, Array | None]:
         if intercept is not None:
             intercept -= intercept.mean()
     return found, intercept
-
-
-def _asked(stand: Stand, view: View, tell: Tell) -> tuple[int, ...]:
-    """Tell of a pass; what this rank wishes, one word for each of the wishes."""
-    if stand.passes:
-        view.loss = stand.loss
-        wish = tell({"gradient": stand.gradient, "passes": stand.passes})
-    else:
-        wish = Wish.NONE
-    return tuple(int(wish is one) for one in WISHES)
 
 
 def _granted(stand: Stand) -> Wish:

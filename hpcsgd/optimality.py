@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from hpcsgd.objective import Objective
 from hpcsgd.penalties import Penalty
 from hpcsgd.polish.level import level
-from hpcsgd.polish.rows import open_rows
+from hpcsgd.polish.rows import AllRows, open_rows
 
 Array = NDArray[Any]
 
@@ -53,7 +53,14 @@ def gap_of(objective: Objective, weights: Array, intercept: Array | None) -> Opt
     """Gradient and gap: two passes, one for the scores and one for both gradients."""
     rows = open_rows(objective, weights.shape[1])
     weights = weights.astype(np.float64)
-    scores = rows.start(weights, intercept)
+    return gap_at(rows, weights, intercept, rows.start(weights, intercept))
+
+
+def gap_at(
+    rows: AllRows, weights: Array, intercept: Array | None, scores: Array
+) -> Optimality:
+    """The same where the scores of the local rows are known: one pass."""
+    objective = rows.objective
     best = None if intercept is None else level(rows, scores)
     residuals = rows.residuals(scores)
     both = [residuals]

@@ -116,7 +116,8 @@ def _finisher(parts: Parts, evaluation: Evaluation) -> Unfinished:
             "[polish] follows gradients, and l1 or bounds have none where they bend F;"
             " set polish.kind = 'none'"
         )
-    return Finisher(config.polish, evaluation, parts.columns)
+    each = config.run.evaluate == "gap"
+    return Finisher(config.polish, evaluation, parts.columns, bounds_passes=each)
 
 
 def _looks_every(parts: Parts) -> int:

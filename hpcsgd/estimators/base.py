@@ -47,7 +47,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         at zero; smaller = more passes
     batch : rows of a step of SGD
     steps : steps of SGD for each message between ranks, or "auto"
-    rate : learning rate, or "auto": from the data
+    rate : learning rate; "auto": from the data; "race": the best of eight around it
     solver : "auto", "sgd", "svrg" or "coordinate", as in `hpcsgd.fit`
     average : "auto", "tail" or "none": whether the last iterates are averaged
     polish : "auto", True or False: whether L-BFGS takes the point of SGD to `tol`

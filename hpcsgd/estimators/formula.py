@@ -4,6 +4,7 @@ Scores are t = X w + intercept + offset in float64, made block by block: rows of
 are never copied as a whole.
 """
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +55,7 @@ class Formula:
         """t, (n, K)."""
         model = self.model
         if is_on_device(X):
-            return model.scores(X, offset)
+            return _scores_there(model, X, offset)
         reader = MemoryReader(X, None, None, offset)
         check_columns(model, reader)
         blocks = blocks_of(slice(0, reader.rows), row_words(reader), BLOCK_BYTES)
@@ -82,6 +83,22 @@ class Formula:
     def probabilities(self, X: Any, offset: Array | None = None) -> Array:
         """A column for each class."""
         return KINDS["probability"](self.model, self.scores(X, offset))
+
+
+def _scores_there(model: Model, X: Any, offset: Array | None) -> Array:
+    """Of rows on a GPU, which stay there: blocks of scores come to the host."""
+    if X.ndim != 2 or X.shape[1] != len(model.weights):
+        raise DataError(
+            f"X has shape {X.shape} and the model {len(model.weights)} columns; give"
+            " rows with the columns of the training"
+        )
+    home = sys.modules[type(X).__module__.partition(".")[0]]  # who made the array
+    weights = home.asarray(model.weights)
+    blocks = blocks_of(slice(0, X.shape[0]), X.shape[1], BLOCK_BYTES)
+    scores = np.concatenate([home.asnumpy(X[rows] @ weights) for rows in blocks])
+    if model.intercept is not None:
+        scores += model.intercept
+    return scores if offset is None else scores + offset[:, None]
 
 
 def is_on_device(X: Any) -> bool:

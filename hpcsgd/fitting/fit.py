@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from numpy.typing import ArrayLike
@@ -18,8 +19,9 @@ from hpcsgd.fitting.inputs import is_wide, to_matrix
 from hpcsgd.fitting.runs import Runs
 from hpcsgd.fitting.shown import Shown
 from hpcsgd.fitting.start import make_start
-from hpcsgd.fitting.wanted import Wanted
+from hpcsgd.fitting.wanted import RACE, Wanted
 from hpcsgd.result import Result
+from hpcsgd.sweeps.race import race_on
 
 
 def fit(
@@ -78,7 +80,8 @@ def fit(
     epochs : int, passes at most; by the solver where None
     tol : float, of the gradient relative to the residuals, where polishing ends
     batch, steps : rows of a step, and steps between two messages (or "auto")
-    rate : float or "auto", the step size; from the data where it is open
+    rate : float, "auto" (from the data) or "race" (the best of eight around that one,
+        which half an epoch says), the step size
     update, momentum : str and float, plain SGD or with momentum
     average : "auto", "tail", "none" or bool, the mean of the last iterates
     polish : "auto", bool, go on to the optimum; True goes on to 1e-8
@@ -144,6 +147,9 @@ def fit(
         begin = world.together(lambda: make_start(start))
         given = world.together(lambda: open_data(matrix, sides, layout, settings))
         given = given.knowing(labels=classes)
+        if rate == RACE:
+            found = race_on(settings, world, given.opens)
+            settings = replace(settings, rate=replace(settings.rate, value=found))
         watching = list(callbacks or [])
         if verbose and world.rank == 0:
             watching.append(Shown())

@@ -15,6 +15,7 @@ from hpcsgd.fitting.settings import laid_over
 Tables = dict[str, dict[str, Any]]
 SOLVERS = ("auto", "sgd", "svrg", "coordinate")
 AVERAGES = {"auto": "tail", True: "tail", False: "none"}
+RACE = "race"  # the rate that wins one
 TIGHT = 1e-8  # the tol of polish=True
 PASSES = 1000  # at most: badly conditioned data take some hundred
 # Passes where none are named: before L-BFGS, where SGD is all there is, and where a
@@ -158,7 +159,8 @@ class Wanted:
         unless rows that are held out end it nobody knows when.
         """
         kind = "cosine" if way == "sgd" and not hold_out else "constant"
-        return {"value": plain(self.rate), "norm": "batches", "kind": kind}
+        value = "auto" if self.rate == RACE else plain(self.rate)
+        return {"value": value, "norm": "batches", "kind": kind}
 
     def _average(self, solver: str) -> Any:
         """Held-out rows name weights of their own: a mean of others would hide them.

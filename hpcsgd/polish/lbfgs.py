@@ -57,6 +57,10 @@ class Stand:
     wishes: tuple[int, ...]  # how many ranks have each of them
 
 
+# What a rank wishes after an iteration, one word for each wish; all ranks are asked.
+Ask = Callable[[Stand, Point], tuple[int, ...]]
+
+
 def depth_for(columns: int) -> int:
     """How many pairs are kept of so many variables; the same on all ranks."""
     return max(LEAST_DEPTH, min(DEPTH, KEPT_WORDS // (2 * columns)))
@@ -69,7 +73,7 @@ class Lbfgs:
         self,
         land: Landscape,
         settings: PolishConfig,
-        ask: Callable[[Stand], tuple[int, ...]],
+        ask: Ask,
     ) -> None:
         self.land = land
         self.settings = settings
@@ -161,7 +165,7 @@ class Lbfgs:
         self.land.world.sum(message, "evaluate")
         self.memory.hear(message[:words])
         stand = self._judged(message[words:])
-        self.wishes = self.ask(stand)
+        self.wishes = self.ask(stand, point)
         return stand
 
     def _own(self, point: Point) -> slice:

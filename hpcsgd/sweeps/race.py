@@ -17,6 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 from hpcsgd.api import open_data
 from hpcsgd.assembly.choice import Earlier
 from hpcsgd.assembly.live import Live
+from hpcsgd.auto_rate import settle_rate
+from hpcsgd.averaging import AverageConfig
 from hpcsgd.build import Opened, open_all, put_together
 from hpcsgd.comm import open_world
 from hpcsgd.comm.base import Communicator
@@ -26,8 +28,10 @@ from hpcsgd.data.readers import RowReader
 from hpcsgd.errors import ConfigError
 from hpcsgd.evaluation import is_good
 from hpcsgd.models import Models
+from hpcsgd.polish.settings import PolishConfig
 from hpcsgd.precision import AUTO
 from hpcsgd.products.base import State
+from hpcsgd.stopping import StopConfig
 from hpcsgd.sweeps.settings import SweepConfig
 from hpcsgd.timing import Clock
 
@@ -35,6 +39,7 @@ Array = NDArray[Any]
 log = logging.getLogger(__name__)
 ONCE = {"on_all_ranks": True}  # all ranks would say it alike
 WAYS = 8  # rates in a race: every round halves them
+RACED = ("sgd", "momentum", "nesterov", "nesterov-classic")
 SHARE = 0.5  # of an epoch, for the whole race
 
 
@@ -55,7 +60,8 @@ def race(
     ----------
     config : RunConfig or mapping of sections, the run that the rate is for
     rates : floats, who takes part; if empty, eight powers of two around the rate of
-        `config`, from its sixteenth to its eightfold
+        `config`, from its sixteenth to its eightfold; around that of the data where
+        `config` says "auto"
     share : float in (0, 1], the part of an epoch that the whole race takes
     X : ndarray or scipy.sparse matrix, (n, d), the rows, the same on every rank;
         else `config.data.path`
@@ -96,26 +102,44 @@ def race_on(
     share: float = SHARE,
 ) -> float:
     """The same on ranks and rows that are at hand; called by all of them together."""
-    middle = config.rate.value
-    rates = rates or tuple(middle * 2.0**k for k in range(-4, WAYS - 4))
-    config = _for_race(config, rates)
+    _check(config)
     with _counted_apart(world):
-        opened = open_all(config, world, reader, Clock())
+        opened = open_all(_for_race(config), world, reader, Clock())
         try:
-            return _Race(config, opened, share).run()
+            around = rates or _around(config, opened)
+            found = replace(_for_race(config), sweep=SweepConfig(rate=around))
+            return _Race(found, opened, share).run()
         finally:
             opened.grid.close()
 
 
-def _for_race(config: RunConfig, rates: tuple[float, ...]) -> RunConfig:
+def _check(config: RunConfig) -> None:
+    kind = config.update.kind
+    if kind not in RACED:
+        raise ConfigError(
+            f"a race is of steps of SGD, and update.kind = {kind!r} takes others; give"
+            " the rate, or rate = 'auto'"
+        )
+
+
+def _around(config: RunConfig, opened: Opened) -> tuple[float, ...]:
+    """Powers of two around the rate of the run; around that of the data where open."""
+    found = opened.words, opened.grid, opened.loaded
+    middle = settle_rate(config, found[1], found[2], found[0].family).rate.value
+    return tuple(middle * 2.0**k for k in range(-4, WAYS - 4))
+
+
+def _for_race(config: RunConfig) -> RunConfig:
     """The run that is asked about, in silence; what it chooses is always the same."""
     recipe = config.precision.recipe
     recipe = "fp32" if recipe == AUTO else recipe  # pilots would take longer
     return replace(
         config,
         schedule=replace(config.schedule, epochs=1),
-        sweep=SweepConfig(rate=rates),
         rate=replace(config.rate, kind="constant", warmup=0),
+        polish=PolishConfig(),
+        stop=StopConfig(),
+        average=AverageConfig(),
         precision=replace(config.precision, recipe=recipe),
         run=replace(
             config.run,

@@ -140,5 +140,12 @@ def test_folds_are_those_of_any_layout():
         )
 
 
+def test_a_large_alpha_does_not_outrun_the_rate():
+    """The rate of all models is that of the one that bends most."""
+    model = hpcsgd.GLM_CV(alphas=(1e-3, 30.0), cv=3, polish="best")
+    X, y = problem_for(model, n=83)
+    assert model.fit(X, y).cv_results_["held"].max() < 2.0 and model.alpha_ == 1e-3
+
+
 def test_it_has_no_partial_fit():
     assert not hasattr(hpcsgd.GLM_CV(), "partial_fit")

@@ -112,3 +112,42 @@ def test_clones_and_pickles(estimator):
     assert again.result_ is not None and again.history_ == model.history_
     assert clone(model).get_params() == model.get_params()
     assert not hasattr(clone(model), "coef_")
+
+
+class OnDevice:
+    """An array of a GPU as far as a prediction sees it: NumPy gets at no number."""
+
+    __cuda_array_interface__ = {"version": 3}
+    fetched = 0
+
+    def __init__(self, held):
+        self.held, self.shape, self.ndim = held, held.shape, held.ndim
+
+    def __getitem__(self, rows):
+        return OnDevice(self.held[rows])
+
+    def __matmul__(self, other):
+        return OnDevice(self.held @ other.held)
+
+    def __array__(self, *_, **__):
+        raise TypeError("implicit copy to the host")
+
+
+@pytest.mark.parametrize("estimator", NAMED, ids=name_of)
+def test_rows_of_a_gpu_stay_there(estimator, monkeypatch):
+    """Scores alone come to the host."""
+    X, y = problem_for(estimator, n=41)
+    model = clone(estimator).fit(X, y)
+    fetched = []
+
+    def asnumpy(array):
+        fetched.append(array.shape)
+        return array.held
+
+    home = __import__("sys").modules[OnDevice.__module__.partition(".")[0]]
+    monkeypatch.setattr(home, "asarray", OnDevice, raising=False)
+    monkeypatch.setattr(home, "asnumpy", asnumpy, raising=False)
+    np.testing.assert_array_equal(model.predict(OnDevice(X)), model.predict(X))
+    assert all(shape == (41, np.atleast_2d(model.coef_).shape[0]) for shape in fetched)
+    with pytest.raises(ValueError, match="columns"):
+        model.predict(OnDevice(X[:, :3]))

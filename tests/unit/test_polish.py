@@ -404,3 +404,22 @@ def test_messages_of_newton(grid):
     each = over_members * n * width + over_all * (P * P + P + P + 1)
     expected = plain(said) + said["passes"] * each + over_members * 2 * d
     assert said["words"] == expected + rest
+
+
+@pytest.mark.parametrize("family", ["logistic", "softmax", "poisson"])
+@pytest.mark.parametrize("grid", [(1, 1), (2, 2)])
+@pytest.mark.parametrize("kind", ["lbfgs", "newton"])
+def test_every_pass_may_have_a_gap(family, grid, kind):
+    """Each bounds F − F*, the last is nothing; what is learnt is what it is without."""
+    problem = make_problem(family)
+    asked = {"polish": {"kind": kind}, "run": {"evaluate": "gap"}}
+    plain = polished(family, grid, problem, polish={"kind": kind})
+    result = polished(family, grid, problem, **asked)
+    assert result.weights_sha256 == plain.weights_sha256
+    passes = [record for record in result.history if "passes" in record]
+    assert len(passes) > 3
+    for record in passes:
+        above = record["loss"] - result.loss
+        assert record["gap"] >= above - 1e-14, record
+    assert passes[-1]["gap"] < 1e-14
+    assert not any("gap" in record for record in plain.history if "passes" in record)

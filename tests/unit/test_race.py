@@ -93,3 +93,32 @@ def test_a_race_that_nobody_survives_says_so():
 def test_a_share_is_a_part(share):
     with pytest.raises(ConfigError, match="share"):
         hpcsgd.race(share=share, X=np.eye(2), y=[0, 1])
+
+
+def test_fit_takes_the_rate_that_wins():
+    """Around the rate of the data, on rows and columns that ranks have apart."""
+    X, y = orthogonal()
+    asked = {"batch": 256, "steps": 1, "alpha": 0.0, "fit_intercept": False}
+    cautious = {"rate": {"norm": "rows"}}
+    longest = 1.0 / np.square(X).sum(axis=1).max()
+    found = hpcsgd.fit(X, "gaussian", y, rate="race", config=cautious, **asked)
+    rate = found.config["rate"]["value"]
+    # 1 is best; the race knows powers of two around 1/L, to three figures.
+    nearest = min((longest * 2.0**k for k in range(-4, 4)), key=lambda r: abs(r - 1))
+    assert rate == pytest.approx(nearest, rel=1e-2)
+    own = np.array_split(np.arange(len(X)), 3)
+
+    def on_rank(world):
+        mine = own[world.rank]
+        given = {"rate": "race", "config": cautious, "comm": world, "layout": "rows"}
+        return hpcsgd.fit(X[mine], "gaussian", y[mine], **asked, **given)
+
+    for result in run_ranks(3, on_rank):
+        assert result.config["rate"]["value"] == rate
+
+
+def test_a_race_is_of_sgd():
+    X, y = orthogonal()
+    for solver in ("svrg", "coordinate"):
+        with pytest.raises(ConfigError, match="a race is of steps of SGD"):
+            hpcsgd.fit(X, "gaussian", y, rate="race", solver=solver)

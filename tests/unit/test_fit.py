@@ -319,6 +319,17 @@ def test_numbers_of_numpy_are_numbers():
     assert len(set(found)) == 1
 
 
+@QUIET
+def test_ways_of_sgd_are_taken_where_coordinates_have_none():
+    problem = make_problem("gaussian", n=40, d=3)
+    for more in ({"update": "momentum"}, {"average": True}):
+        result = hpcsgd.fit(
+            problem.X, "gaussian", problem.y, l1_ratio=0.5, epochs=2, **more
+        )
+        assert result.config["update"]["kind"] == more.get("update", "sgd")
+        assert ("average" in result.report) or "update" in more
+
+
 @pytest.mark.parametrize(
     "more, words",
     [
@@ -336,6 +347,8 @@ def test_numbers_of_numpy_are_numbers():
         ({"family": "cauchy"}, "cauchy"),
         ({"config": {"rate": 0.1}}, "outside a section"),
         ({"config": {"stop": {"on": "validation"}}}, "sampling.hold_out"),
+        ({"update": "momentum", "solver": "svrg"}, "leave one of them out"),
+        ({"average": True, "solver": "coordinate"}, "average.kind"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(more, words):

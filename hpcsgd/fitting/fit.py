@@ -16,7 +16,7 @@ from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError, ConvergenceWarning
 from hpcsgd.fitting.given import open_data
 from hpcsgd.fitting.inputs import is_wide, to_matrix
-from hpcsgd.fitting.runs import Runs
+from hpcsgd.fitting.runs import Runs, check_alike
 from hpcsgd.fitting.shown import Shown
 from hpcsgd.fitting.start import make_start
 from hpcsgd.fitting.wanted import RACE, Wanted
@@ -143,7 +143,10 @@ def fit(
         matrix = world.together(lambda: to_matrix(data))
         # Alike on all ranks, one of which may have no rows.
         wide = bool(world.max_flag(int(is_wide(matrix.X))))
+        # So is what one wants to see: every pass then takes more.
+        wanted = replace(wanted, verbose=world.max_flag(int(bool(verbose))))
         settings = world.together(lambda: wanted.settings(matrix.path, wide))
+        check_alike(world, settings, layout)
         begin = world.together(lambda: make_start(start))
         given = world.together(lambda: open_data(matrix, sides, layout, settings))
         given = given.knowing(labels=classes)

@@ -46,13 +46,29 @@ class BestHeld(Hook):
         best = self._best()
         if best is None:
             return
+        is_seen = self.evaluation.measured_at == exchanges  # and not averaged since
+        unseen = None if is_seen else self._held_now(state)
+        if unseen is not None and unseen < best["held"]:
+            self.said |= {"held": unseen}
+            return
         self.said |= {"epoch": best["epoch"], "held": best["held"]}
-        if best["exchanges"] == exchanges:
+        if is_seen and best["exchanges"] == exchanges:
             return
         state.weights[:, : self.columns] = state.memory[WEIGHTS]
         if state.intercept is not None:
             state.intercept[:1] = state.memory[INTERCEPT][:1]
         self.evaluation.measured_at = -1  # the loss at hand is not of these
+
+    def _held_now(self, state: State) -> float | None:
+        """Of weights that no evaluation has seen yet, as rank 0 has it."""
+        known = self.evaluation
+        intercept = None if state.intercept is None else state.intercept[0]
+        weights = state.weights[known.own, : self.columns]
+        with np.errstate(all="ignore"):
+            held = known.objective.measure(weights, intercept).held
+        own = None if held is None else float(held[0])
+        found: float | None = known.objective.grid.world.exchange_objects(own)[0]
+        return found
 
     def facts(self) -> dict[str, Any]:
         """When it was."""

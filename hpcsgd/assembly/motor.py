@@ -188,9 +188,19 @@ def _measure(config: RunConfig, several: bool) -> str:
             "[stop] on = 'validation' goes by rows that are held out, and there are"
             " none; set sampling.hold_out, 0.1 is usual"
         )
-    if goal == "validation" and several:
+    if goal == "validation" and config.polish.kind != "none":
         raise ConfigError(
-            "[stop] on = 'validation' would end all models where one is best; set"
+            "[stop] on = 'validation' ends before the optimum, to which [polish] would"
+            " go on; set polish.kind = 'none'"
+        )
+    if goal != "none" and not config.run.evaluate_every:
+        raise ConfigError(
+            f"[stop] on = {goal!r} is looked for at evaluations, and there are none"
+            " before the end; set run.evaluate_every, 1 is usual"
+        )
+    if goal in ("validation", "loss") and several:
+        raise ConfigError(
+            f"[stop] on = {goal!r} would end all models where one is best; set"
             " stop.on = 'none' for a sweep, which judges each by its held loss"
         )
     takes = max(asked, goal if goal in MEASURES else "loss", key=MEASURES.index)

@@ -44,12 +44,15 @@ def settle_rate(
     update = config.update
     # Of several models the one with the largest penalty bends most.
     l2 = max(config.sweep.l2, default=config.problem.l2)
-    steepness = _smoothness(config, grid, loaded, family) + l2
+    with np.errstate(over="ignore", invalid="ignore"):
+        steepness = _smoothness(config, grid, loaded, family) + l2
     if not np.isfinite(steepness):
-        raise DataError(
+        error = DataError(
             "X is too large for a rate from the data: the squares of a row overflow;"
             " divide its columns by a power of ten, or give --rate"
         )
+        error.on_all_ranks = True
+        raise error
     slowed = 1.0 - update.momentum if update.kind in GATHERING else 1.0
     value = rounded_down(slowed / steepness) if steepness > 0.0 else 1.0
     return replace(config, rate=replace(config.rate, value=value))
@@ -72,7 +75,7 @@ def _smoothness(config: RunConfig, grid: Grid, loaded: Loaded, family: Family) -
     if looked.grams is not None:
         grid.members.sum(looked.grams, "control")
         found = _of_batches(looked, bends, ones, longest)
-    return float(max(grid.world.exchange_objects(found)))
+    return float(np.max(grid.world.exchange_objects(found)))
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,8 @@ def row_squares(block: Any) -> Array:
 def _of_batches(looked: _Looked, bends: Array, ones: float, longest: float) -> float:
     """The largest of the sampled batches, with the longest row of all in it."""
     assert looked.grams is not None
+    if not (np.isfinite(longest) and np.isfinite(looked.grams).all()):
+        return float("inf")
     scale = np.sqrt(bends[looked.chosen])
     grams = (looked.grams + ones) * scale[:, :, None] * scale[:, None, :]
     batch = grams.shape[1]

@@ -18,6 +18,7 @@ from hpcsgd.products.hooks import Hook
 
 KINDS = ("none", "tail")
 WEIGHTS, INTERCEPT = "average", "average_intercept"  # in `state.memory`
+COUNT = "averaged"  # there, too: a run that goes on may have become longer or shorter
 
 
 @dataclass(frozen=True)
@@ -58,27 +59,30 @@ class TailAverage(Hook):
         """
         height = len(state.weights)
         state.memory[WEIGHTS] = np.zeros((height, self.columns))
+        state.memory[COUNT] = np.zeros((height, 1))
         if state.intercept is not None:
             state.memory[INTERCEPT] = np.zeros((height, self.columns))
 
     def after_exchange(self, state: State, exchanges: int) -> None:
         """mean ← mean + (w − mean) / count."""
-        count = self._count(exchanges)
-        if not count or exchanges % self.every:
+        place = self._place(exchanges)
+        if not place or exchanges % self.every:
             return
+        count = 1 if place == 1 else self._count(state) + 1
+        state.memory[COUNT][...] = count
         _move(state.memory[WEIGHTS], state.weights[:, : self.columns], 1.0 / count)
         if state.intercept is not None:
             _move(state.memory[INTERCEPT], state.intercept[:1], 1.0 / count)
 
     def settle(self, state: State, exchanges: int) -> None:
         """The mean for the last iterate, in every model whose F says so."""
-        if not self._count(exchanges):
+        if not self._place(exchanges) or not self._count(state):
             return
         weights, intercept = self._rounded(state)
         last = self._losses_now(state, exchanges)
         mean = self._losses(weights, intercept)
-        better = np.isfinite(mean) & ~(mean >= last)
-        self._tell(better, mean, last, exchanges)
+        better = self._alike(np.isfinite(mean) & ~(mean >= last))
+        self._tell(better, mean, last, self._count(state))
         if not better.any():
             return
         chosen = np.flatnonzero(np.repeat(better, self.columns // len(better)))
@@ -91,8 +95,17 @@ class TailAverage(Hook):
         """Which of both was kept."""
         return {"average": dict(self.said)}
 
-    def _count(self, exchanges: int) -> int:
-        """Iterates in the mean after so many exchanges."""
+    def _alike(self, better: Array) -> Array:
+        """As rank 0 sees it: where both are as good, last bits differ among ranks."""
+        found = self.evaluation.objective.grid.world.exchange_objects(better)
+        return np.asarray(found[0])
+
+    def _count(self, state: State) -> int:
+        """Iterates in the mean."""
+        return int(state.memory[COUNT][0, 0])
+
+    def _place(self, exchanges: int) -> int:
+        """The how manieth of the last part it is; 0: that has not begun."""
         return max(exchanges // self.every - self.first // self.every, 0)
 
     def _rounded(self, state: State) -> tuple[Array, Array | None]:
@@ -117,13 +130,13 @@ class TailAverage(Hook):
         with np.errstate(all="ignore"):
             return self.evaluation.objective.measure(weights[self.own], first).each
 
-    def _tell(self, better: Array, mean: Array, last: Array, exchanges: int) -> None:
+    def _tell(self, better: Array, mean: Array, last: Array, count: int) -> None:
         kept = ["mean" if one else "last" for one in better]
         found: dict[str, Any] = {"kept": kept, "loss_of_mean": numbers(mean)}
         found["loss_of_last"] = numbers(last)
         if self.evaluation.objective.models is None:
             found = {name: values[0] for name, values in found.items()}
-        self.said |= {"iterates": self._count(exchanges), **found}
+        self.said |= {"iterates": count, **found}
 
 
 def _move(mean: Array, towards: Array, share: float) -> None:

@@ -21,7 +21,7 @@ class BestHeld(Hook):
 
     evaluation: Evaluation
     columns: int  # K
-    history: Sequence[Mapping[str, Any]] = ()
+    history: Sequence[Mapping[str, Any]]  # of the run, also where it goes on
     said: dict[str, Any] = field(default_factory=dict)
 
     def prepare(self, state: State) -> None:
@@ -33,9 +33,8 @@ class BestHeld(Hook):
 
     def after_evaluation(self, state: State, view: View) -> None:
         """Kept where the newest record is the best of all."""
-        self.history = view.history
-        good = self.evaluation.good
-        if good is None or _best(self.history) is not self.history[-1]:
+        good, newest = self.evaluation.good, self.history[-1]
+        if self._best() is not newest or good is None:
             return
         weights, intercept, _ = good
         state.memory[WEIGHTS][...] = weights[:, : self.columns]
@@ -44,26 +43,45 @@ class BestHeld(Hook):
 
     def settle(self, state: State, exchanges: int) -> None:
         """Back to the best, where it is not the last."""
-        best = _best(self.history)
+        best = self._best()
         if best is None:
             return
+        is_seen = self.evaluation.measured_at == exchanges  # and not averaged since
+        unseen = None if is_seen else self._held_now(state)
+        if unseen is not None and unseen < best["held"]:
+            self.said |= {"held": unseen}
+            return
         self.said |= {"epoch": best["epoch"], "held": best["held"]}
-        if best["exchanges"] == exchanges:
+        if is_seen and best["exchanges"] == exchanges:
             return
         state.weights[:, : self.columns] = state.memory[WEIGHTS]
         if state.intercept is not None:
             state.intercept[:1] = state.memory[INTERCEPT][:1]
         self.evaluation.measured_at = -1  # the loss at hand is not of these
 
+    def _held_now(self, state: State) -> float | None:
+        """Of weights that no evaluation has seen yet, as rank 0 has it."""
+        known = self.evaluation
+        intercept = None if state.intercept is None else state.intercept[0]
+        weights = state.weights[known.own, : self.columns]
+        with np.errstate(all="ignore"):
+            held = known.objective.measure(weights, intercept).held
+        own = None if held is None else float(held[0])
+        found: float | None = known.objective.grid.world.exchange_objects(own)[0]
+        return found
+
     def facts(self) -> dict[str, Any]:
         """When it was."""
         return {"best_held": dict(self.said)} if self.said else {}
 
-
-def _best(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The first record with the least loss on held-out rows."""
-    best = min(history, key=_held, default=None)
-    return None if best is None or _held(best) == inf else best
+    def _best(self) -> Mapping[str, Any] | None:
+        """The first record with the least loss on held-out rows, as rank 0 sees it:
+        sums need not give all ranks the same last bits, and all must keep one model.
+        """
+        losses = [_held(record) for record in self.history]
+        own = int(np.argmin(losses)) if min(losses, default=inf) < inf else None
+        number = self.evaluation.objective.grid.world.exchange_objects(own)[0]
+        return None if number is None else self.history[number]
 
 
 def _held(record: Mapping[str, Any]) -> float:

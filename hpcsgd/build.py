@@ -17,7 +17,7 @@ from hpcsgd.backends.device import Device
 from hpcsgd.callbacks.base import Callback
 from hpcsgd.checkpoint import Checkpoint
 from hpcsgd.comm.base import Communicator
-from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.grid import Grid, let_go
 from hpcsgd.config import RunConfig
 from hpcsgd.data.readers import RowReader
 from hpcsgd.data.sampling import make_sampler
@@ -52,9 +52,10 @@ def build(
     `known` is the checkpoint that survivors of a failure go on from.
     """
     opened = open_all(config, world, reader, setup)
-    config = settle_rate(config, opened.grid, opened.loaded, opened.words.family)
-    earlier = earlier_choice(config, opened.grid.world, known)
-    live = put_together(config, opened, callbacks, earlier)
+    with let_go(opened.grid.close):
+        config = settle_rate(config, opened.grid, opened.loaded, opened.words.family)
+        earlier = earlier_choice(config, opened.grid.world, known)
+        live = put_together(config, opened, callbacks, earlier)
     setup.lap("build")
     return live
 
@@ -85,6 +86,19 @@ def open_all(
     device, world = open_gpu(config, world)
     words = world.together(lambda: resolve(config, world))
     grid = Grid(words.world, config.grid.replicas, words.members)
+    with let_go(grid.close):
+        loaded = _loaded(config, words, grid, reader, setup)
+    return Opened(words, grid, loaded, device)
+
+
+def _loaded(
+    config: RunConfig,
+    words: Vocabulary,
+    grid: Grid,
+    reader: Callable[[Communicator], RowReader],
+    setup: Clock,
+) -> Loaded:
+    """This rank's block of what the reader opens."""
     opened = grid.world.together(lambda: reader(grid.world))
     streams = check_memory(
         grid, opened, config, words.precision, words.update.states * config.sweep.count
@@ -104,7 +118,7 @@ def open_all(
         split_of(config.sweep, config.sampling),
     )
     setup.lap("read")
-    return Opened(words, grid, loaded, device)
+    return loaded
 
 
 def _router(config: RunConfig, replica: int) -> Callable[[int], Route | None]:

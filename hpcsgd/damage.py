@@ -1,10 +1,12 @@
 """After a divergence: is it the rate, or did the memory of some rank go bad?"""
 
 import logging
+from typing import Any
 
 import numpy as np
 
 from hpcsgd.assembly.live import Live
+from hpcsgd.backends.rounded_sparse import Compact
 from hpcsgd.data.unheld import Unheld
 
 log = logging.getLogger(__name__)
@@ -58,9 +60,20 @@ def _first_bad_stored(live: Live) -> tuple[int, int] | None:
     task, shard = live.task, live.task.shard
     for start in range(0, shard.height, ROWS_AT_ONCE):
         numbers = np.arange(start, min(start + ROWS_AT_ONCE, shard.height))
-        part = task.backend.gather(shard.matrix, numbers, None).csr
-        bad = np.flatnonzero(~np.isfinite(part.data))
-        if len(bad):
-            row, column = part.place(int(bad[0]))
+        found = _place_in(task.backend.gather(shard.matrix, numbers, None))
+        if found is not None:
+            row, column = found
             return shard.rows.start + start + row, shard.columns.start + column
     return None
+
+
+def _place_in(part: Any) -> tuple[int, int] | None:
+    """Where sampled sparse rows have what is no number: as stored, or as `Compact`."""
+    if isinstance(part, Compact):
+        places = np.argwhere(~np.isfinite(part.dense))
+        if not len(places):
+            return None
+        row, column = places[0]
+        return int(row), int(part.touched[column])
+    bad = np.flatnonzero(~np.isfinite(part.csr.data))
+    return part.csr.place(int(bad[0])) if len(bad) else None

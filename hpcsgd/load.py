@@ -47,6 +47,7 @@ class Loaded:
     """The shard, what its targets mean, and how to read its exact values."""
 
     shard: Shard
+    judged: Shard  # with the exact side columns, for losses
     targets: Targets
     columns: int  # K
     read_exact: Callable[[slice], Any]  # rows that multiply weights: dense, or sparse
@@ -102,8 +103,11 @@ def load(
         parts=parts,
         total_rows=reader.rows,
     )
+    given = {"targets": encoded, "weights": sides.scaled}
+    given |= {"held": sides.held, "offsets": sides.offsets}
     return Loaded(
         shard=shard,
+        judged=shard.unrounded(keep, given),
         targets=targets,
         columns=len(targets.labels) if family.targets == "classes" else 1,
         read_exact=_exact(reader, shard, precision),

@@ -16,6 +16,7 @@ from hpcsgd.callbacks import Callback, History, Wish
 from hpcsgd.callbacks.pace import PaceCheck
 from hpcsgd.checkpoint import ASKED, PRECISION_AUTO, Checkpoint
 from hpcsgd.comm.base import Communicator
+from hpcsgd.comm.grid import let_go
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.config import RunConfig
 from hpcsgd.damage import find_damage
@@ -137,12 +138,15 @@ class Session:
         config = self.config
         folder = RunFolder(config.run.out if world.rank == 0 else None)
         callbacks = [History(folder.history), *self.callbacks]
-        self.live = build(config, world, self.reader, callbacks, self.setup, self.last)
-        world.together(folder.claim)
-        try:
-            result = self._in_folder(self.live, folder)
-        finally:
-            folder.release()
+        with let_go(world.unwatch):
+            own = (config, world, self.reader, callbacks, self.setup, self.last)
+            self.live = build(*own)
+            with let_go(self.live.close):
+                world.together(folder.claim)
+                try:
+                    result = self._in_folder(self.live, folder)
+                finally:
+                    folder.release()
         live, self.live = self.live, None
         live.close()  # an MPI has some two thousand communicators, not more
         del live

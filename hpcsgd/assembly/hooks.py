@@ -1,5 +1,8 @@
 """Which hooks a run has: what touches its state between exchanges."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from hpcsgd.assembly.proximal import proximal_hooks
 from hpcsgd.assembly.variance import snapshot_hooks
 from hpcsgd.averaging import TailAverage
@@ -19,6 +22,7 @@ def make_hooks(
     product: Product,
     evaluation: Evaluation,
     epochs: tuple[int, int],
+    history: Sequence[Mapping[str, Any]],
 ) -> Hooks:
     """Those that the configuration asks for, in the order they are called.
 
@@ -30,16 +34,21 @@ def make_hooks(
             *proximal_hooks(config, total, held, task.columns, task.backend),
             *snapshot_hooks(config, epochs[1], evaluation, columns),
             *_averages(config, task, product, evaluation, epochs[0] * epochs[1]),
-            *_best_held(config, task, evaluation),
+            *_best_held(config, task, evaluation, history),
         ]
     )
 
 
-def _best_held(config: RunConfig, task: Task, evaluation: Evaluation) -> list[Hook]:
+def _best_held(
+    config: RunConfig,
+    task: Task,
+    evaluation: Evaluation,
+    history: Sequence[Mapping[str, Any]],
+) -> list[Hook]:
     """The weights that held-out rows liked best, where these end the run."""
     if config.stop.on != "validation":
         return []
-    return [BestHeld(evaluation, task.columns)]
+    return [BestHeld(evaluation, task.columns, history)]
 
 
 def _averages(

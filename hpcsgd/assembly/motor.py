@@ -59,6 +59,14 @@ def make_engine(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Engin
     evaluation = _evaluation(parts, agreement)
     capture = _capture(parts, agreement, evaluation, guard)
     schedule, each = config.schedule, parts.feed.exchanges_per_epoch
+    view = View(
+        epochs=schedule.epochs,
+        exchanges_planned=each * schedule.epochs,
+        total_rows=parts.loaded.shard.total_rows,
+        words=lambda: grid.world.ledger.words("products"),
+        phases=lambda: phases_so_far(task.clock, grid.world.ledger),
+        evaluations_planned=evaluations(schedule.epochs, config.run.evaluate_every),
+    )
     return capture, Engine(
         grid=grid,
         product=parts.product,
@@ -68,14 +76,7 @@ def make_engine(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Engin
         saver=_saver(parts, capture),
         looks=Looks(grid.world, _looks_every(parts)),
         pace=Pace(schedule.epochs, each, config.run.evaluate_every),
-        view=View(
-            epochs=schedule.epochs,
-            exchanges_planned=each * schedule.epochs,
-            total_rows=parts.loaded.shard.total_rows,
-            words=lambda: grid.world.ledger.words("products"),
-            phases=lambda: phases_so_far(task.clock, grid.world.ledger),
-            evaluations_planned=evaluations(schedule.epochs, config.run.evaluate_every),
-        ),
+        view=view,
         callbacks=callbacks,
         clock=task.clock,
         recorder=_recorder(parts, agreement),
@@ -89,6 +90,7 @@ def make_engine(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Engin
             parts.product,
             evaluation,
             (schedule.epochs, each),
+            view.history,
         ),
         finisher=_finisher(parts, evaluation),
         stop=config.stop,
@@ -178,7 +180,7 @@ def _evaluation(parts: Parts, agreement: Agreement) -> Evaluation:
     objective = Objective(
         parts.grid,
         task.family,
-        loaded.shard,
+        loaded.judged,
         penalty_of(parts.config.problem, loaded.shard.total_columns).of(
             loaded.shard.columns
         ),
@@ -198,9 +200,19 @@ def _measure(config: RunConfig, several: bool) -> str:
             "[stop] on = 'validation' goes by rows that are held out, and there are"
             " none; set sampling.hold_out, 0.1 is usual"
         )
-    if goal == "validation" and several:
+    if goal == "validation" and config.polish.kind != "none":
         raise ConfigError(
-            "[stop] on = 'validation' would end all models where one is best; set"
+            "[stop] on = 'validation' ends before the optimum, to which [polish] would"
+            " go on; set polish.kind = 'none'"
+        )
+    if goal != "none" and not config.run.evaluate_every:
+        raise ConfigError(
+            f"[stop] on = {goal!r} is looked for at evaluations, and there are none"
+            " before the end; set run.evaluate_every, 1 is usual"
+        )
+    if goal in ("validation", "loss") and several:
+        raise ConfigError(
+            f"[stop] on = {goal!r} would end all models where one is best; set"
             " stop.on = 'none' for a sweep, which judges each by its held loss"
         )
     takes = max(asked, goal if goal in MEASURES else "loss", key=MEASURES.index)

@@ -1,10 +1,12 @@
 """R replicas of C members each."""
 
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.devices import place_on_grid
-from hpcsgd.errors import ConfigError
+from hpcsgd.errors import ConfigError, DataError
 
 
 class Grid:
@@ -21,6 +23,20 @@ class Grid:
         """Let go of both groups, with all ranks; the world stays."""
         self.members.close()
         self.replicas.close()
+
+
+@contextmanager
+def let_go(close: Callable[[], None]) -> Iterator[None]:
+    """`close` where all ranks refuse alike: none is in a sum, and the program goes on.
+
+    After other errors it is left open: closing waits for all ranks.
+    """
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        if error.on_all_ranks:
+            close()
+        raise
 
 
 def check_size(ranks: int, replicas: int, members: int) -> None:

@@ -83,7 +83,7 @@ class MpiCommunicator(Communicator):
     def survivors(self) -> "MpiCommunicator":
         """Those that are left, in the order they had."""
         dog, self._watchdog = self._watchdog, None
-        groups = list(self._groups)
+        groups = [group for group in self._groups if group]
         if dog is not None:
             dog.stop()
             groups += [dog.mail.comm] if isinstance(dog.mail, MpiMail) else []
@@ -120,7 +120,8 @@ class MpiCommunicator(Communicator):
         """MPI_Comm_split."""
         with self._inside("split", "control"):
             part = self._comm.Split(color, key)
-            self._groups.append(part)
+            # Without those that are closed: a world may outlive thousands of runs.
+            self._groups = [group for group in self._groups if group] + [part]
             self._ways.release()
             ways = self._ways.of_part(part)
             group = MpiCommunicator(part, self.ledger, self.reproducible, ways)

@@ -103,6 +103,10 @@ def _of_method(config: RunConfig) -> Iterator[str]:
         yield f"{ASK} goes to its own optimum; use coordinate.tol alone"
     if config.update.clip != "none":
         yield f"{ASK} has no rate, and so nothing to clip; use update.clip = 'none'"
+    if config.average.kind != "none":
+        yield f"{ASK} has no noise to average away; use average.kind = 'none'"
+    if config.products.look_ahead == "on":
+        yield f"{ASK} sums no Gram ahead; use products.look_ahead = 'off'"
 
 
 def _of_run(config: RunConfig) -> Iterator[str]:
@@ -111,6 +115,8 @@ def _of_run(config: RunConfig) -> Iterator[str]:
         yield f"{ASK} runs on the CPU; use --device cpu"
     if run.resume != "no":
         yield f"{ASK} writes no checkpoints, so there is nothing to --resume"
+    if config.checkpoint.every:
+        yield f"{ASK} writes no checkpoints; use checkpoint.every = 0"
     if run.emulate_members:
         yield f"{ASK} cannot be one of --emulate-members; start as many ranks"
     if run.on_failure != "stop":

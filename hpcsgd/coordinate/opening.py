@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from hpcsgd.assembly.proximal import penalty_of
 from hpcsgd.build import Opened, open_all
 from hpcsgd.comm.base import Communicator
+from hpcsgd.comm.grid import let_go
 from hpcsgd.config import GridConfig, RunConfig, UpdateConfig
 from hpcsgd.coordinate.checks import form_of, grid_of
 from hpcsgd.coordinate.dual import Dual
@@ -53,7 +54,8 @@ def open_form(
     world.together(lambda: form_of(config, world.size))
     config = replace(config, grid=GridConfig(*grid_of(config, world.size)))
     opened = open_all(_plain(config), world, reader, setup)
-    ready = _prepare(config, opened)
+    with let_go(opened.grid.close):
+        ready = _prepare(config, opened)
     setup.lap("build")
     return ready
 
@@ -72,7 +74,7 @@ def _prepare(config: RunConfig, opened: Opened) -> Ready:
     penalty = grid.world.together(
         lambda: penalty_of(config.problem, shard.total_columns).of(shard.columns)
     )
-    objective = Objective(grid, words.family, shard, penalty, loaded.read_exact)
+    objective = Objective(grid, words.family, loaded.judged, penalty, loaded.read_exact)
     form = _make(config, objective, grid.world.size)
     schedule = config.schedule
     groups = plan_groups(form.items.count, schedule.batch, schedule.steps)

@@ -8,6 +8,7 @@ import numpy as np
 
 from hpcsgd.callbacks import Callback, History
 from hpcsgd.callbacks.base import View, Wish, wish_of
+from hpcsgd.comm.grid import let_go
 from hpcsgd.coordinate.descent import Descent
 from hpcsgd.coordinate.exchange import Point
 from hpcsgd.coordinate.opening import Ready, open_form
@@ -30,13 +31,15 @@ class CoordinateRun(Session):
     def _until_done(self) -> Result:
         world, config = self.world, self.config
         world.watch(config.run.timeout)
-        ready = open_form(config, world, self.reader, self.setup)
-        folder = RunFolder(config.run.out if world.rank == 0 else None)
-        world.together(folder.claim)
-        try:
-            result = self._in_the(folder, ready)
-        finally:
-            folder.release()
+        with let_go(world.unwatch):
+            ready = open_form(config, world, self.reader, self.setup)
+            folder = RunFolder(config.run.out if world.rank == 0 else None)
+            with let_go(ready.close):
+                world.together(folder.claim)
+                try:
+                    result = self._in_the(folder, ready)
+                finally:
+                    folder.release()
         ready.close()
         world.unwatch()
         return result

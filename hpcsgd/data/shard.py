@@ -1,6 +1,7 @@
 """The block of the data that one rank holds."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,24 @@ class Shard:
     def is_sparse(self) -> bool:
         """True where only stored values are held."""
         return isinstance(self.matrix, Csr)
+
+    def unrounded(
+        self, keep: Callable[[Array], Array], sides: dict[str, Array | None]
+    ) -> "Shard":
+        """The same with side columns as they were given, where storage rounds them.
+
+        Steps take what is stored; a loss is that of the data, whatever they compute in.
+        """
+        exact: dict[str, Any] = {}
+        for name, given in sides.items():
+            stored = getattr(self, name)
+            # Of several folds the steps' own do: nothing is certified of a sweep.
+            if given is None or stored.shape[1] > 1 or stored.dtype == np.float64:
+                continue
+            upright = given.reshape(stored.shape)
+            if not np.array_equal(upright, stored):
+                exact[name] = keep(upright)
+        return replace(self, **exact) if exact else self
 
     def at(self, rows: Array) -> tuple[Any, Array]:
         """What holds these local rows, and their numbers in it."""

@@ -125,7 +125,8 @@ class GLM_CV(Generic):
         held = found.held
         if self.polish == "all" and task.y is not None:
             held = self._held_at_minima(task, place, rows, found)
-        best = self._choose(found, held)
+        # Sums need not give all ranks the same last bits, and all must go on with one.
+        best = self._choose(found, place.world.exchange_objects(held)[0])
         self._keep([self._solve(task, self._family(), place, _start(found, best))])
         self._name_columns(place)
 

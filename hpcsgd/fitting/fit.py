@@ -10,12 +10,13 @@ from numpy.typing import ArrayLike
 
 from hpcsgd.callbacks import Callback
 from hpcsgd.comm.base import Communicator
+from hpcsgd.comm.grid import let_go
 from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError, ConvergenceWarning
 from hpcsgd.fitting.given import open_data
 from hpcsgd.fitting.inputs import is_wide, to_matrix
-from hpcsgd.fitting.runs import Runs
+from hpcsgd.fitting.runs import Runs, check_alike
 from hpcsgd.fitting.shown import Shown
 from hpcsgd.fitting.start import make_start
 from hpcsgd.fitting.wanted import RACE, Wanted
@@ -142,7 +143,10 @@ def fit(
         matrix = world.together(lambda: to_matrix(data))
         # Alike on all ranks, one of which may have no rows.
         wide = bool(world.max_flag(int(is_wide(matrix.X))))
+        # So is what one wants to see: every pass then takes more.
+        wanted = replace(wanted, verbose=world.max_flag(int(bool(verbose))))
         settings = world.together(lambda: wanted.settings(matrix.path, wide))
+        check_alike(world, settings, layout)
         begin = world.together(lambda: make_start(start))
         given = world.together(lambda: open_data(matrix, sides, layout, settings))
         given = given.knowing(labels=classes)
@@ -162,8 +166,8 @@ def fit(
 def ranks_of(comm: Communicator | Any) -> Iterator[Communicator]:
     """The ranks of a communicator, ours or mpi4py's; this process where there is none.
 
-    What is opened here is closed here, but not after an error: others may still be in
-    a sum, and closing waits for them.
+    What is opened here is closed here, but not after an error of one rank: others may
+    still be in a sum, and closing waits for them.
     """
     if comm is None or isinstance(comm, Communicator):
         yield SerialCommunicator() if comm is None else comm
@@ -176,5 +180,6 @@ def ranks_of(comm: Communicator | Any) -> Iterator[Communicator]:
     from hpcsgd.comm.mpi import open_mpi_world
 
     world = open_mpi_world(comm=comm)
-    yield world
+    with let_go(world.close):
+        yield world
     world.close()

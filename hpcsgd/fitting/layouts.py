@@ -95,23 +95,32 @@ def _given(X: Any, sides: Mapping[str, Any]) -> Given:
     shape = (0, 0) if X is None else np.shape(X)
     if len(shape) == 2 and 0 in shape:
         empty = X if hasattr(X, "tocsr") else np.empty(shape, np.float32)
-        return Given(empty, {name: _bare(sides[name]) for name in SIDES})
+        return Given(empty, {name: _bare(sides[name], shape[0]) for name in SIDES})
     reader = MemoryReader(X, sides["y"], sides["sample_weight"], sides["offset"])
     found = (reader.y, reader.weights, reader.offsets)
     return Given(reader.X, dict(zip(SIDES, found, strict=True)))
 
 
-def _bare(column: Any) -> Array | None:
-    return None if column is None else np.asarray(column, np.float64).reshape(-1)
+def _bare(column: Any, rows: int) -> Array | None:
+    if column is None:
+        return None
+    bare = np.asarray(column, np.float64).reshape(-1)
+    if len(bare) != rows:
+        raise DataError(
+            f"{len(bare)} targets, weights or offsets are given beside {rows} rows;"
+            " give one for each row"
+        )
+    return bare
 
 
 def _replicated(world: Communicator, X: Any, sides: Mapping[str, Any]) -> RowReader:
     kind = ThereReader if is_there(X) else MemoryReader
     reader = world.together(lambda: kind(X, *(sides[name] for name in SIDES)))
     if world.size > 1:
-        given = Given(reader.X, {"y": reader.y})
-        said = world.exchange_objects(given.outline)
-        _same(said, ("rows", "cols", "sparse"), "replicated")
+        found = (reader.y, reader.weights, reader.offsets)
+        given = Given(reader.X, dict(zip(SIDES, found, strict=True)))
+        said = [_with_presence(one) for one in world.exchange_objects(given.outline)]
+        _same(said, ("rows", "cols", "sparse", *SIDES), "replicated")
     return reader
 
 

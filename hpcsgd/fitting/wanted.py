@@ -126,10 +126,18 @@ class Wanted:
             raise ConfigError(
                 f"solver = {self.solver!r}; known: {', '.join(map(repr, SOLVERS))}"
             )
+        own = self.solver not in ("auto", "sgd")
+        if own and self.update not in ("sgd", self.solver):
+            raise ConfigError(
+                f"update = {self.update!r} is a way of SGD, and solver ="
+                f" {self.solver!r} has its own; leave one of them out"
+            )
         if self.solver != "auto":
             return str(self.solver)
         plainly = self.device == "cpu" and recipe in ("fp32", "fp64")
         plainly = plainly and not self.hold_out and self.layout != "columns"
+        plainly = plainly and self.update == "sgd"
+        plainly = plainly and self.average in ("auto", "none", False)
         suits = has_form(self.family) and plainly
         return COORDINATE if suits and not _is_smooth(problem) else "sgd"
 
@@ -164,9 +172,10 @@ class Wanted:
 
     def _average(self, solver: str) -> Any:
         """Held-out rows name weights of their own: a mean of others would hide them.
-        SVRG has no noise left that a mean would take away.
+        SVRG and coordinates have no noise that a mean would take away.
         """
-        if self.average == "auto" and (self.hold_out or solver == "svrg"):
+        noiseless = solver in ("svrg", COORDINATE)
+        if self.average == "auto" and (self.hold_out or noiseless):
             return "none"
         return AVERAGES.get(self.average, self.average)
 

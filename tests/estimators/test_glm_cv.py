@@ -149,3 +149,20 @@ def test_a_large_alpha_does_not_outrun_the_rate():
 
 def test_it_has_no_partial_fit():
     assert not hasattr(hpcsgd.GLM_CV(), "partial_fit")
+
+
+def test_all_ranks_choose_the_same_penalty(monkeypatch):
+    """Sums need not have the same last bits everywhere: rank 0 chooses."""
+    looked = hpcsgd.GLM_CV._held_at_minima
+
+    def as_a_rank_sees_it(self, task, place, rows, found):
+        held = looked(self, task, place, rows, found)
+        return held if place.world.rank == 0 else held[::-1] * np.arange(len(held))
+
+    monkeypatch.setattr(hpcsgd.GLM_CV, "_held_at_minima", as_a_rank_sees_it)
+    model = hpcsgd.GLM_CV(alphas=(1e-3, 1e-1, 10.0), cv=2)
+    X, y = problem_for(model, n=37)
+    fitted = run_ranks(2, lambda world: clone(model).fit(X, y, comm=world))
+    assert fitted[0].alpha_ == fitted[1].alpha_
+    held = [one.cv_results_["mean_held"] for one in fitted]
+    np.testing.assert_array_equal(*held)

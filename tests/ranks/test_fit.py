@@ -8,7 +8,7 @@ from scipy.sparse import csr_array
 
 import hpcsgd
 from hpcsgd.comm.mpi import MpiCommunicator
-from hpcsgd.errors import DataError
+from hpcsgd.errors import DataError, HpcsgdError
 from tests.problems import make_problem
 
 PROBLEM = make_problem("logistic", n=61, d=11)
@@ -116,3 +116,54 @@ def test_an_error_of_one_rank_is_that_of_all(comm):
             hpcsgd.fit(X, "logistic", y, layout=layout, comm=comm, **PLAIN)
     assert comm.allreduce(1) == comm.size
     assert "mpi4py" in sys.modules
+
+
+class Counted:
+    """A communicator that counts those that come of it and are not freed."""
+
+    def __init__(self, comm, tally):
+        self.comm, self.tally = comm, tally
+
+    def __getattr__(self, name):
+        return getattr(self.comm, name)
+
+    def __bool__(self):
+        return bool(self.comm)
+
+    def Split(self, *key):
+        self.tally["open"] += 1
+        return Counted(self.comm.Split(*key), self.tally)
+
+    def Dup(self):
+        self.tally["open"] += 1
+        return Counted(self.comm.Dup(), self.tally)
+
+    def Free(self):
+        self.tally["open"] -= 1
+        self.comm.Free()
+
+
+HUGE = {"X": PROBLEM.X * 1e200}  # found where the rate is looked for
+REFUSED = ({"y": -PROBLEM.y - 1.0, "family": "poisson"}, HUGE, {"family": "none"})
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("more", [{}, {"l1_ratio": 0.5}], ids=["steps", "coordinates"])
+def test_what_is_refused_leaves_nothing_open(comm, more):
+    """An MPI has some two thousand communicators, and a search may have as many fits.
+
+    Where all ranks refuse alike the caller's program goes on, with what it had.
+    """
+    tally = {"open": 0}
+    for world in (Counted(comm, tally), MpiCommunicator(Counted(comm, tally))):
+        for wrong in REFUSED:
+            given = {"X": PROBLEM.X, "family": "gaussian", "y": PROBLEM.y, **wrong}
+            if more and wrong is HUGE:
+                continue  # coordinates have no rate
+            with pytest.raises(HpcsgdError) as raised:
+                hpcsgd.fit(
+                    given["X"], given["family"], given["y"], comm=world, **PLAIN, **more
+                )
+            assert raised.value.on_all_ranks
+            assert tally["open"] == 0
+    assert comm.allreduce(1) == comm.size

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from hpcsgd.api import train
 from hpcsgd.averaging import AverageConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.sweeps.api import sweep
@@ -125,6 +126,55 @@ def test_a_run_that_goes_on_has_the_same_mean(tmp_path, at):
     whole = train_on(2, config, problem)
     assert again.report["average"]["kept"] == "mean"
     assert again.weights_sha256 == whole.weights_sha256
+
+
+def test_a_run_that_was_made_shorter_averages_what_there_is(tmp_path):
+    """Its last part has begun already where it goes on, and nothing was kept of it."""
+    from hpcsgd.callbacks import Callback, Wish
+
+    class Stop(Callback):
+        def on_exchange(self, view):
+            return Wish.PREEMPT if view.exchanges >= 20 else None
+
+    problem, config = noisy(run={"check_every": 1}, average={"kind": "tail"})
+    run = replace(config.run, out=str(tmp_path))
+    train_on(1, replace(config, run=run), problem, callbacks=[Stop()])
+    shorter = replace(config.schedule, epochs=4)
+    run = replace(run, resume="auto")
+    again = train_on(1, replace(config, run=run, schedule=shorter), problem)
+    # 9 exchanges an epoch: 18 of 36 are averaged, and 20 were done before.
+    assert again.report["average"]["iterates"] == 16
+    assert again.report["average"]["kept"] == "mean"
+
+
+def test_another_share_is_another_run(tmp_path):
+    problem, config = noisy()
+    run = replace(config.run, out=str(tmp_path))
+    train_on(1, replace(config, run=run), problem)
+    other = replace(config.average, share=1.0)
+    run = replace(run, resume="auto")
+    with pytest.raises(ConfigError, match=r"\[average\] share"):
+        train_on(1, replace(config, run=run, average=other), problem)
+
+
+def test_all_ranks_keep_the_same_iterate(monkeypatch):
+    """Where both are about as good, sums may say so on one rank and not on another."""
+    from hpcsgd.averaging import TailAverage
+    from hpcsgd.comm.threads import run_ranks
+
+    measured = TailAverage._losses
+
+    def as_a_rank_sees_it(self, weights, intercept):
+        found = measured(self, weights, intercept)
+        return found + 1e9 * self.evaluation.objective.grid.world.rank
+
+    monkeypatch.setattr(TailAverage, "_losses", as_a_rank_sees_it)
+    problem, config = noisy(run={"evaluate_every": 1})
+    results = run_ranks(
+        3, lambda world: train(config, X=problem.X, y=problem.y, world=world)
+    )
+    assert {one.report["average"]["kept"] for one in results} == {"mean"}
+    assert len({one.weights_sha256 for one in results}) == 1
 
 
 def test_replicas_average_what_they_agreed_on():

@@ -247,15 +247,19 @@ def test_held_out_rows_end_it_and_name_the_weights():
 
 
 @QUIET
-def test_held_out_rows_of_a_run_that_goes_on(tmp_path):
+@pytest.mark.parametrize(("at", "epochs"), [(4, 300), (5, 5)])
+def test_held_out_rows_of_a_run_that_goes_on(tmp_path, at, epochs):
+    """Also after its last exchange, with nothing left to do but name the best."""
+
     class Stop(Callback):
         def on_exchange(self, view):
-            return hpcsgd.callbacks.Wish.PREEMPT if view.exchanges == 4 else None
+            return hpcsgd.callbacks.Wish.PREEMPT if view.exchanges == at else None
 
     rng = np.random.default_rng(3)
     X = rng.normal(size=(60, 40))
     y = (X[:, 0] + 2.0 * rng.normal(size=60) > 0).astype(float)
-    options = {"alpha": 1e-6, "hold_out": 0.4, "rate": 0.5, "epochs": 300, "steps": 2}
+    options = {"alpha": 1e-6, "hold_out": 0.4, "rate": 0.5, "steps": 2}
+    options["epochs"] = epochs
 
     def run(resume="no", callbacks=()):
         folder = {"out": str(tmp_path), "resume": resume, "check_every": 1}
@@ -315,6 +319,17 @@ def test_numbers_of_numpy_are_numbers():
     assert len(set(found)) == 1
 
 
+@QUIET
+def test_ways_of_sgd_are_taken_where_coordinates_have_none():
+    problem = make_problem("gaussian", n=40, d=3)
+    for more in ({"update": "momentum"}, {"average": True}):
+        result = hpcsgd.fit(
+            problem.X, "gaussian", problem.y, l1_ratio=0.5, epochs=2, **more
+        )
+        assert result.config["update"]["kind"] == more.get("update", "sgd")
+        assert ("average" in result.report) or "update" in more
+
+
 @pytest.mark.parametrize(
     "more, words",
     [
@@ -332,6 +347,8 @@ def test_numbers_of_numpy_are_numbers():
         ({"family": "cauchy"}, "cauchy"),
         ({"config": {"rate": 0.1}}, "outside a section"),
         ({"config": {"stop": {"on": "validation"}}}, "sampling.hold_out"),
+        ({"update": "momentum", "solver": "svrg"}, "leave one of them out"),
+        ({"average": True, "solver": "coordinate"}, "average.kind"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(more, words):

@@ -147,7 +147,7 @@ def test_rows_are_a_view_where_nothing_moves():
     np.testing.assert_array_equal(dealing.deal_dense(deal, X), X)
 
 
-def refused(function, kind=DataError):
+def refused(function, kind=(ConfigError, DataError)):
     """The one error of all ranks, in its own words."""
     said = []
 
@@ -217,6 +217,27 @@ WRONG = {
         lambda w: fit_of(w, X if w.rank else X * np.nan, Y, "rows"),
         "X has nan at row 0, column 0",
     ),
+    "weights of some replicas": (
+        lambda w: hpcsgd.fit(
+            X, "logistic", Y, sample_weight=Y + 1 if w.rank else None, comm=w,
+            **PLAIN,
+        ),
+        "give every rank the same arrays",
+    ),
+    "targets of no rows": (
+        lambda w: fit_of(w, X if w.rank else X[:0], Y, "rows"),
+        "61 targets, weights or offsets are given beside 0 rows",
+    ),
+    "layouts": (
+        lambda w: fit_of(w, X, Y, "rows" if w.rank else "replicated"),
+        "rank 0 asks for .* layout = 'replicated'",
+    ),
+    "settings": (
+        lambda w: hpcsgd.fit(
+            X, "logistic", Y, comm=w, **(PLAIN | {"alpha": 1.0 + w.rank})
+        ),
+        "alike on all ranks",
+    ),
     "narrow": (
         lambda w: fit_of(w, X[:, :2], Y, "rows"),
         "cannot share 2 columns",
@@ -228,6 +249,19 @@ WRONG = {
 def test_what_does_not_fit_is_one_error_on_all_ranks(name):
     function, words = WRONG[name]
     assert re.search(words, refused(function))
+
+
+def test_one_of_the_ranks_may_look_on(capsys):
+    """What it sees takes passes of all."""
+    found = run_ranks(
+        2,
+        lambda w: hpcsgd.fit(
+            X, "logistic", Y, comm=w, **(PLAIN | {"verbose": int(w.rank == 0)})
+        ),
+    )
+    assert len({one.weights_sha256 for one in found}) == 1
+    assert "gap" in capsys.readouterr().out
+    assert all("gap" in record for record in found[1].history[:2])
 
 
 @pytest.mark.parametrize(

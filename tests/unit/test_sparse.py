@@ -308,11 +308,13 @@ def test_auto_gathers_rows_of_few_values(density, wanted):
     assert found.product == wanted
 
 
-def test_damage_is_found_in_stored_values():
-
+@pytest.mark.parametrize("more", [{}, {"recipe": "fp32", "gradient_sum": "bf16"}])
+def test_damage_is_found_in_stored_values(more):
+    """Also where arithmetic is emulated: rows of it have no stored values."""
     stored, _ = make_sparse("logistic")
     reader = MemoryReader(stored.X, stored.y)
-    config, world = config_for(stored), SerialCommunicator()
+    config = config_for(stored, precision=more)
+    world = SerialCommunicator()
     live = build(config, world, lambda _: reader, [], Clock())
     assert find_damage(live) == ""
     matrix = live.loaded.shard.matrix

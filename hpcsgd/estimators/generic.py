@@ -95,7 +95,8 @@ class Generic(Learner):
     @available_if(_probabilities)  # type: ignore[untyped-decorator]
     def predict_log_proba(self, X: Any, offset: Any = None) -> Array:
         """Their logarithms."""
-        return np.asarray(np.log(self.predict_proba(X, offset)))
+        X, total = self._rows(X, offset)
+        return self._formula().log_probabilities(X, total)
 
     def score(
         self,

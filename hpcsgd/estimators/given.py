@@ -18,11 +18,14 @@ from sklearn.utils.validation import (
 from hpcsgd.comm.base import Communicator
 from hpcsgd.errors import DataError, HpcsgdError
 from hpcsgd.estimators.formula import column, is_on_device, total_offset
+from hpcsgd.fitting.agreed import check_agreed
 from hpcsgd.fitting.fit import ranks_of
 
 Array = NDArray[Any]
 T = TypeVar("T")
 # The first is what whole numbers become; float32 stays as it is, without a copy.
+# Parameters of a rank's own: rank 0 draws seeds and folds for all.
+OWN = ("callbacks", "verbose", "random_state", "cv")
 CHECKS = {"accept_sparse": "csr", "dtype": (np.float64, np.float32)}
 
 
@@ -74,9 +77,12 @@ class Given:
 
 
 @contextmanager
-def opened(comm: Any, layout: str, grid: Any) -> Iterator[Place]:
+def opened(estimator: Any, comm: Any, layout: str, grid: Any) -> Iterator[Place]:
     """The ranks of `comm`: ours, mpi4py's, or this process alone."""
     with ranks_of(comm) as world:
+        said = {"layout": layout, "grid": grid, "class": type(estimator).__name__}
+        said |= estimator.get_params(deep=False)
+        check_agreed(world, {k: repr(v) for k, v in said.items() if k not in OWN})
         yield Place(world, layout, grid)
 
 

@@ -19,7 +19,8 @@ Array = NDArray[Any]
 # One epoch of CA-SGD and nothing else.
 ONE_EPOCH = {"epochs": 1, "polish": False, "average": "none", "hold_out": 0.0}
 # A rate that no batch is too steep for, however few rows come: nothing is averaged.
-ANY_ROWS = {"rate": {"norm": "rows"}}
+# No goal: an epoch is an epoch, and a gap of these rows would cost more than it.
+ANY_ROWS = {"rate": {"norm": "rows"}, "stop": {"on": "none"}}
 
 
 class Learner(LinearEstimator):
@@ -42,15 +43,15 @@ class Learner(LinearEstimator):
         tags.target_tags.positive_only = self.family in ("poisson", "gamma")
         return tags
 
-    def _fit(self, *given: Any, where: tuple[Any, str, Any]) -> None:
+    def _fit(self, *given: Any, where: tuple[Any, str, Any], **more: Any) -> None:
         """`given`: X, y, sample_weight, and offset and exposure where there are."""
-        with opened(*where) as place:
+        with opened(self, *where) as place:
             taken = self._take(given, place)
             if self._labelled:
                 self.classes_ = find_classes(taken.X, taken.y, place)
                 self._check_count()
             starts = self._starts() if self.warm_start else None
-            self._learn(taken, place, starts)
+            self._learn(taken, place, starts, **more)
             warn_unless_converged(self, place.world.rank)
 
     def _partial_fit(
@@ -59,7 +60,7 @@ class Learner(LinearEstimator):
         """One epoch from where the model stands."""
         is_first = not hasattr(self, "coef_")
         done, before = (0, []) if is_first else (self.n_iter_, self.history_)
-        with opened(*where) as place:
+        with opened(self, *where) as place:
             taken = self._take(given, place, reset=is_first)
             if self._labelled:
                 self.classes_ = check_classes(self, classes)

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from dataclasses import replace
 from typing import Any
 
 from numpy.typing import ArrayLike
@@ -13,6 +14,7 @@ from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError, ConvergenceWarning
+from hpcsgd.fitting.agreed import check_agreed, settings_of
 from hpcsgd.fitting.given import open_data
 from hpcsgd.fitting.inputs import is_wide, to_matrix
 from hpcsgd.fitting.runs import Runs
@@ -37,7 +39,7 @@ def fit(
     bounds: Any = None,
     epochs: int | None = None,
     tol: float = 1e-5,
-    batch: int = 32,
+    batch: int | None = None,
     steps: int | str = "auto",
     rate: float | str = "auto",
     update: str = "sgd",
@@ -78,7 +80,8 @@ def fit(
     bounds : pair of a lowest and a highest weight, each a number, (d,) or None
     epochs : int, passes at most; by the solver where None
     tol : float, of the gradient relative to the residuals, where polishing ends
-    batch, steps : rows of a step, and steps between two messages (or "auto")
+    batch : rows of a step, or coordinates of a block; None: 32, or 1
+    steps : steps between two messages, or "auto"
     rate : float, "auto" (from the data) or "race" (the best of eight around that one,
         which half an epoch says), the step size
     update, momentum : str and float, plain SGD or with momentum
@@ -138,24 +141,53 @@ def fit(
         layout=layout,
     )
     sides = {"y": y, "sample_weight": sample_weight, "offset": offset}
+    result = run_fit(wanted, data, sides, classes, start, comm, callbacks)
+    if result.advice:
+        warnings.warn(result.advice, ConvergenceWarning, stacklevel=2)
+    return result
+
+
+def run_fit(
+    wanted: Wanted,
+    data: Any,
+    sides: Mapping[str, Any],
+    classes: Any,
+    start: Any,
+    comm: Any,
+    callbacks: Any,
+) -> Result:
+    """What `fit` does, without a warning: its caller reads `advice`."""
+    layout = wanted.layout
     with ranks_of(comm) as world:
+        # Where one rank shows losses all of them compute them.
+        shown = world.max_flag(int(bool(wanted.verbose)))
+        wanted = replace(wanted, verbose=shown)
         matrix = world.together(lambda: to_matrix(data))
         # Alike on all ranks, one of which may have no rows.
         wide = bool(world.max_flag(int(is_wide(matrix.X))))
         settings = world.together(lambda: wanted.settings(matrix.path, wide))
         begin = world.together(lambda: make_start(start))
+        said = {"layout": repr(layout), "start": type(begin).__name__}
+        check_agreed(world, said | settings_of(settings))
         given = world.together(lambda: open_data(matrix, sides, layout, settings))
         given = given.knowing(labels=classes)
-        if rate == RACE:
-            found = race_on(settings, world, given.opens)
-            settings = replace(settings, rate=replace(settings.rate, value=found))
-        watching = list(callbacks or [])
-        if verbose and world.rank == 0:
+        watching = world.together(lambda: _check_callbacks(callbacks))
+        if shown and world.rank == 0:
             watching.append(Shown())
-        result = Runs(world, settings, given, watching, begin).run()
-    if result.advice:
-        warnings.warn(result.advice, ConvergenceWarning, stacklevel=2)
-    return result
+        return Runs(world, settings, given, watching, begin).run()
+
+
+def _check_callbacks(given: Any) -> list[Callback]:
+    """A list of its own, of callbacks alone."""
+    found = list(given) if isinstance(given, list | tuple) else [given]
+    found = [] if given is None else found
+    for one in found:
+        if not isinstance(one, Callback):
+            raise ConfigError(
+                f"callbacks has one of type {type(one).__name__}; give a list of"
+                " hpcsgd.Callback"
+            )
+    return found
 
 
 @contextmanager

@@ -171,7 +171,7 @@ X, Y = PROBLEM.X, PROBLEM.y
 WRONG = {
     "widths": (
         lambda w: fit_of(w, X[:, : 11 - (w.rank == 2)], Y, "rows"),
-        "rank 0 has cols 11 and rank 2 has 10; give every rank rows of the same",
+        "rank 0 has columns 11 and rank 2 has 10; give every rank rows of the same",
     ),
     "types": (
         lambda w: fit_of(w, X.astype("f4" if w.rank == 1 else "f8"), Y, "rows"),
@@ -179,7 +179,7 @@ WRONG = {
     ),
     "kinds": (
         lambda w: fit_of(w, csr_array(X) if w.rank else X, Y, "rows"),
-        r"kind \(sparse or dense\) False and rank 1 has True",
+        "rank 0 has kind dense and rank 1 has sparse",
     ),
     "heights": (
         lambda w: fit_of(w, X[w.rank :], Y[w.rank :], "columns"),

@@ -77,13 +77,23 @@ class Given:
 
 
 @contextmanager
-def opened(estimator: Any, comm: Any, layout: str, grid: Any) -> Iterator[Place]:
+def opened(comm: Any, layout: str, grid: Any) -> Iterator[Place]:
     """The ranks of `comm`: ours, mpi4py's, or this process alone."""
     with ranks_of(comm) as world:
-        said = {"layout": layout, "grid": grid, "class": type(estimator).__name__}
-        said |= estimator.get_params(deep=False)
-        check_agreed(world, {k: repr(v) for k, v in said.items() if k not in OWN})
         yield Place(world, layout, grid)
+
+
+def check_alike(estimator: Any, X: Any, place: Place) -> None:
+    """Refuse ranks that ask for different fits."""
+    if place.world.size == 1:
+        return
+    kind = "a path" if isinstance(X, str | PathLike) else "no path"
+    said = {"class": type(estimator).__name__, "X": kind, "grid": repr(place.grid)}
+    said["layout"] = repr(place.layout)
+    for name, value in estimator.get_params(deep=False).items():
+        if name not in OWN:
+            said[name] = repr(value)
+    check_agreed(place.world, said)
 
 
 def take(
@@ -99,6 +109,8 @@ def take(
     reset: bool = True,
 ) -> Given:
     """Everything that was given, or one clear error."""
+    if place.layout == "hdf5" and not isinstance(X, str | PathLike):
+        raise DataError("layout = 'hdf5' needs the path of a file as X; give one")
     if isinstance(X, str | PathLike):
         if exposure is not None:
             offset = total_offset(offset, exposure, len(exposure))

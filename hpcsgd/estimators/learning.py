@@ -10,9 +10,17 @@ from sklearn.utils.validation import check_is_fitted
 from hpcsgd.errors import DataError
 from hpcsgd.estimators.base import LinearEstimator, Solution
 from hpcsgd.estimators.formula import Formula, is_labelled, total_offset
-from hpcsgd.estimators.given import Given, Place, opened, take, take_rows
+from hpcsgd.estimators.given import (
+    Given,
+    Place,
+    check_alike,
+    opened,
+    take,
+    take_rows,
+)
 from hpcsgd.estimators.labels import check_classes, encode, find_classes, weigh
 from hpcsgd.estimators.progress import history_of, passes_of, warn_unless_converged
+from hpcsgd.fitting.agreed import agree_on_names
 from hpcsgd.fitting.settings import laid_over
 
 Array = NDArray[Any]
@@ -45,7 +53,7 @@ class Learner(LinearEstimator):
 
     def _fit(self, *given: Any, where: tuple[Any, str, Any], **more: Any) -> None:
         """`given`: X, y, sample_weight, and offset and exposure where there are."""
-        with opened(self, *where) as place:
+        with opened(*where) as place:
             taken = self._take(given, place)
             if self._labelled:
                 self.classes_ = find_classes(taken.X, taken.y, place)
@@ -60,7 +68,7 @@ class Learner(LinearEstimator):
         """One epoch from where the model stands."""
         is_first = not hasattr(self, "coef_")
         done, before = (0, []) if is_first else (self.n_iter_, self.history_)
-        with opened(self, *where) as place:
+        with opened(*where) as place:
             taken = self._take(given, place, reset=is_first)
             if self._labelled:
                 self.classes_ = check_classes(self, classes)
@@ -74,10 +82,16 @@ class Learner(LinearEstimator):
         self.n_iter_ = done + self.n_iter_
 
     def _take(self, given: Any, place: Place, reset: bool = True) -> Given:
+        check_alike(self, given[0], place)
         labelled, given = self._labelled, place.share(*given)
-        return place.together(
+        taken = place.together(
             lambda: take(self, *given, is_labelled=labelled, reset=reset, place=place)
         )
+        own = getattr(self, "feature_names_in_", None)
+        names = agree_on_names(place.world, own, place.layout)
+        if own is None and names is not None:
+            self.feature_names_in_ = np.array(names, dtype=object)
+        return taken
 
     def _check_count(self) -> None:
         """Refuse more classes than the family can tell apart."""

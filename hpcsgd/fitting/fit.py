@@ -14,7 +14,7 @@ from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError, ConvergenceWarning
-from hpcsgd.fitting.agreed import check_agreed, settings_of
+from hpcsgd.fitting.agreed import agree_on_names, check_agreed, settings_of
 from hpcsgd.fitting.given import open_data
 from hpcsgd.fitting.inputs import is_wide, to_matrix
 from hpcsgd.fitting.runs import Runs
@@ -168,9 +168,11 @@ def run_fit(
         settings = world.together(lambda: wanted.settings(matrix.path, wide))
         begin = world.together(lambda: make_start(start))
         said = {"layout": repr(layout), "start": type(begin).__name__}
+        said["data"] = "no path" if matrix.path is None else "a path"
         check_agreed(world, said | settings_of(settings))
         given = world.together(lambda: open_data(matrix, sides, layout, settings))
-        given = given.knowing(labels=classes)
+        names = agree_on_names(world, given.names, layout)
+        given = replace(given, names=names).knowing(labels=classes)
         watching = world.together(lambda: _check_callbacks(callbacks))
         if shown and world.rank == 0:
             watching.append(Shown())

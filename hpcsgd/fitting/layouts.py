@@ -121,13 +121,14 @@ def _same(said: list[dict[str, Any]], names: tuple[str, ...], layout: str) -> No
         values = [one[name] for one in said]
         other = next((r for r, v in enumerate(values) if v != values[0]), None)
         if other is not None:
-            what = {"dtype": "element type", "cols": "columns"}
             raise _alike(
-                f"layout = {layout!r}: rank 0 has {what.get(name, name)} {values[0]}"
-                f" and rank {other} has {values[other]}; {_REMEDIES[layout]}"
+                f"layout = {layout!r}: rank 0 has {_WORDS.get(name, name + ' ')}"
+                f"{values[0]} and rank {other} has {values[other]}; {_REMEDIES[layout]}"
             )
 
 
+# Of what is there or not the value says all.
+_WORDS = {"dtype": "element type ", "cols": "columns ", **dict.fromkeys(SIDES, "")}
 _REMEDIES = {
     "replicated": "give every rank the same arrays, or say layout='rows' or 'columns'",
     "rows": "give every rank rows of the same columns and the same element type",

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import accuracy_score
 from sklearn.utils import ClassifierTags, RegressorTags

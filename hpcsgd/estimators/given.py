@@ -24,8 +24,8 @@ from hpcsgd.fitting.fit import ranks_of
 Array = NDArray[Any]
 T = TypeVar("T")
 # The first is what whole numbers become; float32 stays as it is, without a copy.
-# Parameters of a rank's own: rank 0 draws seeds and folds for all.
-OWN = ("callbacks", "verbose", "random_state", "cv")
+# Parameters of a rank's own: the seed is that of rank 0.
+OWN = ("callbacks", "verbose", "random_state")
 CHECKS = {"accept_sparse": "csr", "dtype": (np.float64, np.float32)}
 
 
@@ -92,7 +92,9 @@ def check_alike(estimator: Any, X: Any, place: Place) -> None:
     said["layout"] = repr(place.layout)
     for name, value in estimator.get_params(deep=False).items():
         if name not in OWN:
-            said[name] = repr(value)
+            # Of a splitter rank 0 draws the folds for all.
+            is_plain = name != "cv" or isinstance(value, int)
+            said[name] = repr(value) if is_plain else type(value).__name__
     check_agreed(place.world, said)
 
 

@@ -34,8 +34,8 @@ def find_classes(X: Any, y: Any, place: Place) -> Array:
     classes = np.unique(np.concatenate(found))
     if len(classes) < 2:
         raise DataError(
-            f"y has one class only ({classes.tolist()[0]!r}) and a classifier needs two; add"
-            " rows of another"
+            f"y has one class only ({classes.tolist()[0]!r}) and a classifier needs"
+            " two; add rows of another"
         )
     return classes
 
@@ -69,8 +69,8 @@ def encode(y: Array, classes: Array) -> Array:
     strange = np.flatnonzero(classes[places] != y)
     if len(strange):
         raise DataError(
-            f"y has {y[strange[:1]].tolist()[0]!r} at row {strange[0]} and the classes are"
-            f" {classes.tolist()}; name every class where the model first learns"
+            f"y has {y[strange[:1]].tolist()[0]!r} at row {strange[0]} and the classes"
+            f" are {classes.tolist()}; name every class where the model first learns"
         )
     return places.astype(np.float64)
 

@@ -20,7 +20,7 @@ from hpcsgd.estimators.given import (
 )
 from hpcsgd.estimators.labels import check_classes, encode, find_classes, weigh
 from hpcsgd.estimators.progress import history_of, passes_of, warn_unless_converged
-from hpcsgd.fitting.agreed import agree_on_names
+from hpcsgd.fitting.agreed import agree_on_names, check_agreed
 from hpcsgd.fitting.settings import laid_over
 
 Array = NDArray[Any]
@@ -71,12 +71,16 @@ class Learner(LinearEstimator):
         with opened(*where) as place:
             taken = self._take(given, place, reset=is_first)
             if self._labelled:
-                self.classes_ = check_classes(self, classes)
+                self.classes_ = place.together(lambda: check_classes(self, classes))
+                names = {"classes": repr(self.classes_.tolist())}
+                check_agreed(place.world, names)
                 self._check_count()
             # Another order of rows in every epoch.
             seed = self._seed(place) + int(np.max(done))
             config = laid_over(ANY_ROWS, self.config)
-            changed = {"seed": seed, "config": config, **ONE_EPOCH}
+            # Exact steps would fit these rows and forget those before.
+            solver = "sgd" if self.solver == "auto" else self.solver
+            changed = {"seed": seed, "config": config, "solver": solver, **ONE_EPOCH}
             self._learn(taken, place, self._starts(), **changed)
         self.history_ = before + self.history_
         self.n_iter_ = done + self.n_iter_

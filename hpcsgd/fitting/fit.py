@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from dataclasses import replace
 from typing import Any
 
 from numpy.typing import ArrayLike
@@ -20,9 +19,8 @@ from hpcsgd.fitting.inputs import is_wide, to_matrix
 from hpcsgd.fitting.runs import Runs
 from hpcsgd.fitting.shown import Shown
 from hpcsgd.fitting.start import make_start
-from hpcsgd.fitting.wanted import RACE, Wanted
+from hpcsgd.fitting.wanted import Wanted
 from hpcsgd.result import Result
-from hpcsgd.sweeps.race import race_on
 
 
 def fit(

@@ -203,7 +203,7 @@ def _parts(
             f"{members} members cannot share {cols} columns; use more replicas, as"
             f" grid=({world.size}, 1)"
         )
-    if members == 1 or partition == "equal" or not like["kind"] == "sparse":
+    if members == 1 or partition == "equal" or like["kind"] != "sparse":
         return tuple(split_range(cols, members, c) for c in range(members))
     stored = np.bincount(own.indices, minlength=cols).astype(np.float64)
     return tuple(split_by_weight(world.sum(stored, "control"), members))

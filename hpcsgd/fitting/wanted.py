@@ -143,17 +143,22 @@ class Wanted:
         return {name: bound for name, bound in given.items() if bound is not None}
 
     def _solver(self, problem: dict[str, Any], recipe: str) -> str:
-        """Where l1 or bounds bend F, families of one score have an exact form."""
+        """Where l1 or bounds bend F, families of one score have an exact form, and
+        others go there without noise.
+        """
         if self.solver not in SOLVERS:
             raise ConfigError(
                 f"solver = {self.solver!r}; known: {', '.join(map(repr, SOLVERS))}"
             )
         if self.solver != "auto":
             return str(self.solver)
-        plainly = self.device == "cpu" and recipe in ("fp32", "fp64")
-        plainly = plainly and not self.hold_out and self.layout != "columns"
-        suits = has_form(self.family) and plainly
-        return COORDINATE if suits and not _is_smooth(problem) else "sgd"
+        if _is_smooth(problem) or self.device != "cpu" or self.hold_out:
+            return "sgd"
+        suits = has_form(self.family) and recipe in ("fp32", "fp64")
+        if suits and self.layout != "columns":
+            return COORDINATE
+        # Noise would keep weights from 0 for as long as the rate is not.
+        return "svrg" if self.update == "sgd" else "sgd"
 
     def _polish(self, problem: dict[str, Any], solver: str) -> dict[str, Any]:
         """L-BFGS wants a smooth F, and all of the rows."""

@@ -5,6 +5,7 @@ import pytest
 from sklearn.base import clone
 from sklearn.linear_model import Ridge
 from sklearn.model_selection import (
+    GroupKFold,
     KFold,
     LeaveOneGroupOut,
     ShuffleSplit,
@@ -149,3 +150,15 @@ def test_a_large_alpha_does_not_outrun_the_rate():
 
 def test_it_has_no_partial_fit():
     assert not hasattr(hpcsgd.GLM_CV(), "partial_fit")
+
+
+def test_groups():
+    """Rows of a group are held out together."""
+    X, y = problem_for(hpcsgd.GLM_CV(), n=61)
+    groups = np.arange(61) % 7
+    model = hpcsgd.GLM_CV(alphas=ALPHAS, cv=GroupKFold(3)).fit(X, y, groups=groups)
+    pairs = list(GroupKFold(3).split(X, y, groups))
+    again = hpcsgd.GLM_CV(alphas=ALPHAS, cv=pairs).fit(X, y)
+    np.testing.assert_array_equal(model.cv_results_["held"], again.cv_results_["held"])
+    with pytest.raises(hpcsgd.ConfigError, match="GroupKFold"):
+        hpcsgd.GLM_CV(alphas=ALPHAS, cv=3).fit(X, y, groups=groups)

@@ -282,5 +282,5 @@ def test_coordinates_have_ranks_of_rows():
     by_rows, by_columns = (run_ranks(3, f)[2] for f in (rows, columns))
     assert by_rows.report["solver"] == "coordinate"
     np.testing.assert_allclose(by_rows.weights, expected.weights, atol=1e-9)
-    assert by_columns.config["update"]["kind"] == "sgd"
+    assert by_columns.config["update"]["kind"] == "svrg"
     assert by_columns.loss == pytest.approx(expected.loss, rel=2e-3)

@@ -144,14 +144,26 @@ def _about_loss(result: Result) -> Iterator[str]:
         )
 
 
+def _less_agreeing(result: Result) -> str:
+    """The next step towards fewer messages between replicas."""
+    asked = result.config.get("agreement", {})
+    if asked.get("kind") == "gradient":
+        return (
+            "agreeing dominates: --set agreement.accumulate="
+            f"{2 * asked['accumulate']} sends half as often (as a batch twice as large)"
+        )
+    period = 2 * result.report["schedule"]["period"]
+    return (
+        f"agreeing dominates: --period {period} agrees half as often (replicas drift"
+        " further apart)"
+    )
+
+
 def _about_time(result: Result) -> Iterator[str]:
     """What would save the most time, where one thing has most of it."""
     schedule, product = result.report["schedule"], result.report["products"]
     if waiting_for(result, "agreement") >= DOMINATES:
-        yield (
-            f"agreeing dominates: --period {2 * schedule['period']}"
-            " agrees half as often (replicas drift further apart)"
-        )
+        yield _less_agreeing(result)
     elif product != "direct" and result.report["grid"]["members"] == 1:
         yield "one member has nobody to sum with: --products direct needs no Gram"
     elif product != "direct":

@@ -11,7 +11,7 @@ import hpcsgd
 from hpcsgd.agreement import Agreement
 from hpcsgd.callbacks.base import View
 from hpcsgd.callbacks.guards import MemberCheck
-from hpcsgd.checkpoint import ASKED, Checkpoint
+from hpcsgd.checkpoint import ASKED, KEPT, SIZES, Checkpoint
 from hpcsgd.columns import Columns
 from hpcsgd.comm.grid import Grid
 from hpcsgd.data.partition import split_range
@@ -19,7 +19,8 @@ from hpcsgd.evaluation import Evaluation
 from hpcsgd.products.base import Array, State
 from hpcsgd.timing import Clock
 
-MEMORY = "memory_"  # before the names of what agreements and codecs keep
+# Before the names of what agreements and codecs keep, and of what is of all members.
+MEMORY, SHARED = "memory_", "shared_"
 
 
 @dataclass
@@ -47,13 +48,25 @@ class Capture:
         arrays = {"weights": self.columns.join(self.to_host(state.weights))}
         if state.intercept is not None:
             arrays["intercept"] = state.intercept.copy()
-        for name, kept in state.memory.items():
+        for name, kept in self.agreement.memory(state).items():
             arrays[MEMORY + name] = self.columns.join(kept)
+        for name, kept in state.shared.items():
+            arrays[SHARED + name] = kept.copy()
         arrays = {
             name: self.columns.of_all_replicas(array) if apart else array[None]
             for name, array in arrays.items()
         }
-        return arrays | self._good()
+        return arrays | self._kept(state) | self._good()
+
+    def _kept(self, state: State) -> dict[str, Array]:
+        """(R, bytes of all members) of what only the same grid can go on with."""
+        if not state.kept:  # here and everywhere else: settings decide it
+            return {}
+        own = packed(state.kept)
+        sizes = self.grid.members.exchange_objects(own.size)
+        whole = np.empty(sum(sizes), dtype=np.uint8)
+        self.grid.members.gather(own, sizes, whole, "control")
+        return {KEPT: self.columns.of_all_replicas(whole), SIZES: np.array(sizes)}
 
     def _good(self) -> dict[str, Array]:
         """The last weights that had a good loss: what a divergence goes back to."""
@@ -116,7 +129,7 @@ class Capture:
         view.exchanges = self.position(said)
         view.epoch = view.exchanges // self.exchanges_per_epoch
         view.steps, rows = progress(view.exchanges)
-        view.rows = rows * self.grid.replicas.size
+        view.rows = rows * self.agreement.workers
         view.loss, view.seconds = said["loss"], said["seconds"]
         view.history[:] = said["history"]
         view.events[:] = said.get("events", [])
@@ -139,13 +152,40 @@ class Capture:
         arrays = {
             name: self._of_this_replica(copies, rows)
             for name, copies in checkpoint.arrays.items()
-            if not name.startswith("good_")
+            if not name.startswith(("good_", KEPT, MEMORY))
         }
         state.weights[...] = arrays["weights"][own]
         if state.intercept is not None:
             state.intercept[...] = arrays["intercept"]
-        for name, kept in state.memory.items():
-            kept[...] = arrays[MEMORY + name][own]
+        for name in state.memory:
+            kept = self._remembered(checkpoint.arrays[MEMORY + name])
+            self.agreement.remember(state, name, kept[own])
+        for name, kept in state.shared.items():
+            kept[...] = arrays[SHARED + name]
+        self._put_back_kept(checkpoint, state)
+
+    def _remembered(self, copies: Array) -> Array:
+        """Its own; the mean where there are other replicas now.
+
+        What is still to be sent is one of R equal parts: their mean stays.
+        """
+        if len(copies) == self.grid.replicas.size:
+            own: Array = copies[self.grid.replica]
+            return own
+        mean: Array = copies.mean(axis=0, dtype=copies.dtype)
+        return mean
+
+    def _put_back_kept(self, checkpoint: Checkpoint, state: State) -> None:
+        """What another grid has kept fits nobody here: it begins anew."""
+        copies, sizes = (checkpoint.arrays.get(name) for name in (KEPT, SIZES))
+        grid, wanted = self.grid, packed(state.kept).size
+        if copies is None or sizes is None:
+            return
+        same = (len(copies), len(sizes)) == (grid.replicas.size, grid.members.size)
+        if not same or sizes[grid.member] != wanted:
+            return
+        first = int(sizes[: grid.member].sum())
+        unpack(copies[grid.replica, first : first + wanted], state.kept)
 
     def _put_back_evaluation(self, checkpoint: Checkpoint) -> None:
         evaluation, said = self.evaluation, checkpoint.document["evaluation"]
@@ -168,6 +208,22 @@ class Capture:
         else:
             own = np.tensordot(_shares(rows, len(copies)), copies, axes=1)
         return own
+
+
+def packed(arrays: dict[str, Array]) -> Array:
+    """The bytes of all of them, in the order of their names."""
+    parts = [np.ascontiguousarray(arrays[name]).reshape(-1) for name in sorted(arrays)]
+    return np.concatenate([np.empty(0, np.uint8), *(p.view(np.uint8) for p in parts)])
+
+
+def unpack(held: Array, arrays: dict[str, Array]) -> None:
+    """Such bytes back into the arrays, in place."""
+    first = 0
+    for name in sorted(arrays):
+        array = arrays[name]
+        part = np.ascontiguousarray(held[first : first + array.nbytes])
+        array[...] = part.view(array.dtype).reshape(array.shape)
+        first += array.nbytes
 
 
 def _shares(rows: int, replicas: int) -> Array:

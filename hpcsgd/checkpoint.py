@@ -37,6 +37,9 @@ MOST_EXCHANGES = 10**15  # of any run that ends
 # Counted through, whatever a run was put back to: the newest is the highest number.
 NAME = re.compile(r"(\d{6,12})-exchange-\d{9,18}\.h5")
 
+# Arrays of each rank's own as bytes, (replicas, of all members), and how many of each.
+KEPT, SIZES = "kept", "kept_sizes"
+
 # What the document of a checkpoint says besides the arrays.
 SCHEMA = {
     "config": {...: dict},
@@ -200,6 +203,8 @@ def _number(path: Path) -> int:
 
 def _fits(document: Mapping[str, Any], arrays: Mapping[str, Array]) -> bool:
     """One state for all replicas or one for each, all of them floats and finite."""
+    kept, sizes = (arrays.get(name) for name in (KEPT, SIZES))
+    arrays = {k: array for k, array in arrays.items() if k not in (KEPT, SIZES)}
     weights = arrays.get("weights")
     if weights is None or any(a.dtype.kind != "f" for a in arrays.values()):
         return False
@@ -207,7 +212,8 @@ def _fits(document: Mapping[str, Any], arrays: Mapping[str, Array]) -> bool:
     private = [a for name, a in arrays.items() if not name.startswith("good_")]
     good = arrays.get("good_weights")
     return (
-        0 <= document["exchanges"] <= MOST_EXCHANGES
+        _are_packed(kept, sizes, document["replicas"])
+        and 0 <= document["exchanges"] <= MOST_EXCHANGES
         and 1 <= document["replicas"] <= document["rows"]
         and document["exchanges_per_epoch"] >= 1
         and weights.size > 0
@@ -216,6 +222,17 @@ def _fits(document: Mapping[str, Any], arrays: Mapping[str, Array]) -> bool:
         and (good is None or good.shape == weights.shape[1:])
         and (good is None) == (document["evaluation"]["good_loss"] is None)
         and all(_is_finite(a, "losses" in _last(document)) for a in arrays.values())
+    )
+
+
+def _are_packed(kept: Array | None, sizes: Array | None, replicas: int) -> bool:
+    """Both or neither, and as many bytes as they say."""
+    if kept is None or sizes is None:
+        return kept is sizes
+    integers = kept.dtype == np.uint8 and sizes.dtype.kind == "i"
+    shaped = kept.ndim == 2 and len(kept) == replicas and sizes.ndim == 1
+    return bool(
+        integers and shaped and (sizes >= 0).all() and sizes.sum() == kept.shape[1]
     )
 
 

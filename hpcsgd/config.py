@@ -7,12 +7,15 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from hpcsgd.agreement.settings import AgreementConfig
 from hpcsgd.averaging import AverageConfig
 from hpcsgd.checkpoint import CheckpointConfig
+from hpcsgd.codecs.settings import CodecConfig
 from hpcsgd.coordinate.settings import CoordinateConfig
 from hpcsgd.data.partition import PARTITIONS
 from hpcsgd.data.sampling import SamplingConfig
 from hpcsgd.errors import ConfigError
+from hpcsgd.methods import with_method
 from hpcsgd.polish.settings import PolishConfig
 from hpcsgd.precision import PrecisionConfig
 from hpcsgd.problem import ProblemConfig
@@ -66,13 +69,6 @@ class UpdateConfig:
             raise ConfigError(
                 f"[update] snapshot = {self.snapshot} must be at least 1; 1 is usual"
             )
-
-
-@dataclass(frozen=True)
-class AgreementConfig:
-    """How replicas agree."""
-
-    kind: str = "auto"  # average where there is more than one replica
 
 
 @dataclass(frozen=True)
@@ -173,6 +169,7 @@ class RunConfig:
     schedule: Schedule = field(default_factory=Schedule)
     products: ProductsConfig = field(default_factory=ProductsConfig)
     agreement: AgreementConfig = field(default_factory=AgreementConfig)
+    codec: CodecConfig = field(default_factory=CodecConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
     coordinate: CoordinateConfig = field(default_factory=CoordinateConfig)
     rate: RateConfig = field(default_factory=RateConfig)
@@ -189,7 +186,7 @@ class RunConfig:
     @classmethod
     def parse(cls, tables: Mapping[str, Mapping[str, Any]]) -> "RunConfig":
         """Check `tables` (section -> key -> value) against the sections."""
-        kinds = _hints(cls)
+        tables, kinds = with_method(tables), _hints(cls)
         _reject_unknown("sections", tables, kinds)
         sections = {}
         for name, table in tables.items():

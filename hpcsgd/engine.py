@@ -104,6 +104,7 @@ class Engine:
         if not self.view.history:
             self._evaluate(state)
         first = self.view.exchanges
+        self.agreement.start(state, first)
         self.states.begin(state, self.view)
         self.meter.resume()
         status = self._train(state, groups)
@@ -143,14 +144,15 @@ class Engine:
             self._tell("on_evaluate")
             return self.wish
 
+        if self.finisher is UNFINISHED:
+            if status is Status.COMPLETED and self.stop.on != "none":
+                self.stop.warn(self.view.history)
+            return state, status
         self.clock.start()
         self.meter.resume()
         state, wish = self.finisher.finish(state, self.view, tell)
         self.meter.pause()
-        if self.finisher.facts is not None:
-            self.clock.lap("polish")
-        elif status is Status.COMPLETED and self.stop.on != "none":
-            self.stop.warn(self.view.history)
+        self.clock.lap("polish")
         return state, ENDINGS.get(wish, status)
 
     def _is_there(self) -> bool:
@@ -180,9 +182,7 @@ class Engine:
             upcoming = next(groups, None)
             self.clock.lap("sample")
             if group is not None:
-                state = self.product.advance(state, group, upcoming)
-                self.view.steps += len(group.blocks.sizes)
-                self.view.rows += len(group.rows) * self.grid.replicas.size
+                state, group = self._work(state, group, upcoming, number)
             self.recorder.after(state, number)
             self.hooks.after_steps(state, group)
             group = upcoming
@@ -197,6 +197,18 @@ class Engine:
             if ending is not None:
                 return ending
         return Status.COMPLETED
+
+    def _work(
+        self, state: State, group: Group, upcoming: Group | None, number: int
+    ) -> tuple[State, Group | None]:
+        """The steps of `group`, which is None behind a replica that rests."""
+        agreement = self.agreement
+        self.view.steps += agreement.updates(len(group.blocks.sizes))
+        self.view.rows += len(group.rows) * agreement.workers
+        if not agreement.trains(number):
+            return state, None
+        ahead = upcoming if agreement.trains(number + 1) else None
+        return self.product.advance(state, group, ahead), group
 
     def _look(self, state: State, number: int) -> Status | None:
         """Whether to end: asked of all ranks together, so that all leave together."""

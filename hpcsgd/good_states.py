@@ -23,6 +23,8 @@ class Kept:
     weights: Array
     intercept: Array | None
     memory: dict[str, Array]
+    kept: dict[str, Array]
+    shared: dict[str, Array]
 
     @classmethod
     def of(cls, state: State, view: View) -> "Kept":
@@ -34,7 +36,9 @@ class Kept:
             evaluations=len(view.history),
             weights=state.weights.copy(),
             intercept=None if state.intercept is None else state.intercept.copy(),
-            memory={name: kept.copy() for name, kept in state.memory.items()},
+            memory=_copies(state.memory),
+            kept=_copies(state.kept),
+            shared=_copies(state.shared),
         )
 
     def put_back(self, state: State, view: View) -> None:
@@ -42,11 +46,20 @@ class Kept:
         state.weights[...] = self.weights
         if state.intercept is not None and self.intercept is not None:
             state.intercept[...] = self.intercept
-        for name, kept in self.memory.items():
-            state.memory[name][...] = kept
+        for own, held in (
+            (state.memory, self.memory),
+            (state.kept, self.kept),
+            (state.shared, self.shared),
+        ):
+            for name, array in held.items():
+                own[name][...] = array
         view.exchanges, view.epoch = self.exchanges, self.epoch
         view.loss = self.loss
         del view.history[self.evaluations :]
+
+
+def _copies(arrays: dict[str, Array]) -> dict[str, Array]:
+    return {name: array.copy() for name, array in arrays.items()}
 
 
 @dataclass

@@ -141,13 +141,15 @@ def predict(
     looks = kind not in ("direct", *GATHERS) and config.run.gap_every > 0
     # Good states, the one that a checkpoint is made of, and the walk of a look.
     copies = 2 + 4 * config.run.fall_back + 3 * looks
+    copies += _of_gradients(config)
     need = Need(
         matrix=rows * cols * _bytes(precision.matrix),
         columns=rows * (3 * working + 8),
         exchange=2 * (m * held * working + travelling) + looks * gram,
         kept=kept,
         weights=held * states * get_format(precision.weights).carrier.itemsize * copies
-        + 2 * reader.cols * states * 8,
+        + 2 * reader.cols * states * 8
+        + _slow(config, held, precision),
         reading=max(3 * CHUNK_BYTES, block_rows(reader.cols) * cols * 16)
         if rows * cols * 8 > CHUNK_BYTES
         else 3 * rows * cols * 8,
@@ -165,6 +167,24 @@ def _of_finisher(config: RunConfig, rows: int, cols: int, columns: int) -> int:
     if config.polish.kind == "none":
         return 0
     return 8 * (8 * rows + (2 * depth_for(columns) + 8) * cols)
+
+
+def _slow(config: RunConfig, held: int, precision: Precision) -> int:
+    """x_old and u of slow momentum, and their copies in states and checkpoints."""
+    asked = config.agreement
+    if asked.kind != "slowmo":
+        return 0
+    each = held * get_format(precision.weights).carrier.itemsize
+    parts = config.grid.replicas if asked.slow_sharded else 1
+    # Parts are put together where a checkpoint is made.
+    return 2 * (each * (1 + 4 * config.run.fall_back) // parts + each)
+
+
+def _of_gradients(config: RunConfig) -> int:
+    """The buffer that gradients are summed in; with a codec an error, and its words."""
+    if config.agreement.kind != "gradient":
+        return 0
+    return 1 if config.agreement.codec == "identity" else 3
 
 
 def _sparse(

@@ -68,7 +68,7 @@ def _judged(live: Live) -> dict[str, Any]:
 
 def _facts(live: Live, began: float, setup: Mapping[str, float]) -> dict[str, Any]:
     config, view, clock = live.config, live.engine.view, live.task.clock
-    grid, batch = live.grid, live.config.schedule.batch
+    grid, batch = live.grid, config.schedule.batch
     evaluate = clock.seconds.get("evaluate", 0.0)
     phases = {k: v for k, v in clock.seconds.items() if k != "evaluate"}
     return {
@@ -77,7 +77,7 @@ def _facts(live: Live, began: float, setup: Mapping[str, float]) -> dict[str, An
             "steps": config.schedule.steps,
             "period": config.schedule.period,
             "epochs": config.schedule.epochs,
-            "global_batch": batch * grid.replicas.size,
+            "global_batch": batch * grid.replicas.size * config.agreement.accumulate,
         },
         "grid": {"replicas": grid.replicas.size, "members": grid.members.size},
         "ranks": grid.world.size,
@@ -105,6 +105,7 @@ def _facts(live: Live, began: float, setup: Mapping[str, float]) -> dict[str, An
         "seconds_wall": time.perf_counter() - began,
         "seconds_by_phase": phases,
         "rows_per_second": view.rows / view.seconds if view.seconds > 0 else 0.0,
+        "agreement": _agreement(live),
         **_of_all_ranks(live),
         "transport": grid.world.transport,
         "source": live.loaded.source,
@@ -115,6 +116,12 @@ def _facts(live: Live, began: float, setup: Mapping[str, float]) -> dict[str, An
         **_where(),
         **({"profile": profile(live, setup)} if config.run.profile else {}),
     }
+
+
+def _agreement(live: Live) -> dict[str, Any]:
+    """How replicas agreed, and what that says of itself."""
+    asked = {name: getattr(live.config.agreement, name) for name in ("kind", "method")}
+    return {**asked, **live.engine.agreement.facts()}
 
 
 def _polished(live: Live) -> dict[str, Any]:

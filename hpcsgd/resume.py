@@ -11,7 +11,7 @@ import numpy as np
 
 from hpcsgd.assembly.choice import Earlier
 from hpcsgd.assembly.live import Live
-from hpcsgd.capture import MEMORY
+from hpcsgd.capture import MEMORY, SHARED
 from hpcsgd.checkpoint import (
     ASKED,
     FOLDER,
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 # Sections that decide the iterates: other values are another run.
 FIXED = (
     *("problem", "schedule", "update", "rate", "sampling", "sweep", "precision"),
-    "agreement",
+    *("agreement", "codec"),
 )
 
 
@@ -227,6 +227,8 @@ def _wanted(live: Live, checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     wanted: dict[str, tuple[int, ...]] = {"weights": (columns, state.weights.shape[1])}
     for name, kept in state.memory.items():
         wanted[MEMORY + name] = (columns, kept.shape[1])
+    for name, kept in state.shared.items():
+        wanted[SHARED + name] = kept.shape
     if state.intercept is not None:
         wanted["intercept"] = state.intercept.shape
         if "good_weights" in checkpoint.arrays:

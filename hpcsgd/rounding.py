@@ -4,6 +4,7 @@ Done with the bits of the values, by operators that every array library has: the
 text serves NumPy and CuPy. Nothing is rounded twice, whatever the format.
 """
 
+from math import frexp
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hpcsgd.formats import Format, get_format
 Array = NDArray[Any]
 # of a carrier: unsigned integers of its size, bits of its fraction, smallest exponent
 BITS = {"float32": ("uint32", 23, -126), "float64": ("uint64", 52, -1022)}
+LEAST_EXPONENT = -126  # 2^126 is the largest power of two that divides nothing away
 
 
 def round_through(values: Array, name: str, saturate: bool = False) -> None:
@@ -115,3 +117,12 @@ def _limit(rounded: Array, form: Format, saturate: bool) -> None:
         rounded[over] = np.copysign(np.inf, rounded[over])
     else:
         rounded[over] = np.nan
+
+
+def exponent_for(size: float, form: Format) -> int:
+    """The least e for which size / 2^e is no more than the format's largest number."""
+    if size == 0.0:
+        return 0
+    part, power = frexp(size)
+    largest, top = frexp(form.largest)
+    return max(power - top + (part > largest), LEAST_EXPONENT)

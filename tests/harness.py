@@ -5,6 +5,7 @@ import numpy as np
 from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
+from hpcsgd.data.partition import split_range
 from hpcsgd.data.sampling import Sampler, plan_groups
 from hpcsgd.rates import make_rate
 from tests import oracle
@@ -55,13 +56,44 @@ def train_on(
 
 def oracle_for(config, problem, *, weights=False, offset=False):
     """Step-by-step SGD in longdouble over exactly the rows and rates of the run."""
-    n, schedule = len(problem.X), config.schedule
-    sampler = Sampler(config.sampling.mode, config.sampling.seed, n, 0)
-    sizes = [b for group in plan_groups(n, schedule.batch, 1) for b in group]
+    batches = replica_batches(config, len(problem.X), 1, 0)
+    return oracle_on(batches, config, problem, weights=weights, offset=offset)
+
+
+def union_oracle(config, problem, *, weights=False, offset=False):
+    """The same on the union of what all replicas take at a time, however uneven."""
+    n, replicas = len(problem.X), config.grid.replicas
+    epochs = [
+        replica_batches(config, n, replicas, replica) for replica in range(replicas)
+    ]
+    each = len(epochs[0]) // config.schedule.epochs  # of the largest
+    batches = []
+    for epoch in range(config.schedule.epochs):
+        for k in range(each):
+            parts = []
+            for own in epochs:
+                count = len(own) // config.schedule.epochs
+                if k < count:
+                    parts.append(own[epoch * count + k])
+            batches.append(np.concatenate(parts))
+    return oracle_on(batches, config, problem, weights=weights, offset=offset)
+
+
+def replica_batches(config, n, replicas, replica):
+    """The rows of every step of a replica; batches that travel together are one."""
+    schedule, part = config.schedule, split_range(n, replicas, replica)
+    height, batch = part.stop - part.start, schedule.batch * config.agreement.accumulate
+    sampler = Sampler(config.sampling.mode, config.sampling.seed, height, replica)
+    sizes = [b for group in plan_groups(height, batch, 1) for b in group]
     batches = []
     for epoch in range(schedule.epochs):
-        order = sampler.order(epoch)
+        order = part.start + sampler.order(epoch)
         batches += np.split(order, np.cumsum(sizes)[:-1])
+    return batches
+
+
+def oracle_on(batches, config, problem, *, weights=False, offset=False):
+    """The oracle on these batches, with the rates of the run."""
     rates = make_rate(config.rate, len(batches)).at(0, len(batches))
     momentum, asked = config.update.momentum, config.problem
     bounds = (
@@ -110,4 +142,5 @@ __all__ = [
     "oracle_for",
     "relative_error",
     "train_on",
+    "union_oracle",
 ]

@@ -2,9 +2,11 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from typing import Any
 
+from hpcsgd.agreement.terms import Terms
 from hpcsgd.comm.grid import Grid
-from hpcsgd.products.base import State
+from hpcsgd.products.base import Array, State
 
 
 class Agreement(ABC):
@@ -15,34 +17,87 @@ class Agreement(ABC):
         self.share = share
         self.period = period
 
+    @classmethod
+    def of(cls, terms: Terms) -> "Agreement":
+        """One that takes what it needs of what is known where a run is built."""
+        return cls(terms.grid, terms.share, terms.period)
+
+    @property
+    def workers(self) -> int:
+        """Replicas that train in an exchange."""
+        return self.grid.replicas.size
+
+    @property
+    def circle_sizes(self) -> list[int]:
+        """Replicas of the groups that this one averages in, where they are nested."""
+        return []
+
+    def trains(self, number: int) -> bool:
+        """Whether this replica takes part in exchange `number`, from 1."""
+        return True
+
     def prepare(self, state: State) -> None:  # noqa: B027
         """Put the arrays that are kept between calls into `state.memory`."""
 
+    def start(self, state: State, exchanges: int) -> None:  # noqa: B027
+        """The state that the run goes on from, after so many exchanges, is in place."""
+
+    def is_whole(self, exchanges: int) -> bool:
+        """Whether all replicas agree right after exchange number `exchanges`."""
+        return exchanges % self.period == 0
+
     def after_exchange(self, state: State, exchanges: int) -> None:
         """Agree when `exchanges`, the number done so far, says it is due."""
-        if exchanges % self.period == 0:
-            self.agree(state, "agreement")
+        if self.is_whole(exchanges):
+            self.conclude(state, exchanges, "agreement")
 
     def settle(self, state: State, exchanges: int) -> None:
         """Agree at the end of a run, unless the last exchange just did."""
-        if exchanges % self.period:
-            self.agree(state, "agreement")
+        if not self.is_whole(exchanges):
+            self.conclude(state, exchanges, "agreement")
 
     def consensus(self, state: State, exchanges: int) -> State:
         """What an agreement would give now, with the state left as it is."""
-        if exchanges % self.period == 0:
+        if self.is_whole(exchanges):
             return state
         intercept = None if state.intercept is None else state.intercept.copy()
         copy = replace(state, weights=state.weights.copy(), intercept=intercept)
-        self.agree(copy, "evaluate")
+        self.conclude(copy, exchanges, "evaluate")
         return copy
 
     def holds_one_state(self, state: State, exchanges: int) -> bool:
         """True where all replicas hold the same just now, so that one copy says all."""
         if self.grid.replicas.size == 1:
             return True
-        return not state.memory and exchanges % self.period == 0
+        return self.is_whole(exchanges) and not self.keeps_own(state)
+
+    def keeps_own(self, state: State) -> bool:
+        """Whether replicas hold something of their own even when they agree."""
+        return bool(state.memory)
+
+    def memory(self, state: State) -> dict[str, Array]:
+        """What is kept, one row a column held; all ranks ask at the same time."""
+        return state.memory
+
+    def remember(self, state: State, name: str, kept: Array) -> None:
+        """Put back one array that `memory` gave; a local call."""
+        state.memory[name][...] = kept
+
+    def conclude(self, state: State, exchanges: int, purpose: str) -> None:
+        """Make all replicas one after so many exchanges; booked under `purpose`."""
+        self.agree(state, purpose)
+
+    def updates(self, batches: int) -> int:
+        """Steps that an exchange of so many batches takes."""
+        return batches
+
+    def facts(self) -> dict[str, Any]:
+        """What it has to say in the report of a run."""
+        return {}
 
     @abstractmethod
     def agree(self, state: State, purpose: str) -> None:
         """Make the replicas' weights one; booked under `purpose`."""
+
+    def close(self) -> None:  # noqa: B027
+        """Let go of the groups that it opened, with all ranks."""

@@ -62,6 +62,8 @@ def choose_run(
 ) -> Chosen:
     """Everything that is left open, the same on all members."""
     kind, steps = config.products.kind, config.schedule.steps
+    if words.agreement == "gradient":
+        return _one_step(config)
     _check(config)
     if earlier is not None:
         steps = steps or earlier.steps
@@ -96,18 +98,30 @@ def choose_run(
     return Chosen(best.product, best.steps, ahead, best.seconds, key, rival)
 
 
+def _one_step(config: RunConfig) -> Chosen:
+    """Replicas that agree on every gradient take one step an exchange."""
+    _check_kept(config)
+    uses_look_ahead(config.products, config.products.kind, 0.0)
+    kind = config.products.kind
+    return Chosen("direct" if kind == "auto" else kind, 1, False)
+
+
 def _check(config: RunConfig) -> None:
+    _check_kept(config)
+    if not config.schedule.steps and config.grid.replicas > 1:
+        raise ConfigError(
+            "--steps auto would change what is learnt here: replicas average every"
+            " --period exchanges of s steps; choose --steps, or one replica"
+        )
+
+
+def _check_kept(config: RunConfig) -> None:
     name, sampling = config.products.kind, config.sampling
     if name in KEEPS and sampling.mode != "shuffle-once":
         raise ConfigError(
             f"[products] kind = {name!r} needs batches that come again and [sampling]"
             f" mode = {sampling.mode!r} draws new ones; use mode = 'shuffle-once',"
             f" or kind = {'gather' if name in GATHERS else 'gram'!r}"
-        )
-    if not config.schedule.steps and config.grid.replicas > 1:
-        raise ConfigError(
-            "--steps auto would change what is learnt here: replicas average every"
-            " --period exchanges of s steps; choose --steps, or one replica"
         )
 
 

@@ -20,6 +20,7 @@ class Feed:
     exchanges_per_epoch: int  # of the replica with most rows
     epochs: int
     follow: Callable[[int, int, int], None] | None = None  # told what comes next
+    one_step: bool = False  # the batches of an exchange are one step together
 
     def groups(self, done: int = 0) -> Iterator[Group | None]:
         """The groups after exchange `done`; None where this replica has no more rows.
@@ -36,7 +37,8 @@ class Feed:
         """Steps and rows behind this replica after exchange `done` of the run."""
         epochs, rest = divmod(done, self.exchanges_per_epoch)
         begun = self.plans[:rest]
-        steps = epochs * steps_in(self.plans) + steps_in(begun)
+        count = len if self.one_step else steps_in
+        steps = epochs * count(self.plans) + count(begun)
         return steps, epochs * rows_in(self.plans) + rows_in(begun)
 
     def _epoch(self, epoch: int, skip: int) -> Iterator[Group | None]:
@@ -77,6 +79,7 @@ def make_feed(
         ),
         epochs=schedule.epochs,
         follow=follow,
+        one_step=config.agreement.kind == "gradient",
     )
 
 

@@ -50,7 +50,7 @@ def _averages(
     planned: int,
 ) -> list[Hook]:
     """The mean of the last exchanges, where it is wanted."""
-    average, period = config.average, config.schedule.period
+    average, period = config.average, evaluation.agreement.period
     if average.kind == "none":
         return []
     every = period if config.grid.replicas > 1 else 1

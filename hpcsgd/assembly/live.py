@@ -5,10 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.assembly.agreed import make_gradient, of_feed
 from hpcsgd.assembly.casting import Place, cast
 from hpcsgd.assembly.choice import Chosen, Earlier, choose_run
 from hpcsgd.assembly.feed import Feed, make_feed, steps_in
 from hpcsgd.assembly.gpu_product import make_on_gpu
+from hpcsgd.assembly.gradient_checks import KIND as GRADIENT
 from hpcsgd.assembly.many import many_models, rates_of
 from hpcsgd.assembly.motor import Parts, make_engine
 from hpcsgd.assembly.proximal import settle_steps
@@ -36,6 +38,7 @@ from hpcsgd.products.clip import Clip, make_clip
 from hpcsgd.products.gap import GapMonitor
 from hpcsgd.products.held import HeldState
 from hpcsgd.products.lookahead import LookAheadGram
+from hpcsgd.products.micro import MicroBatches
 from hpcsgd.products.on_device import OnDevice
 from hpcsgd.products.plan import Planner
 from hpcsgd.products.watcher import UNWATCHED, Unwatched
@@ -73,12 +76,14 @@ class Live:
         self.capture.put_back(
             checkpoint, self.state, self.engine.view, self.feed.progress
         )
-        self.task.monitor.begin(self.engine.view.exchanges, self.feed.plans)
+        trains, done = self.engine.agreement.trains, self.engine.view.exchanges
+        self.task.monitor.begin(done, self.feed.plans, trains)
 
     def close(self) -> None:
         """Let go of the file and of the groups, with all ranks; the world stays."""
         if isinstance(self.loaded.shard.matrix, Unheld):
             self.loaded.shard.matrix.close()
+        self.engine.agreement.close()
         self.grid.close()
         if isinstance(self.grid.world, CarriesArrays):
             self.grid.world.carrier.close()  # the world below it goes on
@@ -120,11 +125,16 @@ def assemble(
     schedule = replace(config.schedule, steps=chosen.steps)
     config = replace(config, schedule=schedule)
     name, look_ahead = chosen.product, chosen.look_ahead
-    feed = _feed(config, words, task, grid, loaded)
+    feed = _feed(of_feed(config), words, task, grid, loaded)
     # A look holds residuals against their scores, not against two of them.
     watched = UNWATCHED if task.anchored else _monitor(config, name, feed)
     task = replace(task, monitor=watched)
-    if device is None:
+    if words.agreement == GRADIENT:
+        gradient = make_gradient(config, words, grid, loaded, task, feed)
+        task = replace(task, gradient=gradient)
+        one = _product(name, look_ahead, task)
+        product: Product = MicroBatches(one, gradient, config.agreement.accumulate)
+    elif device is None:
         product = _product(name, look_ahead, task)
     else:
         product = make_on_gpu(config, name, look_ahead, task, feed, grid, device)

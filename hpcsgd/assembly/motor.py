@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.agreement import AGREEMENTS, Agreement
+from hpcsgd.agreement import AGREEMENTS, Agreement, Terms
 from hpcsgd.assembly.feed import Feed
 from hpcsgd.assembly.hooks import make_hooks
 from hpcsgd.assembly.proximal import penalty_of
@@ -17,6 +17,7 @@ from hpcsgd.columns import Columns
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.config import RunConfig
+from hpcsgd.data.partition import split_range
 from hpcsgd.engine import Engine, Pace
 from hpcsgd.errors import ConfigError
 from hpcsgd.evaluation import Evaluation
@@ -77,7 +78,7 @@ def make_engine(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Engin
         ),
         callbacks=callbacks,
         clock=task.clock,
-        recorder=_recorder(parts),
+        recorder=_recorder(parts, agreement),
         monitor=task.monitor,
         states=_good_states(parts),
         falls_back=_falls_back(parts),
@@ -155,10 +156,21 @@ def evaluations(epochs: int, every: int) -> int:
 
 
 def _agreement(parts: Parts) -> Agreement:
-    shard = parts.loaded.shard
-    share = shard.height / shard.total_rows
-    kind, period = AGREEMENTS[parts.words.agreement], parts.config.schedule.period
-    return kind(parts.grid, share, period)
+    if isinstance(parts.task.gradient, Agreement):
+        return parts.task.gradient
+    config, replicas = parts.config, parts.grid.replicas.size
+    total = parts.loaded.shard.total_rows
+    rows = [split_range(total, replicas, r) for r in range(replicas)]
+    terms = Terms(
+        grid=parts.grid,
+        rows=tuple(part.stop - part.start for part in rows),
+        classes=parts.task.columns,
+        period=config.schedule.period,
+        exchanges_per_epoch=parts.feed.exchanges_per_epoch,
+        seed=config.sampling.seed,
+        settings=config.agreement,
+    )
+    return AGREEMENTS[parts.words.agreement].of(terms)
 
 
 def _evaluation(parts: Parts, agreement: Agreement) -> Evaluation:
@@ -237,16 +249,17 @@ def _saver(parts: Parts, capture: Capture) -> Saver:
     return Saver(config, capture.take, store, world.working, 2 if shrinks else 0)
 
 
-def _recorder(parts: Parts) -> Recorder:
+def _recorder(parts: Parts, agreement: Agreement) -> Recorder:
     config, grid = parts.config, parts.grid
     run, total = config.run, parts.feed.exchanges_per_epoch * config.schedule.epochs
     # A replay of plain SGD would not be the same.
     other = config.update.clip != "none" or config.update.kind == "svrg"
-    many = parts.task.models is not None  # nor is it one of several models
-    if run.out is None or not run.record or grid.replica or other or many:
+    # Nor one of several models, nor on the rows of one replica of those that agree.
+    other |= parts.task.models is not None or parts.task.gradient is not None
+    if run.out is None or not run.record or grid.replica or other:
         return Recorder(frozenset())
     return Recorder(
-        chosen=choose_exchanges(run.record, config.sampling.seed, total),
+        chosen=_recorded(parts, agreement, total),
         columns=parts.columns,
         to_host=parts.task.backend.to_host,
         path=Path(run.out) / NAME if grid.world.rank == 0 else None,
@@ -262,8 +275,19 @@ def _recorder(parts: Parts) -> Recorder:
             "look_ahead": parts.look_ahead,
             "reproducible": grid.world.reproducible,
             "gap_every": run.gap_every if _is_watched(parts) else 0,
+            "circles": agreement.circle_sizes,
         },
     )
+
+
+def _recorded(parts: Parts, agreement: Agreement, total: int) -> frozenset[int]:
+    """Some of the exchanges in which this replica trains."""
+    count, seed = parts.config.run.record, parts.config.sampling.seed
+    if agreement.workers == parts.grid.replicas.size:
+        return choose_exchanges(count, seed, total)
+    there = [n for n in range(1, total + 1) if agreement.trains(n)]
+    chosen = choose_exchanges(count, seed, len(there))
+    return frozenset(there[number - 1] for number in chosen)
 
 
 def _identity(config: RunConfig) -> dict[str, Any]:

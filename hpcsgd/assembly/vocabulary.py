@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 
 from hpcsgd.agreement import AGREEMENTS
+from hpcsgd.agreement.nested import plan_levels
+from hpcsgd.agreement.slowmo import BASES
+from hpcsgd.assembly.gradient_checks import check as check_gradient
 from hpcsgd.assembly.many import check_many
 from hpcsgd.assembly.proximal import check_steps
 from hpcsgd.assembly.variance import check_svrg
@@ -51,6 +54,7 @@ def resolve(config: RunConfig, world: Communicator) -> Vocabulary:
     if config.products.kind != "auto":
         get_product(config.products.kind)
     precision, update = config.precision.resolve(), config.update
+    check_gradient(config, precision)
     check_many(config)
     network = parse_network(config.run.network) if config.run.network else None
     # Ranks that wait for each other in shared memory would not see one die.
@@ -99,4 +103,25 @@ def _agreement(config: RunConfig) -> str:
             f"[agreement] kind = 'none' with {replicas} replicas trains as many"
             " unrelated models; use kind = 'average', or --grid 1xN"
         )
+    _check_base(config, kind)
     return kind
+
+
+def _check_base(config: RunConfig, kind: str) -> None:
+    """What a row needs besides its own settings."""
+    asked, base = config.agreement, config.agreement.base
+    if kind == "slowmo":
+        if base not in BASES:
+            known = sorted(BASES)
+            raise ConfigError(f"[agreement] unknown base: {base!r}; known: {known}")
+        kind = base
+    if kind != "hierarchical":
+        return
+    plan_levels(
+        asked.groups, asked.periods, config.schedule.period, config.grid.replicas
+    )
+    if config.run.emulate_members:
+        raise ConfigError(
+            "--emulate-members knows no nested groups of replicas; use --agreement"
+            " average"
+        )

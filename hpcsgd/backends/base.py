@@ -82,6 +82,9 @@ class Backend(Protocol):
         What comes back is for this backend alone; `out` is None for sparse rows.
         """
 
+    def some_columns(self, rows: Any, part: slice) -> Any:
+        """Gathered rows of these columns alone, no copy; None where that cannot be."""
+
     def round(self, values: Array, name: str) -> None:
         """Each value to the nearest that format `name` has, in place."""
 

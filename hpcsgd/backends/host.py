@@ -101,6 +101,10 @@ class HostBackend:
             return out
         return self.widen(self.pick(matrix, rows), out)
 
+    def some_columns(self, rows: Any, part: slice) -> Any:
+        """A view; BLAS takes it with its stride."""
+        return rows[:, part]
+
     def round(self, values: Array, name: str) -> None:
         """Each value to the nearest that format `name` has, in place."""
         round_through(values, name)

@@ -42,6 +42,7 @@ class Sampled:
         self.rows = rows
         self.room = room
         self.is_copied = False
+        self.whole: tuple[Sampled, slice] | None = None  # some columns of those rows
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -82,6 +83,14 @@ class NativeBackend(HostBackend):
         if not self._has_rows or not lies_flat or matrix.dtype.char not in cpu.MATRICES:
             return super().gather(matrix, rows, out)
         return Sampled(matrix, np.ascontiguousarray(rows, dtype=np.int64), out)
+
+    def some_columns(self, rows: Any, part: slice) -> Any:
+        """Where they lie; a copy is one of all columns."""
+        if not isinstance(rows, Sampled):
+            return super().some_columns(rows, part)
+        some = Sampled(rows.matrix[:, part], rows.rows, rows.room[:, part])
+        some.whole = rows, part
+        return some
 
     def round(self, values: Array, name: str) -> None:
         """By the kernel where it has the format."""
@@ -244,6 +253,9 @@ class NativeBackend(HostBackend):
         """The rows as NumPy takes them, copied once."""
         if not isinstance(rows, Sampled):
             return rows
+        if rows.whole is not None:
+            rows, part = rows.whole
+            return self._copy(rows)[:, part]
         if not rows.is_copied:
             super().gather(rows.matrix, rows.rows, rows.room)
             rows.is_copied = True

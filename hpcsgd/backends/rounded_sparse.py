@@ -55,6 +55,9 @@ class RoundedSparseBackend(RoundedBackend):
         """The sampled rows, widened."""
         return self.widen(self.pick(matrix, rows), out)
 
+    def some_columns(self, rows: Any, part: slice) -> None:
+        """None: rows are stored row by row, and a column is anywhere in them."""
+
     def scores(self, rows: Compact, weights: Array, out: Array) -> Array:  # type: ignore[override]
         """out ← Y W."""
         return super().scores(rows.dense, weights[rows.touched], out)

@@ -98,6 +98,9 @@ class SparseHostBackend(HostBackend):
         """The sampled rows, widened."""
         return self.widen(self.pick(matrix, rows), out)
 
+    def some_columns(self, rows: Any, part: slice) -> None:
+        """None: rows are stored row by row, and a column is anywhere in them."""
+
     def scores(self, rows: SparseRows, weights: Array, out: Array) -> Array:  # type: ignore[override]
         """out ← Y W over stored values."""
         out[...] = times(rows.matrix, weights.astype(rows.dtype, copy=False))

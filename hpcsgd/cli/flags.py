@@ -4,12 +4,14 @@ from typing import Any
 
 from hpcsgd.agreement import AGREEMENTS
 from hpcsgd.cli.words import gib, rate, steps
+from hpcsgd.codecs import CODECS
 from hpcsgd.comm.delayed import NETWORKS
 from hpcsgd.config import DEVICES, DRIVERS, TRANSPORTS
 from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.data.partition import PARTITIONS
 from hpcsgd.data.sampling import MODES
 from hpcsgd.families import FAMILIES
+from hpcsgd.methods import METHODS
 from hpcsgd.precision import AUTO, RECIPES
 from hpcsgd.products import PRODUCTS
 from hpcsgd.products.choose import GRAM_KERNELS
@@ -96,6 +98,19 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "--agreement",
         "agreement.kind",
         {"choices": [*AGREEMENTS, "auto"], "help": "how replicas agree"},
+    ),
+    (
+        "--method",
+        "agreement.method",
+        {
+            "choices": list(METHODS),
+            "help": "by name: sets agreement, codec and what belongs to them",
+        },
+    ),
+    (
+        "--codec",
+        "agreement.codec",
+        {"choices": list(CODECS), "help": "gradients on the wire"},
     ),
     (
         "--network",

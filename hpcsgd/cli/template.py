@@ -7,7 +7,10 @@ import tokenize
 from dataclasses import fields
 from typing import Any, get_type_hints
 
+from hpcsgd.agreement import BUFFERS
+from hpcsgd.agreement.slowmo import BASES
 from hpcsgd.cli.flags import FLAGS, SWITCHES
+from hpcsgd.codecs.settings import FEEDBACKS
 from hpcsgd.comm import COMMUNICATORS
 from hpcsgd.config import RunConfig
 from hpcsgd.formats import FORMATS
@@ -20,6 +23,9 @@ WIDTH = 88
 # settings that no flag has; those of flags know their choices themselves
 CHOICES: dict[str, list[str]] = {
     "run.comm": ["auto", *COMMUNICATORS],
+    "agreement.momentum": list(BUFFERS),
+    "agreement.base": list(BASES),
+    "codec.feedback": list(FEEDBACKS),
     "problem.l1_at": list(PLACES),
     "update.clip": list(WAYS),
     "update.clip_over": list(OVERS),

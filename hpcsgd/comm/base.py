@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.comm import wire
+from hpcsgd.comm.address import Address
 from hpcsgd.comm.hooks import Hooks
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.comm.pending import Pending
@@ -34,6 +35,7 @@ class Communicator(Hooks):
     is_patient = False  # True: they sleep where they exchange objects, and are slower
     timeout = 0.0  # seconds that a rank waits for one that does nothing; 0 = for ever
     node_sharing = "auto"  # whether ranks of a node share memory: auto, on or off
+    address: Address | None = None  # of this rank, where it is not what the system says
 
     def __init__(
         self, rank: int, size: int, ledger: Ledger, reproducible: bool = False
@@ -116,16 +118,26 @@ class Communicator(Hooks):
         if self.size == 1:
             out[...] = part
             return out
-        if part.size != counts[self.rank] or out.size != sum(counts):
-            raise TransportError(
-                f"rank {self.rank} gathers {part.size} words into {out.size} and the"
-                f" counts are {list(counts)}; partition once, and pass the same counts"
-            )
+        self._check_parts(part, counts, out)
         began = perf_counter()
         with self._inside("gather", purpose):
             self._gather(part, counts, out)
         self._book(purpose, part, wire.gather_bytes(out.nbytes, self.size), began)
         return out
+
+    def start_gather(
+        self, part: Array, counts: Sequence[int], out: Array, purpose: str
+    ) -> Pending:
+        """Begin it; both arrays belong to it until `wait`."""
+        if self.size == 1:
+            return Pending(self.gather(part, counts, out, purpose))
+        self._check_parts(part, counts, out)
+        began = perf_counter()
+        with self._inside("start of the gather", purpose):
+            finish = self._start_gather(part, counts, out)
+        number = self.begun
+        self._book(purpose, part, wire.gather_bytes(out.nbytes, self.size), began)
+        return Pending(out, lambda: self._wait(finish, purpose, number, "gather"))
 
     def exchange_pieces(
         self, pieces: Array, counts: Sequence[int], out: Array, purpose: str
@@ -273,6 +285,11 @@ class Communicator(Hooks):
         """
         self.timeout = timeout
 
+    @property
+    def charged(self) -> float | None:
+        """Seconds that an emulated network took so far; None where there is none."""
+        return None
+
     def survivors(self) -> "Communicator":
         """Those that are left; called by all of them, after such an error."""
         raise TransportError(
@@ -294,6 +311,13 @@ class Communicator(Hooks):
     def _book(self, purpose: str, sent: Array, wire_bytes: float, began: float) -> None:
         elapsed = perf_counter() - began
         self.ledger.record(purpose, sent.size, sent.nbytes, wire_bytes, elapsed)
+
+    def _check_parts(self, part: Array, counts: Sequence[int], out: Array) -> None:
+        if part.size != counts[self.rank] or out.size != sum(counts):
+            raise TransportError(
+                f"rank {self.rank} gathers {part.size} words into {out.size} and the"
+                f" counts are {list(counts)}; partition once, and pass the same counts"
+            )
 
     def _check_pieces(self, pieces: Array, counts: Sequence[int], out: Array) -> None:
         received = self.size * counts[self.rank]

@@ -92,6 +92,7 @@ class Link:
     def __init__(self, network: Network, rank: int, spins: bool = False) -> None:
         self.network = network
         self.free_at = 0.0
+        self.charged = 0.0  # seconds of all transfers so far
         self._rng = np.random.default_rng((network.seed, rank))
         self.wait_until = _spin_until if spins else _sleep_until
         if not spins:
@@ -101,6 +102,7 @@ class Link:
         """Queue a transfer of `seconds`; when it will be done."""
         if self.network.jitter:
             seconds *= 1.0 + self.network.jitter * self._rng.uniform()
+        self.charged += seconds
         self.free_at = max(perf_counter(), self.free_at) + seconds
         return self.free_at
 
@@ -125,6 +127,11 @@ class Delayed(Communicator):
     def mpi_handle(self) -> Any:
         """That of the inner one: reading a file is not delayed."""
         return self.inner.mpi_handle
+
+    @property
+    def charged(self) -> float:
+        """Of all transfers of this rank, on the link that its groups share."""
+        return self.link.charged
 
     def watch(self, timeout: float) -> None:
         """Watch the inner one: both book in one ledger, and stand in one place."""
@@ -191,6 +198,12 @@ class Delayed(Communicator):
     def _gather(self, part: Array, counts: Sequence[int], out: Array) -> None:
         self.inner._gather(part, counts, out)
         self._feel(wire.gather_bytes(out.nbytes, self.felt))
+
+    def _start_gather(
+        self, part: Array, counts: Sequence[int], out: Array
+    ) -> Callable[[], None]:
+        finish = self.inner._start_gather(part, counts, out)
+        return self._late(finish, wire.gather_bytes(out.nbytes, self.felt))
 
     def _exchange(self, pieces: Array, counts: Sequence[int], out: Array) -> None:
         self.inner._exchange(pieces, counts, out)

@@ -57,6 +57,13 @@ class Hooks(ABC):
     @abstractmethod
     def _gather(self, part: Array, counts: Sequence[int], out: Array) -> None: ...
 
+    def _start_gather(
+        self, part: Array, counts: Sequence[int], out: Array
+    ) -> Callable[[], None]:
+        """Begin it; a transport that cannot has done it when this returns."""
+        self._gather(part, counts, out)
+        return lambda: None
+
     @abstractmethod
     def _start_exchange(
         self, pieces: Array, counts: Sequence[int], out: Array

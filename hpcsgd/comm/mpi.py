@@ -167,6 +167,16 @@ class MpiCommunicator(Communicator):
         else:
             self._comm.Allgatherv(_sendable(part), [_sendable(out), counts])
 
+    def _start_gather(
+        self, part: Array, counts: Sequence[int], out: Array
+    ) -> Callable[[], None]:
+        if _are_equal(counts):
+            request = self._comm.Iallgather(_sendable(part), _sendable(out))
+        else:
+            received = [_sendable(out), counts]
+            request = self._comm.Iallgatherv(_sendable(part), received)
+        return lambda: request.Wait()
+
     def _exchange(self, pieces: Array, counts: Sequence[int], out: Array) -> None:
         if _are_equal(counts):
             self._comm.Alltoall(_sendable(pieces), _sendable(out))

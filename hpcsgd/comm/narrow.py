@@ -12,7 +12,6 @@ takes its largest value just below the format's; the exponent stands before each
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
-from math import frexp
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,12 +22,10 @@ from hpcsgd.comm.pending import Pending
 from hpcsgd.comm.shared import add_in_order
 from hpcsgd.comm.workspace import Array, Message, Workspace
 from hpcsgd.formats import Format, get_format
-from hpcsgd.rounding import round_through
+from hpcsgd.rounding import exponent_for, round_through
 
 if TYPE_CHECKING:
     from hpcsgd.comm.base import Communicator
-
-LEAST_EXPONENT = -126  # 2^126 is the largest power of two that divides nothing away
 
 
 def open_message(
@@ -198,15 +195,6 @@ class Pieces:
     def _exponents(self) -> Array:
         """The same words as whole numbers with a sign."""
         return self.held.view(f"i{self.held.itemsize}")
-
-
-def exponent_for(size: float, form: Format) -> int:
-    """The least e for which size / 2^e is no more than the format's largest number."""
-    if size == 0.0:
-        return 0
-    part, power = frexp(size)
-    largest, top = frexp(form.largest)
-    return max(power - top + (part > largest), LEAST_EXPONENT)
 
 
 def _length(words: int, ranks: int, rank: int) -> int:

@@ -208,6 +208,18 @@ class ThreadCommunicator(Communicator):
         _check_counts(parts, counts)
         np.concatenate(parts, out=out)
 
+    def _start_gather(
+        self, part: Array, counts: Sequence[int], out: Array
+    ) -> Callable[[], None]:
+        number = self._say(part.copy())
+
+        def finish() -> None:
+            parts = self._board.take(number, self._waits)
+            _check_counts(parts, counts)
+            np.concatenate(parts, out=out)
+
+        return finish
+
     def _start_exchange(
         self, pieces: Array, counts: Sequence[int], out: Array
     ) -> Callable[[], None]:

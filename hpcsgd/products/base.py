@@ -24,6 +24,15 @@ from hpcsgd.timing import Clock
 Array = NDArray[Any]
 
 
+class Taker(Protocol):
+    """Takes what would be added to the weights, before it is."""
+
+    def descend(
+        self, task: "Task", state: "State", rows: "Rows", residuals: Array, plan: Any
+    ) -> None:
+        """What becomes of the gradient Yᵀr of one step."""
+
+
 @dataclass(frozen=True)
 class Task:
     """What one member works on and with; nothing in it evolves."""
@@ -38,9 +47,15 @@ class Task:
     probe: Array  # q: scores are read at q · (w, v)
     clock: Clock
     clip: Clip | None = None
+    gradient: Taker | None = None  # shares it with other replicas, before any step
     monitor: Unwatched = UNWATCHED  # checks the recurrence now and then
     anchored: bool = False  # residuals are less those at the second state
     models: Models | None = None  # several at once, `columns` of all of them together
+
+    @property
+    def taker(self) -> Taker | None:
+        """Who takes every update before it is added; None: kernels may add it."""
+        return self.gradient or self.clip
 
     @cached_property
     def margin_dtype(self) -> Any:
@@ -63,6 +78,17 @@ class State:
     # What agreements and codecs keep between calls, one row a column held: checkpoints
     # save it by name.
     memory: dict[str, Array] = field(default_factory=dict)
+    # And arrays of any shape, each rank's own: saved for the same grid alone.
+    kept: dict[str, Array] = field(default_factory=dict)
+    # And what they keep beside the intercept: (k, K), the same on every member.
+    shared: dict[str, Array] = field(default_factory=dict)
+
+    def remember(self, name: str, width: int) -> Array:
+        """The kept array of that name, zeros at first: `width` words a column held."""
+        if name not in self.memory:
+            shape = len(self.weights), width
+            self.memory[name] = np.zeros(shape, dtype=self.weights.dtype)
+        return self.memory[name]
 
     def portion(self, share: float, group: Communicator) -> Array:
         """What evolves, times `share`, in one array that `group` can sum."""
@@ -211,7 +237,12 @@ def iterate(
     if task.anchored:
         batch = replace(batch, anchors=margins[:, task.columns : 2 * task.columns])
     state.residuals = task.backend.corrected_residuals(
-        margins, gram, group.plan, task.family, batch, state.intercept
+        margins,
+        gram,
+        group.plan,
+        task.family,
+        batch,
+        movable_intercept(task, state),
     )
     task.clock.lap("inner")
     if seen is not None:
@@ -222,8 +253,15 @@ def iterate(
 
 
 def descend(task: Task, state: State, rows: Rows, residuals: Array, plan: Any) -> None:
-    """weights ← Φ weights + Σ_i gain_i Y_iᵀ r_i, clipped where that was asked for."""
-    if task.clip is None:
+    """weights ← Φ weights + Σ_i gain_i Y_iᵀ r_i, unless somebody takes that before."""
+    if task.taker is None:
         task.backend.descend(state.weights, rows, residuals, plan)
     else:
-        task.clip.descend(task, state, rows, residuals, plan)
+        task.taker.descend(task, state, rows, residuals, plan)
+
+
+def movable_intercept(task: Task, state: State) -> Array | None:
+    """What residuals move along: a copy, where replicas agree on its gradient first."""
+    if task.gradient is None or state.intercept is None:
+        return state.intercept
+    return state.intercept.copy()

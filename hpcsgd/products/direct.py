@@ -17,6 +17,7 @@ from hpcsgd.products.base import (
     batch_of,
     descend,
     gather_rows,
+    movable_intercept,
     store_margins,
 )
 
@@ -94,7 +95,7 @@ def walk(
 
 def _is_for_kernels(task: Task) -> bool:
     """Where nothing lies between two steps that a kernel does not know."""
-    return task.clip is None and task.models is None and not task.anchored
+    return task.taker is None and task.models is None and not task.anchored
 
 
 def _plain(task: Task, state: State, group: Group, rows: Rows, batch: Batch) -> Plain:
@@ -137,7 +138,12 @@ def _step(
         margins, anchors = np.split(margins, 2, axis=1)
         batch = replace(batch, anchors=anchors)
     residuals = backend.corrected_residuals(
-        margins, task.no_gram, plan, task.family, batch, state.intercept
+        margins,
+        task.no_gram,
+        plan,
+        task.family,
+        batch,
+        movable_intercept(task, state),
     )
     clock.lap("inner")
     descend(task, state, rows, residuals, plan)

@@ -8,6 +8,7 @@ of what the recurrence gives. Rounding to `margin` is in neither of the two. Tha
 residuals in use are those of the recurrence is seen at once, by every member alone.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,20 +73,25 @@ class GapMonitor(Unwatched):
         """Of this member that wait for the next message."""
         return self.blank if self.waiting is None else len(self.waiting.own)
 
-    def begin(self, done: int, plans: list[tuple[int, ...]]) -> None:
+    def begin(
+        self,
+        done: int,
+        plans: list[tuple[int, ...]],
+        trains: Callable[[int], bool] = lambda number: True,
+    ) -> None:
         """Look where the run that is gone on with would have.
 
         Messages keep their sizes, so that sums have the same bits: words of a look
         that was not judged any more are sent, and mean nothing.
         """
         each, count = self.exchanges_per_epoch, len(plans)
-        epochs, rest = divmod(done, each)
-        self.last = epochs * each + min(rest, count)
-        if epochs and not rest:
-            self.last += count - each
-        before = self.last - 1
-        if before and not before % each:
-            before += count - each
+        # Where this replica had rows, and did not rest.
+        worked = (
+            number
+            for number in range(done, 0, -1)
+            if (number - 1) % each < count and trains(number)
+        )
+        self.last, before = next(worked, 0), next(worked, 0)
         if self.last and self._is_due(self.last, before):
             self.blank = words_of(plans[(self.last - 1) % each])
 

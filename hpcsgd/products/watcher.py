@@ -1,5 +1,6 @@
 """What watches the products from inside: here nobody does, `gap` has one who does."""
 
+from collections.abc import Callable
 from typing import Any
 
 from numpy.typing import NDArray
@@ -19,8 +20,16 @@ class Unwatched:
     looks = 0  # at the recurrence that ended in a verdict
     alarm: dict[str, Any] | None = None  # what was found, until somebody takes it
 
-    def begin(self, done: int, plans: list[tuple[int, ...]]) -> None:
-        """A run goes on after exchange `done`; `plans` are the batches of an epoch."""
+    def begin(
+        self,
+        done: int,
+        plans: list[tuple[int, ...]],
+        trains: Callable[[int], bool] = lambda number: True,
+    ) -> None:
+        """A run goes on after exchange `done`; `plans` are the batches of an epoch.
+
+        `trains` says of an exchange, from 1, whether this replica takes part in it.
+        """
 
     def is_due(self, group: Any) -> bool:
         """Whether `before` will want to see this exchange."""

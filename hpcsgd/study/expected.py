@@ -6,6 +6,7 @@ from typing import Any
 from hpcsgd.precision import Precision
 from hpcsgd.products import GATHERS, RECURS
 from hpcsgd.schedule import Schedule
+from hpcsgd.verify.gradients import KIND, gradient_traffic
 from hpcsgd.verify.traffic import Shape, expected
 
 Report = Mapping[str, Any]
@@ -15,15 +16,28 @@ def expected_traffic(report: Report) -> dict[str, int] | None:
     """Calls, words and bytes of rank 0 for products and agreement.
 
     `report` is a run's JSON document. None where no formula holds: a run that did not
-    get to its end, was resumed or fell back, or whose members hold unlike numbers of
-    stored values.
+    get to its end, was resumed or fell back, whose gradients were encoded, or whose
+    members hold unlike numbers of stored values.
     """
     if report["status"] != "completed" or report["resumes"] or report["events"]:
         return None
     if report["sparse"] and not _is_even(report):
         return None
     shape = _shape(report)
-    by_purpose = expected(shape, [_leg(report, shape)]).values()
+    counts = expected(shape, [_leg(report, shape)])
+    if shape.agreement["kind"] == KIND:
+        told = report["agreement"]
+        if told["codec"] != "identity" or report["config"]["codec"]["feedback"] == "on":
+            return None
+        counts |= gradient_traffic(
+            shape,
+            epochs=report["schedule"]["epochs"],
+            members=report["grid"]["members"],
+            product=report["products"],
+            buckets=told["buckets"],
+            twice=report["config"]["run"]["reproducible"],
+        )
+    by_purpose = counts.values()
     return {
         figure: sum(count[figure] for count in by_purpose)
         for figure in ("calls", "words", "bytes")
@@ -37,6 +51,12 @@ def _is_even(report: Report) -> bool:
     return report["products"] not in GATHERS and report["grid"]["replicas"] == 1
 
 
+def _circles(report: Report) -> list[int]:
+    """Sizes of the nested groups that rank 0 was in, where there were some."""
+    sizes: list[int] = report["agreement"].get("circles", [])
+    return sizes
+
+
 def _shape(report: Report) -> Shape:
     config, schedule = report["config"], report["schedule"]
     return Shape(
@@ -48,6 +68,8 @@ def _shape(report: Report) -> Shape:
         states=1 if config["update"]["kind"] == "sgd" else 2,
         intercept=config["problem"]["intercept"],
         replicas=report["grid"]["replicas"],
+        seed=config["sampling"]["seed"],
+        agreement=config["agreement"],
     )
 
 
@@ -65,4 +87,5 @@ def _leg(report: Report, shape: Shape) -> dict[str, Any]:
         "look_ahead": report["look_ahead"],
         "reproducible": run["reproducible"],
         "gap_every": run["gap_every"] if is_watched else 0,
+        "circles": _circles(report),
     }

@@ -25,7 +25,9 @@ class Setting:
     @property
     def global_batch(self) -> int:
         """Rows that all replicas together take in one step."""
-        return self.config.schedule.batch * self.config.grid.replicas
+        config = self.config
+        together = config.grid.replicas * config.agreement.accumulate
+        return config.schedule.batch * together
 
 
 def make_setting(name: str, base: Tables, over: Tables) -> Setting:

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.agreement.settings import AgreementConfig
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import (
-    AgreementConfig,
     GridConfig,
     RunConfig,
     RunSection,

@@ -12,9 +12,10 @@ from math import inf, log
 from time import perf_counter
 from typing import Any
 
+from hpcsgd.agreement.settings import AgreementConfig
 from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.config import AgreementConfig, GridConfig, RunConfig, RunSection
+from hpcsgd.config import GridConfig, RunConfig, RunSection
 from hpcsgd.errors import ConfigError
 from hpcsgd.polish.settings import PolishConfig
 from hpcsgd.precision import PrecisionConfig

@@ -47,6 +47,8 @@ class Scene:
             states=1 if update == "sgd" else 2,
             intercept=self.config.problem.intercept,
             replicas=report["grid"]["replicas"],
+            seed=self.config.sampling.seed,
+            agreement=vars(self.config.agreement),
         )
 
     def model(self) -> tuple[Array, Array]:

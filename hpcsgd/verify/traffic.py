@@ -23,9 +23,10 @@ the leg before had sent.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from hpcsgd.agreement.fedavg import draw, drawn_of
 from hpcsgd.csr import index_dtype
 from hpcsgd.data.partition import split_range
 from hpcsgd.data.sampling import plan_groups
@@ -33,6 +34,7 @@ from hpcsgd.formats import get_format
 from hpcsgd.precision import Precision
 from hpcsgd.products import GATHERS
 from hpcsgd.schedule import Schedule
+from hpcsgd.verify.agreements import Rounds, Words, agreements, base_of
 
 Message = tuple[int, int]  # words, bytes of each
 Sum = tuple[int, str]  # words, the format in which they are summed
@@ -50,6 +52,8 @@ class Shape:
     states: int
     intercept: bool
     replicas: int
+    seed: int = 0
+    agreement: dict[str, Any] = field(default_factory=dict)  # the section
     # Of sparse rows: (exchange from 0, first columns) -> values that it stores there
     stored: Callable[[int, int], int] | None = None
 
@@ -57,6 +61,24 @@ class Shape:
         """The batch sizes of each exchange of an epoch of replica 0."""
         part = split_range(self.rows, self.replicas, 0)
         return plan_groups(part.stop, self.schedule.batch, self.schedule.steps)
+
+    def rounds(self, leg: dict[str, Any]) -> Rounds:
+        """When replicas agree."""
+        return Rounds(
+            asked=self.agreement,
+            period=self.schedule.period,
+            each=len(self.groups()),
+            replicas=self.replicas,
+            circles=tuple(leg.get("circles", ())),
+        )
+
+    def trains(self, number: int) -> bool:
+        """Whether replica 0 takes part in exchange `number`, from 0."""
+        if base_of(self.agreement) != "fedavg":
+            return True
+        count = drawn_of(self.replicas, self.agreement["fraction"])
+        place = number // self.schedule.period
+        return 0 in draw(self.seed, place, self.replicas, count)
 
 
 Count = dict[str, dict[str, int]]
@@ -110,7 +132,11 @@ def _products(shape: Shape, leg: dict[str, Any], at_end: bool) -> Iterator[Messa
         return
     groups = shape.groups()
     met: set[int] = set()
+    last = _before(shape, leg)
     for number in range(leg["first"], leg["last"]):
+        if not shape.trains(number):
+            continue
+        before, last = last, number
         epoch, index = divmod(number, len(groups))
         fresh = index not in met
         met.add(index)
@@ -118,10 +144,11 @@ def _products(shape: Shape, leg: dict[str, Any], at_end: bool) -> Iterator[Messa
             if fresh or leg["product"] == "gather":
                 yield _gathered(shape, leg, groups[index], number)
         else:
-            more = _looked(leg, groups, number)
+            more = _looked(leg, groups, before, _before(shape, leg, before))
             yield from _exchange(shape, leg, groups[index], epoch, fresh, more)
     begun = leg["first"] < leg["last"] < leg["planned"]
-    if leg["look_ahead"] and begun:
+    ends = (leg["last"] - 1, leg["last"])
+    if leg["look_ahead"] and begun and all(shape.trains(n) for n in ends):
         gram = _gram(shape, groups[leg["last"] % len(groups)])
         posted = list(_sums(leg, gram))
         # A narrow sum is gathered where it is waited for: here at the very end, when a
@@ -129,12 +156,21 @@ def _products(shape: Shape, leg: dict[str, Any], at_end: bool) -> Iterator[Messa
         yield from posted if at_end or not _is_narrow(gram[1]) else posted[:1]
 
 
-def _looked(leg: dict[str, Any], groups: list[tuple[int, ...]], number: int) -> int:
-    """Words of the monitor in exchange `number`, from 0: of the look one before."""
+def _before(shape: Shape, leg: dict[str, Any], number: int | None = None) -> int:
+    """The exchange, from 0, that replica 0 took part in before this one, or the leg."""
+    first = leg["first"] if number is None else number
+    there = (n for n in range(first - 1, -1, -1) if shape.trains(n))
+    return next(there, -1)
+
+
+def _looked(
+    leg: dict[str, Any], groups: list[tuple[int, ...]], before: int, earlier: int
+) -> int:
+    """Words of the monitor in an exchange: of its look at the one `before` it."""
     every = leg.get("gap_every", 0)
-    if not every or not number or number % every:
+    if not every or before < 0 or (before + 1) // every == (earlier + 1) // every:
         return 0
-    return max(*groups[(number - 1) % len(groups)], 2)
+    return max(*groups[before % len(groups)], 2)
 
 
 def _exchange(
@@ -194,22 +230,22 @@ def _margins(shape: Shape, sizes: tuple[int, ...], more: int) -> Sum:
 
 
 def _agreements(shape: Shape, leg: dict[str, Any], at_end: bool) -> Iterator[Message]:
-    """One message every τ exchanges, and one at the end unless one was just sent."""
-    period = shape.schedule.period
-    times = leg["last"] // period - leg["first"] // period
-    times += at_end and leg["last"] % period > 0
-    if shape.replicas == 1:
-        return
-    wide = shape.classes * shape.states
+    """Those of `hpcsgd.verify.agreements`."""
     held = split_range(shape.columns, leg["members"], 0).stop
-    held = shape.columns if leg["product"] in GATHERS else held
-    words = held * wide + (wide if shape.intercept else 0)
-    # Weights are averaged as they are computed with, however low they are stored.
-    summed = "fp64" if shape.precision.weights == "fp64" else "fp32"
-    for _ in range(times):
-        yield from _sums(leg, (words, summed))
-        if shape.intercept and shape.replicas > 2 and leg["members"] > 1:
-            yield wide, 8  # the intercept, broadcast to members
+    travels = shape.agreement.get("momentum", "average") == "average"
+    words = Words(
+        held=shape.columns if leg["product"] in GATHERS else held,
+        wide=shape.classes * (shape.states if travels else 1),
+        intercept=shape.intercept,
+        # Weights are averaged as they are computed with, however low they are stored.
+        size=8 if shape.precision.weights == "fp64" else 4,
+        replicas=shape.replicas,
+        members=leg["members"],
+        reproducible=leg["reproducible"],
+    )
+    rounds = shape.rounds(leg)
+    for due in agreements(rounds, leg["first"], leg["last"], at_end):
+        yield from words.of(due)
 
 
 def _size(name: str) -> int:

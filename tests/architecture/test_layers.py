@@ -90,6 +90,7 @@ LAYERS = (
         "prediction",
         "assessment",
         "config",
+        "methods",
         "api",
         "fitting",
         "paths",

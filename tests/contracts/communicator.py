@@ -40,6 +40,27 @@ def gathers_unequal_parts(world):
         np.testing.assert_array_equal(out.astype(float), expected)
 
 
+def starts_gathers(world):
+    """Two under way, of equal and unequal parts, waited for in the other order."""
+    p, own = world.size, world.rank
+    before = world.ledger.as_dict()["products"]
+    rooms, pendings = [], []
+    for counts in ([3] * p, [2 * r for r in range(p)]):
+        part = np.full(counts[own], own, dtype=np.uint8)
+        rooms.append(np.full(sum(counts), 99, dtype=np.uint8))
+        pendings.append(world.start_gather(part, counts, rooms[-1], "products"))
+    for pending, room in zip(pendings[::-1], rooms[::-1], strict=True):
+        assert pending.wait() is room and pending.wait() is room
+    np.testing.assert_array_equal(rooms[0], np.repeat(np.arange(p), 3))
+    np.testing.assert_array_equal(rooms[1], np.repeat(np.arange(p), 2 * np.arange(p)))
+    after = world.ledger.as_dict()["products"]
+    assert after["calls"] - before["calls"] == 2 * (p > 1)
+    assert after["bytes"] - before["bytes"] == (3 + 2 * own) * (p > 1)
+    if p > 1:
+        with pytest.raises(TransportError, match="pass the same counts"):
+            world.start_gather(np.ones(3), [2] * p, np.ones(2 * p), "products")
+
+
 def exchanges_pieces(world):
     """Piece r of every rank on rank r, some of them empty; at once, and begun early."""
     p, own = world.size, world.rank
@@ -330,6 +351,7 @@ CHECKS = [
     sums_workspaces_again_and_again,
     books_workspaces_as_sums,
     keeps_copies,
+    starts_gathers,
     exchanges_pieces,
     deals_unequal_pieces,
     sums_in_narrow_formats,

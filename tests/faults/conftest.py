@@ -24,7 +24,7 @@ l2 = 1e-4
 path = "{data}"
 [schedule]
 batch = 8
-steps = 4
+steps = {steps}
 epochs = {epochs}
 [products]
 kind = "{product}"
@@ -39,7 +39,7 @@ out = "{out}"
 resume = "{resume}"
 evaluate_every = {evaluate_every}
 timeout = {timeout}
-
+{more}
 """
 
 
@@ -66,6 +66,7 @@ class Case:
         self.out = folder / "run"
         self.epochs, self.evaluate_every = 3, 1
         self.every, self.timeout, self.product = 5, 20.0, "gram"
+        self.steps, self.more = 4, ""
 
     def config(self, resume="auto"):
         path = self.folder / "run.toml"
@@ -78,6 +79,8 @@ class Case:
             every=self.every,
             timeout=self.timeout,
             product=self.product,
+            steps=self.steps,
+            more=self.more,
         )
         path.write_text(text)
         return path

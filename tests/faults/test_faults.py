@@ -59,6 +59,51 @@ def test_three_ranks_and_another_product(product, data, tmp_path):
     assert results[1]["weights_sha256"] == results[0]["weights_sha256"]
 
 
+def test_replicas_that_agree_on_gradients(data, tmp_path):
+    """A rank fails amid the run; what codecs keep goes on where it was, bit for bit."""
+    results = []
+    for name, flags in (("whole", ()), ("parts", ("--fault", "raises", "--at", 60))):
+        (tmp_path / name).mkdir()
+        case = Case(tmp_path / name, data, 2)
+        case.product, case.steps = "auto", 1
+        case.more = '[agreement]\nmethod = "fp8"\n[grid]\nreplicas = 2'
+        ended = case.run(*flags)
+        assert bool(flags) == (ended.code != 0), ended.output
+        ended = case.run() if flags else ended
+        assert ended.code == 0, ended.output
+        results.append(ended.result)
+    assert results[1]["resumes"] == 1
+    assert results[1]["weights_sha256"] == results[0]["weights_sha256"]
+
+
+AVERAGES = {
+    "postlocal": "",
+    "hierarchical": 'groups = "1,2"\nperiods = "2,8"',
+    "fedavg": "",
+    "slowmo": "slow_sharded = true",
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("method", AVERAGES)
+def test_replicas_that_average(method, data, tmp_path):
+    """A rank fails between two agreements; the run goes on bit for bit."""
+    results = []
+    for name, flags in (("whole", ()), ("parts", ("--fault", "raises", "--at", 60))):
+        (tmp_path / name).mkdir()
+        case = Case(tmp_path / name, data, 2)
+        case.product, case.steps = "auto", 1
+        asked = f'[agreement]\nmethod = "{method}"\n{AVERAGES[method]}\n'
+        case.more = f"{asked}[grid]\nreplicas = 2"
+        ended = case.run(*flags)
+        assert bool(flags) == (ended.code != 0), ended.output
+        ended = case.run() if flags else ended
+        assert ended.code == 0, ended.output
+        results.append(ended.result)
+    assert results[1]["resumes"] == 1
+    assert results[1]["weights_sha256"] == results[0]["weights_sha256"]
+
+
 def test_nan_in_the_memory_of_one_rank(case, undisturbed):
     """It is found at the next look, named, and never reaches a checkpoint."""
     ended = case.run("--fault", "plants_nan", "--at", 42)

@@ -14,6 +14,7 @@ class CountingComm:
 
     COUNTED = (
         *("Allreduce", "Iallreduce", "Reduce", "Bcast", "Allgather", "Allgatherv"),
+        *("Iallgather", "Iallgatherv"),
         *("Alltoall", "Ialltoall", "Alltoallv", "Ialltoallv"),
     )
 

@@ -8,6 +8,7 @@ import pytest
 
 from hpcsgd.api import train
 from hpcsgd.callbacks import Callback, Wish
+from hpcsgd.capture import Capture
 from hpcsgd.checkpoint import Store
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.sampling import plan_groups
@@ -165,6 +166,29 @@ def test_replicas_fall_back_together(wrong):
     results = run_ranks(4, on_rank)
     assert {r.weights_sha256 for r in results} == {results[0].weights_sha256}
     assert [changes(r) for r in results] == [["steps 8 -> 4", "steps 4 -> 2"]] * 4
+
+
+def test_replicas_agree_before_their_exchanges_are_counted_anew(wrong, monkeypatch):
+    """Exchange 10 is between two agreements of every 4; number 20 would not be."""
+    wrong["after"] = 20  # of two replicas
+    problem, found = make_problem("logistic", n=2 * N, d=D), []
+    schedule = {"batch": BATCH, "steps": STEPS, "epochs": 4, "period": 4}
+    config = settings(problem, grid={"replicas": 2}, schedule=schedule)
+    take = Capture.take
+
+    def taking(self, state, view):
+        apart = not self.agreement.holds_one_state(state, view.exchanges)
+        found.append((view.exchanges, apart, state.weights.copy()))
+        return take(self, state, view)
+
+    monkeypatch.setattr(Capture, "take", taking)
+    results = run_ranks(
+        2, lambda world: train(config, X=problem.X, y=problem.y, world=world)
+    )
+    assert changes(results[0])[0] == "steps 8 -> 4"
+    first = [one for one in found if one[0] == 10][:2]
+    assert [apart for _, apart, _ in first] == [True, True]
+    np.testing.assert_array_equal(first[0][2], first[1][2])
 
 
 @pytest.mark.parametrize("update", ["momentum", "nesterov-classic"])

@@ -151,7 +151,9 @@ def test_classes_with_l1_go_to_their_gap_or_warn():
     assert found.report["gap"] <= 1e-3 * found.loss
     assert found.config["schedule"]["steps"] == 1
     assert found.config["update"]["kind"] == "svrg"
-    by_name = hpcsgd.fit(*arguments, l1_ratio=0.1, epochs=2, update="momentum", tol=0.9)
+    momentum = {"epochs": 2, "update": "momentum"}
+    with pytest.warns(ConvergenceWarning):
+        by_name = hpcsgd.fit(*arguments, l1_ratio=0.1, **momentum)
     assert by_name.config["update"]["kind"] == "momentum"
     with pytest.warns(ConvergenceWarning, match="epochs of SGD ended"):
         short = hpcsgd.fit(*arguments, alpha=0.01, l1_ratio=0.5, epochs=1)

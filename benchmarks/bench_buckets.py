@@ -1,0 +1,68 @@
+"""How much of a gradient's transfer hides behind the columns that are still computed.
+
+    python -m benchmarks.bench_buckets [--columns 400000] [--network lan]
+
+Two replicas that are threads of one process, behind a network (`lan`: 50 µs,
+1.25 GB/s); runs of one bucket and of several in turns, medians of seconds an exchange.
+"""
+
+import argparse
+import json
+from statistics import median
+
+import numpy as np
+
+from hpcsgd.api import train
+from hpcsgd.comm.threads import run_ranks
+from hpcsgd.config import RunConfig
+
+BUCKETS = (1, 2, 4, 8, 16)
+
+
+def run(X, y, buckets, network):
+    """(seconds an exchange, hidden share, waited seconds an exchange)."""
+    size = X.shape[1] * 4 / 2**20
+    config = RunConfig.parse(
+        {
+            "schedule": {"batch": 32, "steps": 1, "epochs": 12},
+            "agreement": {"method": "ddp", "bucket": size / buckets},
+            "grid": {"replicas": 2},
+            "rate": {"value": 1e-3},
+            "run": {"evaluate_every": 0, "network": network},
+        }
+    )
+    result = run_ranks(2, lambda world: train(config, X=X, y=y, world=world))[0]
+    said = result.report["agreement"]
+    assert said["buckets"] == buckets
+    each = result.report["seconds_total"] / result.exchanges
+    return each, said["hidden_share"], said["transfer_seconds"] / result.exchanges
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--columns", type=int, default=400_000)
+    parser.add_argument("--network", default="lan")
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((128, options.columns), dtype=np.float32)
+    y = (rng.random(128) < 0.5).astype(float)
+    found = {buckets: [] for buckets in BUCKETS}
+    for _ in range(options.repeats):
+        for buckets in BUCKETS:
+            found[buckets].append(run(X, y, buckets, options.network))
+    table = [
+        {
+            "buckets": buckets,
+            "ms_an_exchange": round(1e3 * median(f[0] for f in runs), 2),
+            "hidden_share": round(median(f[1] for f in runs), 2),
+            "transfer_ms": round(1e3 * median(f[2] for f in runs), 2),
+        }
+        for buckets, runs in found.items()
+    ]
+    facts = {"columns": options.columns, "network": options.network}
+    print(json.dumps({**facts, "runs": table}))
+
+
+if __name__ == "__main__":
+    main()

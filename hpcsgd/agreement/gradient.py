@@ -1,0 +1,220 @@
+"""DDP: replicas agree on the gradient of every step, and take the same step.
+
+g = Σ_p s_p / Σ_p n_p,  s_p = Yᵀr of this replica's batch, n_p its rows
+
+Sums and counts travel, never means of means: with R replicas a step is that of one
+process on the union of their batches, however uneven they are. A replica whose rows are
+used up says nothing and counts nothing, and steps along. Columns travel in tiles, each
+sent while the rest of Yᵀr is computed, in one order on all replicas.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from hpcsgd.agreement.base import Agreement
+from hpcsgd.agreement.buckets import Buffer, Tile
+from hpcsgd.agreement.replica_check import ReplicaCheck
+from hpcsgd.agreement.senders import Sender
+from hpcsgd.backends.base import Backend
+from hpcsgd.codecs import Moment
+from hpcsgd.comm.grid import Grid
+from hpcsgd.products.base import Array, Rows, State, Task
+from hpcsgd.schedule import blocks_of
+from hpcsgd.updates import LinearUpdate, Unrolled
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The step that all replicas take in each exchange of a run."""
+
+    update: LinearUpdate
+    l2: float
+    rates: Callable[[int, int], Array]  # (first step, count) -> rates
+    each: int  # exchanges of an epoch, those of the largest replica
+
+    def moment(self, number: int) -> Moment:
+        """Exchange `number` of the run, from 0 on."""
+        now, then = self.rates(number, 2)
+        return Moment(number, number // self.each, float(now), float(then))
+
+    def take(self, weights: Array, gradient: Array, rate: float, factor: float) -> None:
+        """x ← M x + u ∇, where ∇ is `factor` times what `gradient` holds (destroyed).
+
+        `weights` are rows of the state, (columns, states · K).
+        """
+        carry = self.update.transition(rate, self.l2)
+        gain = self.update.gain(rate, 1) * factor
+        if self.update.states == 1:
+            weights *= float(carry[0, 0])
+            gradient *= gradient.dtype.type(gain[0])
+            weights += gradient
+            return
+        parts = weights.reshape(len(weights), len(carry), -1)
+        moved = np.einsum("pq,dqk->dpk", carry.astype(weights.dtype), parts)
+        moved += np.multiply.outer(gain, gradient).astype(weights.dtype).swapaxes(0, 1)
+        weights[...] = moved.reshape(weights.shape)
+
+    def take_intercept(self, intercept: Array, gradient: Array, rate: float) -> None:
+        """The same without the penalty, (states, K) and (K,)."""
+        free = self.update.transition(rate, 0.0)
+        push = np.multiply.outer(self.update.gain(rate, 1), gradient)
+        intercept[...] = free @ intercept + push
+
+
+class Opener(Protocol):
+    """Makes the sender of a run, once the shape of its weights is known."""
+
+    def __call__(self, state: State, buffer: Buffer) -> Sender:
+        """What it keeps between exchanges goes into the state."""
+
+
+class Gradient(Agreement):
+    """Takes the gradient of every batch, and steps when all replicas have said theirs.
+
+    As a `Taker` it is given residuals; the sums go into the buckets they travel in.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        share: float,
+        steps: Steps,
+        backend: Backend,
+        columns: int,
+        buckets: Callable[[State], int],
+        opener: Opener,
+        check: ReplicaCheck,
+    ) -> None:
+        super().__init__(grid, share, 1)
+        self.check = check
+        self.steps = steps
+        self.backend = backend
+        self.columns = columns  # K
+        self.buckets = buckets
+        self.opener = opener
+        self._plans: dict[int, Any] = {}
+        self._left = 0  # batches of this exchange that are still to come
+        self._done = -1  # the last exchange that was taken
+        self._moment = Moment(0, 0, 1.0, 1.0)
+
+    def prepare(self, state: State) -> None:
+        """The buffer, cut into buckets, and what codecs keep."""
+        self.buffer = Buffer(
+            len(state.weights),
+            self.columns,
+            state.weights.dtype,
+            self.buckets(state),
+            state.intercept is not None,
+        )
+        self.sender = self.opener(state, self.buffer)
+
+    def begin(self, epoch: int, index: int, batches: int) -> None:
+        """An exchange of so many batches, whose gradients are one message."""
+        self._begin(epoch * self.steps.each + index)
+        self._left = batches
+
+    def descend(
+        self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
+    ) -> None:
+        """Add Yᵀr of a batch; after the last one, say it and step.
+
+        A tile is sent as soon as it is there, and the next one computed meanwhile.
+        """
+        self._left -= 1
+        self.buffer.count_in(residuals)
+        if self._left:
+            self._add(self.buffer.gradient, rows, residuals)
+            return
+        self.sender.begin(self.buffer, self._moment)
+        for tile in self.buffer:
+            self._add(tile.gradient, self._columns(rows, tile), residuals)
+            task.clock.lap("update")
+            self.sender.send(self.buffer, tile)
+            task.clock.start()  # what a sum takes is booked by the ledger
+        self._step(state, task)
+
+    def after_exchange(self, state: State, exchanges: int) -> None:
+        """Where this replica had no rows: nothing, zero times, and the same step."""
+        if self._done != exchanges - 1:
+            self._begin(exchanges - 1)
+            self.sender.begin(self.buffer, self._moment)
+            for tile in self.buffer:
+                self.sender.send(self.buffer, tile)
+            self._step(state, None)
+        self.check.after_exchange(state, exchanges)
+
+    def holds_one_state(self, state: State, exchanges: int) -> bool:
+        """Always, but for what codecs keep."""
+        return self.grid.replicas.size == 1 or not state.memory
+
+    def agree(self, state: State, purpose: str) -> None:
+        """They never disagree."""
+
+    def updates(self, batches: int) -> int:
+        """One step, of all batches together."""
+        return 1
+
+    def facts(self) -> dict[str, Any]:
+        """For the report of a run."""
+        return {
+            "buckets": len(self.buffer.tiles),
+            "codec": self.sender.codec,
+            "mended_replicas": self.check.mended,
+            **self.sender.overlap.facts(),
+        }
+
+    def _begin(self, number: int) -> None:
+        self.buffer.clear()
+        self._moment = self.steps.moment(number)
+        self._done = number
+
+    def _add(self, gradient: Array, rows: Rows, residuals: Array) -> None:
+        plan = self._plan(len(residuals))
+        self.backend.descend(gradient, rows, residuals, plan)
+
+    def _columns(self, rows: Rows, tile: Tile) -> Rows:
+        """Of one tile; all of them where they cannot be cut, which are then one."""
+        if len(self.buffer.tiles) == 1:
+            return rows
+        return self.backend.some_columns(rows, tile.columns)
+
+    def _step(self, state: State, task: Task | None) -> None:
+        """Tile by tile, as they arrive."""
+        rate = self._moment.rate
+        for tile in self.buffer:
+            factor = self.sender.receive(self.buffer, tile)
+            if task is not None:
+                task.clock.start()
+            part = state.weights[tile.columns]
+            self.steps.take(part, tile.gradient, rate, factor)
+            if task is not None:
+                task.clock.lap("update")
+        if state.intercept is not None:
+            tail = self._tail()
+            self.steps.take_intercept(state.intercept, tail[:-1] / tail[-1], rate)
+
+    def _tail(self) -> Array:
+        """Σ [Σr | count], the same on all members, who each summed their own."""
+        tail = self.sender.tail().astype(np.float64)
+        if self.grid.replicas.size > 2 and self.grid.members.size > 1:
+            self.grid.members.broadcast(tail, 0, "agreement")
+        return tail
+
+    def _plan(self, size: int) -> Any:
+        """gradient ← gradient + Yᵀr, for a batch of this size."""
+        if size not in self._plans:
+            one = np.ones((1, 1))
+            plain = Unrolled(
+                lead=one,
+                couple=(np.empty(0),),
+                carry=one,
+                gain=one,
+                free=one[None],
+                push=one,
+                probe=np.ones(1),
+            )
+            self._plans[size] = self.backend.prepare(plain, blocks_of((size,)))
+        return self._plans[size]

@@ -1,0 +1,50 @@
+"""Replicas that take the same steps hold the same bits, or are mended.
+
+MPI does not promise that a sum gives every rank the same bits. Replicas that never
+speak of weights would drift apart unseen; every N exchanges they compare a hash of all
+they hold, and where it differs all take what replica 0 holds.
+"""
+
+import logging
+import zlib
+
+from hpcsgd.comm.base import Communicator
+from hpcsgd.products.base import State
+
+log = logging.getLogger(__name__)
+
+
+class ReplicaCheck:
+    """Of the replicas of one column block."""
+
+    def __init__(self, replicas: Communicator, every: int) -> None:
+        self.replicas = replicas
+        self.every = every  # exchanges; 0 = never
+        self.mended = 0
+
+    def after_exchange(self, state: State, exchanges: int) -> None:
+        """Compare when due."""
+        if not self.every or self.replicas.size == 1 or exchanges % self.every:
+            return
+        if len(set(self.replicas.exchange_objects(_fingerprint(state)))) > 1:
+            self._mend(state, exchanges)
+
+    def _mend(self, state: State, exchanges: int) -> None:
+        self.mended += 1
+        self.replicas.broadcast(state.weights, 0, "control")
+        if state.intercept is not None:
+            self.replicas.broadcast(state.intercept, 0, "control")
+        if self.replicas.rank == 0:
+            log.warning(
+                "replicas differed after exchange %d and were mended from replica 0"
+                " (%d times so far); --reproducible prevents it",
+                exchanges,
+                self.mended,
+            )
+
+
+def _fingerprint(state: State) -> int:
+    value = zlib.crc32(state.weights.tobytes())
+    if state.intercept is not None:
+        value = zlib.crc32(state.intercept.tobytes(), value)
+    return value

@@ -1,0 +1,86 @@
+"""The gradient agreement of a run, put together."""
+
+from dataclasses import replace
+
+from hpcsgd.agreement.buckets import Buffer, bucket_count
+from hpcsgd.agreement.gradient import Gradient, Steps
+from hpcsgd.agreement.replica_check import ReplicaCheck
+from hpcsgd.agreement.senders import Coded, Plain, Sender
+from hpcsgd.assembly.feed import Feed
+from hpcsgd.assembly.gradient_checks import KIND
+from hpcsgd.assembly.vocabulary import Vocabulary
+from hpcsgd.codecs import Bucket, Codec, make_codec
+from hpcsgd.comm.grid import Grid
+from hpcsgd.config import RunConfig
+from hpcsgd.load import Loaded
+from hpcsgd.products.base import Array, State, Task
+from hpcsgd.rates import make_rate
+
+
+def of_feed(config: RunConfig) -> RunConfig:
+    """The settings that rows are dealt by: batches that travel together are a group."""
+    if config.agreement.kind != KIND:
+        return config
+    schedule = replace(config.schedule, steps=config.agreement.accumulate)
+    return replace(config, schedule=schedule)
+
+
+def make_gradient(
+    config: RunConfig,
+    words: Vocabulary,
+    grid: Grid,
+    loaded: Loaded,
+    task: Task,
+    feed: Feed,
+) -> Gradient:
+    """The agreement, which opens its buckets when it sees the state."""
+    each, shard = feed.exchanges_per_epoch, loaded.shard
+    rate = make_rate(config.rate, config.schedule.epochs * each)
+
+    def buckets(state: State) -> int:
+        """One where the columns of rows cannot be cut, or nobody waits for them."""
+        if shard.is_sparse or grid.replicas.size == 1:
+            return 1
+        cap, size = config.agreement.bucket, state.weights.dtype.itemsize
+        return bucket_count(len(state.weights), task.columns, size, cap)
+
+    return Gradient(
+        grid,
+        shard.height / shard.total_rows,
+        Steps(words.update, config.problem.l2, rate.at, each),
+        task.backend,
+        task.columns,
+        buckets,
+        lambda state, buffer: _sender(config, grid, state, buffer),
+        ReplicaCheck(grid.replicas, config.run.check_members),
+    )
+
+
+def _sender(config: RunConfig, grid: Grid, state: State, buffer: Buffer) -> Sender:
+    """One replica has nobody to be short with: nothing is encoded."""
+    agreement = config.agreement
+    is_plain = agreement.codec == "identity" and config.codec.feedback != "on"
+    if is_plain or grid.replicas.size == 1:
+        return Plain(grid.replicas)
+    codecs: dict[int, Codec] = {}
+    for number, tile in enumerate(buffer):
+
+        def room(name: str, columns: slice = tile.columns) -> Array:
+            whole = state.remember(f"codec_{name}", buffer.width)
+            part: Array = whole[columns].reshape(-1)
+            return part
+
+        bucket = Bucket(
+            number=number,
+            height=tile.height,
+            width=buffer.width,
+            dtype=buffer.flat.dtype,
+            seed=config.sampling.seed,
+            member=grid.member,
+            room=room,
+        )
+        codec = make_codec(agreement.codec, bucket, config.codec)
+        codecs[tile.columns.start] = codec
+        for name, kept in codec.kept.items():
+            state.kept[f"codec_{number}_{name}"] = kept
+    return Coded(grid.replicas, codecs, agreement.codec)

@@ -1,0 +1,87 @@
+"""What the gradient agreement refuses, each in one sentence."""
+
+from hpcsgd.codecs import get_codec
+from hpcsgd.config import RunConfig
+from hpcsgd.errors import ConfigError
+from hpcsgd.formats import get_format
+from hpcsgd.precision import Precision
+from hpcsgd.products import RECURS
+
+KIND = "gradient"
+UPDATES = ("sgd", "momentum", "nesterov", "nesterov-classic")
+
+
+def check(config: RunConfig, precision: Precision) -> None:
+    """Refuse what replicas could not agree on the gradient of."""
+    get_codec(config.agreement.codec)
+    if config.agreement.kind != KIND:
+        _check_unused(config)
+        return
+    said = "[agreement] kind = 'gradient'"
+    schedule, how = config.schedule, config.update.clip
+    kind, residual = config.products.kind, precision.residual
+    wrong = (
+        (
+            schedule.steps > 1,
+            f"takes one step an exchange and [schedule] steps = {schedule.steps}; use"
+            " --steps 1, or --agreement average for s steps between agreements",
+        ),
+        (
+            schedule.period > 1,
+            f"agrees in every step and [schedule] period = {schedule.period}; use"
+            " --period 1, agreement.accumulate for fewer messages, or --agreement"
+            " average",
+        ),
+        (
+            kind in RECURS,
+            f"needs the gradient of every step and [products] kind = {kind!r} is for s"
+            " steps together; use --products direct or gather",
+        ),
+        (
+            config.run.device == "cuda",
+            "is not built for GPUs yet; use --device cpu, or --agreement average",
+        ),
+        (
+            how != "none",
+            f"does not clip and [update] clip = {how!r}; use --set update.clip=none,"
+            " or a lower --rate",
+        ),
+        (
+            config.update.kind not in UPDATES,
+            f"steps by one gradient and [update] kind = {config.update.kind!r} does"
+            " not; use --update sgd, momentum or nesterov",
+        ),
+        (
+            config.sweep.is_many,
+            "trains one model and [sweep] names several; train them one by one",
+        ),
+        (
+            not config.problem.is_smooth,
+            "does not know l1 and bounds; use --agreement average, or leave them out",
+        ),
+        (
+            not get_format(precision.weights).is_wide,
+            f"sums gradients in the format of the weights, and {precision.weights} is"
+            " too narrow; use --set precision.weights=fp32",
+        ),
+        (
+            get_format(residual).wants_scale,
+            f"cannot leave a step out on one replica alone, as residuals in {residual}"
+            " ask for; use --set precision.residual=fp32",
+        ),
+    )
+    for is_wrong, why in wrong:
+        if is_wrong:
+            raise ConfigError(f"{said} {why}")
+
+
+def _check_unused(config: RunConfig) -> None:
+    """Settings of gradients that would do nothing are a misunderstanding."""
+    agreement = config.agreement
+    if agreement.codec != "identity" or agreement.accumulate != 1:
+        key = "codec" if agreement.codec != "identity" else "accumulate"
+        raise ConfigError(
+            f"[agreement] {key} = {getattr(agreement, key)!r} is for gradients and kind"
+            f" = {agreement.kind!r} sends none; use --agreement gradient, or leave it"
+            " out"
+        )

@@ -1,0 +1,90 @@
+"""Methods by name: an agreement, a codec and the settings that belong together.
+
+`--method NAME` sets what is left open. Settings that make the method what it is must
+not be given another value; the others are defaults that an explicit setting overrides.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpcsgd.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row: what it says of itself, and section.key -> value."""
+
+    says: str
+    fixed: Mapping[str, Any]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+def ddp(codec: str, says: str, **defaults: Any) -> Method:
+    """The gradient agreement with one of the codecs, and defaults of [codec]."""
+    fixed = {
+        "agreement.kind": "gradient",
+        "agreement.codec": codec,
+        "schedule.steps": 1,
+    }
+    return Method(says, fixed, {f"codec.{key}": v for key, v in defaults.items()})
+
+
+def averaged(kind: str, says: str) -> Method:
+    """Replicas that take steps of their own, and agree on weights now and then."""
+    return Method(says, {"agreement.kind": kind}, LOCAL)
+
+
+LOCAL = {"schedule.steps": 1, "schedule.period": 8}
+METHODS = {
+    "ddp": ddp("identity", "gradients are summed in every step"),
+    "fp16": ddp("fp16", "gradients travel in fp16"),
+    "bf16": ddp("bf16", "gradients travel in bf16"),
+    "fp8": ddp("fp8", "gradients travel in 8 bits, with error feedback"),
+    "local": averaged("average", "weights are averaged every --period exchanges"),
+    "postlocal": averaged("postlocal", "after every exchange at first, then as local"),
+    "hierarchical": averaged("hierarchical", "nested groups average in their periods"),
+    "fedavg": averaged("fedavg", "some of the replicas train in each round"),
+    "slowmo": averaged("slowmo", "local, with slow momentum where weights agree"),
+}
+
+
+def get_method(name: str) -> Method:
+    """The method called `name`."""
+    if name not in METHODS:
+        raise ConfigError(
+            f"[agreement] unknown method: {name!r}; known: {list(METHODS)}"
+        )
+    return METHODS[name]
+
+
+def with_method(
+    tables: Mapping[str, Mapping[str, Any]],
+) -> Mapping[str, Mapping[str, Any]]:
+    """`tables` with what their method sets, where they name one."""
+    agreement = tables.get("agreement")
+    name = agreement.get("method") if isinstance(agreement, Mapping) else None
+    if not isinstance(name, str) or not name:
+        return tables
+    method = get_method(name)
+    for setting, value in method.fixed.items():
+        _check(name, setting, value, tables)
+    merged = {section: dict(table) for section, table in tables.items()}
+    for setting, value in {**method.fixed, **method.defaults}.items():
+        section, key = setting.split(".")
+        table = merged.setdefault(section, {})
+        if setting in method.fixed or key not in table:
+            table[key] = value
+    return merged
+
+
+def _check(
+    name: str, setting: str, value: Any, tables: Mapping[str, Mapping[str, Any]]
+) -> None:
+    section, key = setting.split(".")
+    given = tables.get(section, {}).get(key, "auto")
+    if given not in ("auto", value):
+        raise ConfigError(
+            f"method {name} is [{section}] {key} = {value!r}, and {given!r} was given;"
+            f" leave {setting} out, or choose another method"
+        )

@@ -1,0 +1,52 @@
+"""Agreements that average, in runs on a device that is the emulation."""
+
+import pytest
+
+from hpcsgd.agreement import Average
+from tests.averages import ROWS, config_of
+from tests.harness import make_problem, relative_error, train_on
+from tests.swarm import Swarm
+
+
+@pytest.mark.parametrize(
+    "row, members", [(row, 1 + i % 2) for i, row in enumerate(ROWS)]
+)
+def test_runs_on_a_device_equal_those_of_the_host(devices, row, members, monkeypatch):
+    """Averages are taken there; slow steps look at the weights on the host."""
+    problem = make_problem("logistic", n=58, d=13)
+    more = {"products": {"kind": "gram"}, "precision": {"recipe": "fp32"}}
+    more["update"] = {"kind": "momentum", "momentum": 0.5}
+    run = {"device": "cuda", "evaluate_every": 0, "check_every": 100}
+    config = config_of(problem, row, 4, members, **more, run=run)
+    average, copies = Average.average, []
+
+    def counted(self, state, *rest):
+        device = state.__dict__.get("device")  # none where a consensus is taken
+        before = device and device.fetched
+        average(self, state, *rest)
+        if device:
+            copies.append(device.fetched - before)
+
+    monkeypatch.setattr(Average, "average", counted)
+    found = train_on(4 * members, config, problem)
+    monkeypatch.undo()
+    assert copies and not any(copies)
+    wanted = Swarm(config, problem, 4).run()
+    assert relative_error(found, wanted) < 2e-5
+    host = config_of(problem, row, 4, members, **more)
+    here = train_on(4 * members, host, problem)
+    for figure in ("calls", "words", "bytes"):
+        sent = [one.ledger["agreement"][figure] for one in (here, found)]
+        assert sent[0] == sent[1] > 0
+
+
+@pytest.mark.parametrize("momentum", ["keep", "reset"])
+def test_momentum_that_does_not_travel(devices, momentum):
+    """It is dealt with on the host, and sent back from there."""
+    problem = make_problem("logistic", n=58, d=13)
+    more = {"products": {"kind": "gram"}, "precision": {"recipe": "fp32"}}
+    more["update"] = {"kind": "momentum", "momentum": 0.5}
+    more["run"] = {"device": "cuda", "evaluate_every": 1}
+    config = config_of(problem, "average", 2, agreement={"momentum": momentum}, **more)
+    found = train_on(2, config, problem)
+    assert relative_error(found, Swarm(config, problem, 2).run()) < 2e-5

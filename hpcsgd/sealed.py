@@ -162,9 +162,7 @@ def _check_first_line(path: Path, content: bytes, kind: str, version: int) -> No
         raise _refusal(path, why, Damaged)
     found = FIRST_LINE.match(content)
     if found is None or found[1].decode() != kind:
-        raise DataError(
-            f"{path} is not a {kind} of this package; name one that it wrote"
-        )
+        raise DataError(f"{path} is no {kind} of this package; name one that it wrote")
     if int(found[2]) != version:
         raise Unreadable(
             f"{path} is a {kind} of version {int(found[2])} and this package reads"

@@ -17,6 +17,7 @@ SOLVERS = ("auto", "sgd", "svrg", "coordinate")
 AVERAGES = {"auto": "tail", True: "tail", False: "none"}
 RACE = "race"  # the rate that wins one
 TIGHT = 1e-8  # the tol of polish=True
+SMALLEST = 1e-13  # gap, relative to F, that float64 shows
 PASSES = 1000  # at most: badly conditioned data take some hundred
 # Passes where none are named: before L-BFGS, where SGD is all there is, and where a
 # step is an exact one.
@@ -232,7 +233,7 @@ def _is_smooth(problem: dict[str, Any]) -> bool:
 
 def _gap(tol: float) -> float:
     """A gap goes with the square of a gradient, as far as float64 can show it."""
-    return max(tol * tol, tol / 1000)
+    return max(tol * tol, tol / 1000, min(tol, SMALLEST))
 
 
 def _bound(value: Any) -> Any:

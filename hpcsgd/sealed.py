@@ -162,7 +162,9 @@ def _check_first_line(path: Path, content: bytes, kind: str, version: int) -> No
         raise _refusal(path, why, Damaged)
     found = FIRST_LINE.match(content)
     if found is None or found[1].decode() != kind:
-        raise DataError(f"{path} is no {kind} of this package; name one that it wrote")
+        raise DataError(
+            f"{path} is not {_with_article(kind)} of this package; name one that it wrote"
+        )
     if int(found[2]) != version:
         raise Unreadable(
             f"{path} is a {kind} of version {int(found[2])} and this package reads"
@@ -217,3 +219,7 @@ def _h5py() -> Any:
             "models and checkpoints need h5py; install it with: pip install h5py"
         ) from missing
     return h5py
+
+
+def _with_article(kind: str) -> str:
+    return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"

@@ -181,10 +181,14 @@ def _slow(config: RunConfig, held: int, precision: Precision) -> int:
 
 
 def _of_gradients(config: RunConfig) -> int:
-    """The buffer that gradients are summed in; with a codec an error, and its words."""
+    """The buffer that gradients are summed in; with a codec an error, and its words.
+
+    What dgc gathers is two such errors.
+    """
     if config.agreement.kind != "gradient":
         return 0
-    return 1 if config.agreement.codec == "identity" else 3
+    codec = config.agreement.codec
+    return 1 if codec == "identity" else 3 + (codec == "dgc")
 
 
 def _sparse(

@@ -162,6 +162,7 @@ class Gradient(Agreement):
         return {
             "buckets": len(self.buffer.tiles),
             "codec": self.sender.codec,
+            **self.sender.facts(),
             "mended_replicas": self.check.mended,
             **self.sender.overlap.facts(),
         }

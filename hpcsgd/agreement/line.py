@@ -1,6 +1,6 @@
 """The replicas as a codec sees them: one bucket's line to all of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -37,16 +37,17 @@ class ReplicaLine:
         """Σ over replicas, in place."""
         return self.replicas.sum(array, PURPOSE)
 
-    def start_gather(self, record: Array) -> Callable[[], list[Array]]:
-        """The records of all, which are as long as this one."""
-        out = np.empty((self.size, record.size), dtype=record.dtype)
-        counts = [record.size] * self.size
-        flat = out.reshape(-1)
-        pending = self.replicas.start_gather(record, counts, flat, PURPOSE)
+    def start_gather(
+        self, record: Array, lengths: Sequence[int] | None = None
+    ) -> Callable[[], list[Array]]:
+        """The records of all, which are as long as this one, or as all know."""
+        counts = list(lengths or [record.size] * self.size)
+        out = np.empty(sum(counts), dtype=record.dtype)
+        pending = self.replicas.start_gather(record, counts, out, PURPOSE)
 
         def arrive() -> list[Array]:
             pending.wait()
-            return list(out)
+            return np.split(out, np.cumsum(counts)[:-1])
 
         return arrive
 

@@ -38,6 +38,9 @@ class Sender(Protocol):
     def tail(self) -> Array:
         """Σ over replicas of [Σr | count], after the first `receive`."""
 
+    def facts(self) -> dict[str, int]:
+        """What it counted, for the report of a run."""
+
 
 class Plain:
     """Sums in place, the tail with the first of them."""
@@ -69,6 +72,10 @@ class Plain:
     def tail(self) -> Array:
         """In the buffer."""
         return self._tail
+
+    def facts(self) -> dict[str, int]:
+        """Nothing."""
+        return {}
 
 
 @dataclass
@@ -122,6 +129,11 @@ class Coded:
     def tail(self) -> Array:
         """Of float64."""
         return self._arrive()
+
+    def facts(self) -> dict[str, int]:
+        """Buckets whose words all went as they are, since this process began."""
+        dense = sum(codec.dense_exchanges for codec in self.codecs.values())
+        return {"dense_buckets": dense}
 
     def _codec(self, tile: Tile) -> Codec:
         return self.codecs[tile.columns.start]

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 from hpcsgd.agreement import BUFFERS
 from hpcsgd.agreement.slowmo import BASES
 from hpcsgd.cli.flags import FLAGS, SWITCHES
-from hpcsgd.codecs.settings import FEEDBACKS
+from hpcsgd.codecs.settings import DENSE, FEEDBACKS
 from hpcsgd.comm import COMMUNICATORS
 from hpcsgd.config import RunConfig
 from hpcsgd.formats import FORMATS
@@ -26,6 +26,7 @@ CHOICES: dict[str, list[str]] = {
     "agreement.momentum": list(BUFFERS),
     "agreement.base": list(BASES),
     "codec.feedback": list(FEEDBACKS),
+    "codec.dense": list(DENSE),
     "problem.l1_at": list(PLACES),
     "update.clip": list(WAYS),
     "update.clip_over": list(OVERS),

@@ -12,6 +12,11 @@ CODECS = {
     "fp16": "hpcsgd.codecs.cast:Fp16",
     "bf16": "hpcsgd.codecs.cast:Bf16",
     "fp8": "hpcsgd.codecs.cast:Fp8",
+    "topk": "hpcsgd.codecs.topk:TopK",
+    "randomk": "hpcsgd.codecs.randomk:RandomK",
+    "threshold": "hpcsgd.codecs.threshold:Threshold",
+    "wangni": "hpcsgd.codecs.wangni:Wangni",
+    "dgc": "hpcsgd.codecs.dgc:Dgc",
 }
 
 

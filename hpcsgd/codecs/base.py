@@ -98,10 +98,12 @@ class Line(Protocol):
     def sum(self, array: Array) -> Array:
         """Σ over replicas, in place."""
 
-    def start_gather(self, record: Array) -> Callable[[], list[Array]]:
+    def start_gather(
+        self, record: Array, lengths: Sequence[int] | None = None
+    ) -> Callable[[], list[Array]]:
         """Begin to give `record` to all; what comes back waits for those of all.
 
-        In rank order; all replicas send as many elements.
+        In rank order; all replicas send as many elements, or those that all know.
         """
 
     def gather_unequal(self, record: Array) -> list[Array]:
@@ -120,7 +122,7 @@ COUNT_BYTES = 8  # of the message that goes ahead of records of unequal length
 class Codec(ABC):
     """The protocol, one instance for each bucket."""
 
-    unbiased: ClassVar[bool]  # E C(a) = a
+    unbiased: bool  # E C(a) = a
     wants_feedback: ClassVar[bool]  # True: what is lost has to be sent later
     has_own_memory: ClassVar[bool] = False  # True: it keeps that itself (DGC)
     # Of the mean, which is rounded once more on its way back; 0 where it is not.
@@ -144,6 +146,11 @@ class Codec(ABC):
 
         `Told.payload` is right in both cases.
         """
+
+    @property
+    def dense_exchanges(self) -> int:
+        """How often all words went as they are, which were fewer bytes."""
+        return 0
 
     def variance(self, part: Array) -> Array | None:
         """Var C(part), word by word, by the formula; unbiased codecs must know it."""

@@ -44,6 +44,11 @@ class Feedback(Codec):
 
         return remember
 
+    @property
+    def dense_exchanges(self) -> int:
+        """Those of the codec."""
+        return self.codec.dense_exchanges
+
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
         """Those of the codec: the memory stays at home."""
         return self.codec.payload_bytes(ranks, rank)

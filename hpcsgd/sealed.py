@@ -163,7 +163,8 @@ def _check_first_line(path: Path, content: bytes, kind: str, version: int) -> No
     found = FIRST_LINE.match(content)
     if found is None or found[1].decode() != kind:
         raise DataError(
-            f"{path} is not {_with_article(kind)} of this package; name one that it wrote"
+            f"{path} is not {_with_article(kind)} of this package; name one that it"
+            " wrote"
         )
     if int(found[2]) != version:
         raise Unreadable(

@@ -163,7 +163,8 @@ def _check_first_line(path: Path, content: bytes, kind: str, version: int) -> No
     found = FIRST_LINE.match(content)
     if found is None or found[1].decode() != kind:
         raise DataError(
-            f"{path} is not a {kind} of this package; name one that it wrote"
+            f"{path} is not {_with_article(kind)} of this package; name one that it"
+            " wrote"
         )
     if int(found[2]) != version:
         raise Unreadable(
@@ -219,3 +220,7 @@ def _h5py() -> Any:
             "models and checkpoints need h5py; install it with: pip install h5py"
         ) from missing
     return h5py
+
+
+def _with_article(kind: str) -> str:
+    return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"

@@ -13,9 +13,9 @@ from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_is_fitted
 
 from hpcsgd.estimators.given import Given, Place
-from hpcsgd.estimators.progress import unwarned
 from hpcsgd.estimators.saved import save
-from hpcsgd.fitting import fit
+from hpcsgd.fitting.fit import run_fit
+from hpcsgd.fitting.wanted import Wanted
 from hpcsgd.result import Result
 
 Array = NDArray[Any]
@@ -45,7 +45,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
     max_iter : epochs of SGD at most; None = what suits the solver
     tol : the fit ends when the norm of the gradient is so small a part of what it was
         at zero; smaller = more passes
-    batch : rows of a step of SGD
+    batch : rows of a step of SGD, or coordinates of a block; None = 32, or 1
     steps : steps of SGD for each message between ranks, or "auto"
     rate : learning rate; "auto": from the data; "race": the best of eight around it
     solver : "auto", "sgd", "svrg" or "coordinate", as in `hpcsgd.fit`
@@ -74,7 +74,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         bounds: Any = None,
         max_iter: int | None = None,
         tol: float = 1e-9,
-        batch: int = 32,
+        batch: int | None = None,
         steps: int | str = "auto",
         rate: float | str = "auto",
         solver: str = "auto",
@@ -155,20 +155,12 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
     ) -> Solution:
         """The coefficients of one run; `changed` are other arguments of `fit`."""
         settings = {**self._settings(), "seed": self._seed(place), **changed}
-        with unwarned():
-            result = fit(
-                given.X,
-                family,
-                given.y,
-                sample_weight=given.weights,
-                offset=given.offset,
-                classes=given.labels,
-                start=start,
-                comm=place.world,
-                layout=place.layout,
-                grid=place.grid,
-                **settings,
-            )
+        callbacks = settings.pop("callbacks")
+        how = {"update": "sgd", "momentum": 0.9, "family": family, **settings}
+        wanted = Wanted(layout=place.layout, grid=place.grid, **how)
+        sides = {"y": given.y, "sample_weight": given.weights, "offset": given.offset}
+        run = (wanted, given.X, sides, given.labels, start, place.world, callbacks)
+        result = run_fit(*run)
         weights = np.asarray(result.weights, dtype=np.float64)
         weights = weights.reshape(len(weights), -1)
         intercept = np.zeros(weights.shape[1])

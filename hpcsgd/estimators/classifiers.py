@@ -25,7 +25,7 @@ class Classifier(ClassifierMixin, Learner):  # type: ignore[misc]
         bounds: Any = None,
         max_iter: int | None = None,
         tol: float = 1e-9,
-        batch: int = 32,
+        batch: int | None = None,
         steps: int | str = "auto",
         rate: float | str = "auto",
         solver: str = "auto",
@@ -165,7 +165,8 @@ class LogisticRegression(Classifier):
 
     def predict_log_proba(self, X: Any) -> Array:
         """Their logarithms."""
-        return np.log(self.predict_proba(X))
+        X, _ = self._rows(X)
+        return self._formula().log_probabilities(X)
 
     def _count(self, passes: int) -> Array:
         return np.array([passes])

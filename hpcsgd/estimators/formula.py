@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import log_expit, log_ndtr, log_softmax
 
 from hpcsgd.data.memory import MemoryReader
 from hpcsgd.data.readers import row_words
@@ -83,6 +84,14 @@ class Formula:
     def probabilities(self, X: Any, offset: Array | None = None) -> Array:
         """A column for each class."""
         return KINDS["probability"](self.model, self.scores(X, offset))
+
+    def log_probabilities(self, X: Any, offset: Array | None = None) -> Array:
+        """Their logarithms, finite where a probability is too small for a float."""
+        scores = self.scores(X, offset)
+        if scores.shape[1] > 1:
+            return np.asarray(log_softmax(scores, axis=1))
+        logarithm = log_ndtr if self.family == "probit" else log_expit
+        return np.asarray(logarithm(np.hstack([-scores, scores])))
 
 
 def _scores_there(model: Model, X: Any, offset: Array | None) -> Array:

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import accuracy_score
 from sklearn.utils import ClassifierTags, RegressorTags
@@ -95,7 +94,8 @@ class Generic(Learner):
     @available_if(_probabilities)  # type: ignore[untyped-decorator]
     def predict_log_proba(self, X: Any, offset: Any = None) -> Array:
         """Their logarithms."""
-        return np.asarray(np.log(self.predict_proba(X, offset)))
+        X, total = self._rows(X, offset)
+        return self._formula().log_probabilities(X, total)
 
     def score(
         self,

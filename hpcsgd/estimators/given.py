@@ -18,11 +18,14 @@ from sklearn.utils.validation import (
 from hpcsgd.comm.base import Communicator
 from hpcsgd.errors import DataError, HpcsgdError
 from hpcsgd.estimators.formula import column, is_on_device, total_offset
+from hpcsgd.fitting.agreed import check_agreed
 from hpcsgd.fitting.fit import ranks_of
 
 Array = NDArray[Any]
 T = TypeVar("T")
 # The first is what whole numbers become; float32 stays as it is, without a copy.
+# Parameters of a rank's own: the seed is that of rank 0.
+OWN = ("callbacks", "verbose", "random_state")
 CHECKS = {"accept_sparse": "csr", "dtype": (np.float64, np.float32)}
 
 
@@ -80,6 +83,21 @@ def opened(comm: Any, layout: str, grid: Any) -> Iterator[Place]:
         yield Place(world, layout, grid)
 
 
+def check_alike(estimator: Any, X: Any, place: Place) -> None:
+    """Refuse ranks that ask for different fits."""
+    if place.world.size == 1:
+        return
+    kind = "a path" if isinstance(X, str | PathLike) else "no path"
+    said = {"class": type(estimator).__name__, "X": kind, "grid": repr(place.grid)}
+    said["layout"] = repr(place.layout)
+    for name, value in estimator.get_params(deep=False).items():
+        if name not in OWN:
+            # Of a splitter rank 0 draws the folds for all.
+            is_plain = name != "cv" or isinstance(value, int)
+            said[name] = repr(value) if is_plain else type(value).__name__
+    check_agreed(place.world, said)
+
+
 def take(
     estimator: Any,
     X: Any,
@@ -93,6 +111,8 @@ def take(
     reset: bool = True,
 ) -> Given:
     """Everything that was given, or one clear error."""
+    if place.layout == "hdf5" and not isinstance(X, str | PathLike):
+        raise DataError("layout = 'hdf5' needs the path of a file as X; give one")
     if isinstance(X, str | PathLike):
         if exposure is not None:
             offset = total_offset(offset, exposure, len(exposure))

@@ -61,7 +61,7 @@ class GLM(Generic):
         bounds: Any = None,
         max_iter: int | None = None,
         tol: float = 1e-9,
-        batch: int = 32,
+        batch: int | None = None,
         steps: int | str = "auto",
         rate: float | str = "auto",
         solver: str = "auto",

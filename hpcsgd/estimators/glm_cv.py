@@ -78,7 +78,7 @@ class GLM_CV(Generic):
         fit_intercept: bool = True,
         max_iter: int | None = None,
         tol: float = 1e-8,
-        batch: int = 32,
+        batch: int | None = None,
         steps: int | str = "auto",
         rate: float | str = "auto",
         precision: str | None = None,
@@ -116,11 +116,52 @@ class GLM_CV(Generic):
         self.polish = polish
         self.class_weight = class_weight
 
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        offset: Any = None,
+        exposure: Any = None,
+        groups: Any = None,
+        *,
+        comm: Any = None,
+        layout: str = "replicated",
+        grid: Any = None,
+    ) -> "GLM_CV":
+        """Choose alpha and fit the model.
+
+        Parameters
+        ----------
+        X : array, frame, CSR or array of a GPU, (n, d); or the path of a file, y too
+        y : (n,), targets: numbers, or labels of any kind
+        sample_weight : (n,), c_i >= 0
+        offset : (n,), added to every score; softmax has no use for one
+        exposure : (n,), above 0, of poisson and gamma: an offset of log(exposure)
+        groups : (n,), which rows stay together, for a `cv` that asks: GroupKFold
+        comm : communicator of mpi4py, or one of this package; all its ranks call `fit`
+        layout : what each rank gives: "replicated", "rows", "columns" or "hdf5"
+        grid : (replicas, members) of the ranks
+
+        Returns
+        -------
+        the estimator itself, the same on all ranks
+        """
+        self._check_family(offset, exposure)
+        given = X, y, sample_weight, offset, exposure
+        self._fit(*given, where=(comm, layout, grid), groups=groups)
+        return self
+
     def _learn(
-        self, given: Given, place: Place, starts: list[Any] | None, **changed: Any
+        self,
+        given: Given,
+        place: Place,
+        starts: list[Any] | None,
+        groups: Any = None,
+        **changed: Any,
     ) -> None:
         task = self._label_tasks(given, place)[0] if self._labelled else given
-        rows = self._deal(task, place)
+        rows = self._deal(task, place, groups)
         found = self._compare(task, place, rows)
         held = found.held
         if self.polish == "all" and task.y is not None:
@@ -130,13 +171,14 @@ class GLM_CV(Generic):
         self._keep([self._solve(task, self._family(), place, _start(found, best))])
         self._name_columns(place)
 
-    def _deal(self, task: Given, place: Place) -> Dealt:
+    def _deal(self, task: Given, place: Place, groups: Any) -> Dealt:
         """The rows of every fold."""
         if self.polish not in ("all", "best"):
             raise ConfigError(f"polish = {self.polish!r}; known: 'all', 'best'")
         if self._labelled:
             _check_classes(task, place)
-        return deal(self.cv, task, place, self._labelled, self._seed(place))
+        seed = self._seed(place)
+        return deal(self.cv, task, place, self._labelled, seed, groups)
 
     def _compare(
         self, task: Given, place: Place, rows: Dealt, start: Any = None

@@ -14,6 +14,7 @@ from hpcsgd.errors import DataError
 from hpcsgd.estimators.given import Place
 
 Array = NDArray[Any]
+NUMBERS = "biuf"  # kinds of dtypes
 ROWS = 2**20  # targets of a file that are looked at together
 
 
@@ -23,11 +24,18 @@ def find_classes(X: Any, y: Any, place: Place) -> Array:
         return _of_file(X, place)
     # Of a rank without rows not even the type is known.
     found = [labels for labels in place.of_rows(np.unique(y)) if len(labels)]
+    if not found:
+        raise DataError("no rank has a row; give rows to one of them at least")
+    if len({part.dtype.kind in NUMBERS for part in found}) > 1:
+        raise DataError(
+            "the labels of one rank are numbers and those of another are not; give all"
+            " ranks labels of one kind"
+        )
     classes = np.unique(np.concatenate(found))
     if len(classes) < 2:
         raise DataError(
-            f"y has one class only ({classes[0]!r}) and a classifier needs two; add"
-            " rows of another"
+            f"y has one class only ({classes.tolist()[0]!r}) and a classifier needs"
+            " two; add rows of another"
         )
     return classes
 
@@ -61,8 +69,8 @@ def encode(y: Array, classes: Array) -> Array:
     strange = np.flatnonzero(classes[places] != y)
     if len(strange):
         raise DataError(
-            f"y has {y[strange[0]]!r} at row {strange[0]} and the classes are"
-            f" {classes.tolist()}; name every class where the model first learns"
+            f"y has {y[strange[:1]].tolist()[0]!r} at row {strange[0]} and the classes"
+            f" are {classes.tolist()}; name every class where the model first learns"
         )
     return places.astype(np.float64)
 

@@ -10,16 +10,25 @@ from sklearn.utils.validation import check_is_fitted
 from hpcsgd.errors import DataError
 from hpcsgd.estimators.base import LinearEstimator, Solution
 from hpcsgd.estimators.formula import Formula, is_labelled, total_offset
-from hpcsgd.estimators.given import Given, Place, opened, take, take_rows
+from hpcsgd.estimators.given import (
+    Given,
+    Place,
+    check_alike,
+    opened,
+    take,
+    take_rows,
+)
 from hpcsgd.estimators.labels import check_classes, encode, find_classes, weigh
 from hpcsgd.estimators.progress import history_of, passes_of, warn_unless_converged
+from hpcsgd.fitting.agreed import agree_on_names, check_agreed
 from hpcsgd.fitting.settings import laid_over
 
 Array = NDArray[Any]
 # One epoch of CA-SGD and nothing else.
 ONE_EPOCH = {"epochs": 1, "polish": False, "average": "none", "hold_out": 0.0}
 # A rate that no batch is too steep for, however few rows come: nothing is averaged.
-ANY_ROWS = {"rate": {"norm": "rows"}}
+# No goal: an epoch is an epoch, and a gap of these rows would cost more than it.
+ANY_ROWS = {"rate": {"norm": "rows"}, "stop": {"on": "none"}}
 
 
 class Learner(LinearEstimator):
@@ -42,7 +51,7 @@ class Learner(LinearEstimator):
         tags.target_tags.positive_only = self.family in ("poisson", "gamma")
         return tags
 
-    def _fit(self, *given: Any, where: tuple[Any, str, Any]) -> None:
+    def _fit(self, *given: Any, where: tuple[Any, str, Any], **more: Any) -> None:
         """`given`: X, y, sample_weight, and offset and exposure where there are."""
         with opened(*where) as place:
             taken = self._take(given, place)
@@ -50,7 +59,7 @@ class Learner(LinearEstimator):
                 self.classes_ = find_classes(taken.X, taken.y, place)
                 self._check_count()
             starts = self._starts() if self.warm_start else None
-            self._learn(taken, place, starts)
+            self._learn(taken, place, starts, **more)
             warn_unless_converged(self, place.world.rank)
 
     def _partial_fit(
@@ -62,21 +71,31 @@ class Learner(LinearEstimator):
         with opened(*where) as place:
             taken = self._take(given, place, reset=is_first)
             if self._labelled:
-                self.classes_ = check_classes(self, classes)
+                self.classes_ = place.together(lambda: check_classes(self, classes))
+                names = {"classes": repr(self.classes_.tolist())}
+                check_agreed(place.world, names)
                 self._check_count()
             # Another order of rows in every epoch.
             seed = self._seed(place) + int(np.max(done))
             config = laid_over(ANY_ROWS, self.config)
-            changed = {"seed": seed, "config": config, **ONE_EPOCH}
+            # Exact steps would fit these rows and forget those before.
+            solver = "sgd" if self.solver == "auto" else self.solver
+            changed = {"seed": seed, "config": config, "solver": solver, **ONE_EPOCH}
             self._learn(taken, place, self._starts(), **changed)
         self.history_ = before + self.history_
         self.n_iter_ = done + self.n_iter_
 
     def _take(self, given: Any, place: Place, reset: bool = True) -> Given:
+        check_alike(self, given[0], place)
         labelled, given = self._labelled, place.share(*given)
-        return place.together(
+        taken = place.together(
             lambda: take(self, *given, is_labelled=labelled, reset=reset, place=place)
         )
+        own = getattr(self, "feature_names_in_", None)
+        names = agree_on_names(place.world, own, place.layout)
+        if own is None and names is not None:
+            self.feature_names_in_ = np.array(names, dtype=object)
+        return taken
 
     def _check_count(self) -> None:
         """Refuse more classes than the family can tell apart."""

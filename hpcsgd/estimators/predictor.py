@@ -66,6 +66,11 @@ class Predictor:
         self._need(self.formula.family in PROBABLE, "probabilities")
         return self.formula.probabilities(*self._rows(X, offset))
 
+    def predict_log_proba(self, X: Any, offset: Any = None) -> Array:
+        """Their logarithms."""
+        self._need(self.formula.family in PROBABLE, "probabilities")
+        return self.formula.log_probabilities(*self._rows(X, offset))
+
     def _rows(
         self, X: Any, offset: Any = None, exposure: Any = None
     ) -> tuple[Any, Array | None]:

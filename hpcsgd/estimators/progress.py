@@ -1,13 +1,10 @@
 """How far a fit has come: passes, records, and a warning where it did not arrive."""
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from sklearn.exceptions import ConvergenceWarning
 
-from hpcsgd.errors import ConvergenceWarning as OwnWarning
 from hpcsgd.result import Result
 
 
@@ -21,14 +18,6 @@ def history_of(result: Result, number: int | None) -> list[dict[str, Any]]:
     """Its records; those of one class against all others say which."""
     more = {} if number is None else {"class": number}
     return [{**more, **record} for record in result.history]
-
-
-@contextmanager
-def unwarned() -> Iterator[None]:
-    """What `fit` would warn of is said once, for all runs of an estimator."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", OwnWarning)
-        yield
 
 
 def warn_unless_converged(estimator: Any, rank: int) -> None:

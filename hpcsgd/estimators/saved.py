@@ -38,6 +38,7 @@ SCHEMA = {
     "results": [dict],
     "is_list": bool,
 }
+PAIRS = "pairs"  # of a dict whose keys are no strings, which JSON would make of them
 # Attributes with a place of their own in the file.
 PLACED = ("coef_", "intercept_", "classes_", "feature_names_in_", "result_")
 
@@ -133,7 +134,7 @@ def _read(path: Path) -> Predictor:
     return Predictor(
         name=document["class"],
         formula=_formula(path, document, arrays),
-        parameters=document["parameters"],
+        parameters={k: _unlisted(v) for k, v in document["parameters"].items()},
         feature_names_in_=None if names is None else np.array(names, dtype=object),
         result_=found if document["is_list"] else next(iter(found), None),
         attributes=document["attributes"]
@@ -262,6 +263,15 @@ def _listed(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, list | tuple):
         return [_listed(item) for item in value]
+    if isinstance(value, Mapping) and not all(isinstance(key, str) for key in value):
+        return {PAIRS: [[_listed(k), _listed(v)] for k, v in value.items()]}
+    return value
+
+
+def _unlisted(value: Any) -> Any:
+    """A dict again, of what `_listed` has made pairs of."""
+    if isinstance(value, dict) and value.keys() == {PAIRS}:
+        return dict(value[PAIRS])
     return value
 
 

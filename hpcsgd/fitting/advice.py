@@ -19,6 +19,10 @@ REMEDIES = {
     ),
 }
 
+NOTHING = 1e-6  # loss of all rows together: each is on its side, with a margin
+BOUNDS = {"lower", "upper"}
+ENDLESS = ("logistic", "probit", "softmax")  # families whose loss is 0 at no score
+
 
 def advise(result: Result) -> None:
     """Put `converged`, the gap and a sentence of advice into the report."""
@@ -32,11 +36,33 @@ def advise(result: Result) -> None:
 def _sentence(result: Result) -> str:
     if not result.status.is_good or result.status is Status.CONVERGED:
         return result.status.advice
+    endless = _without_minimum(result)
+    if endless:
+        return endless
     for name, judge in (("polish", _of_polish), ("coordinate", _of_coordinates)):
         found = result.report.get(name)
         if found is not None:
             return judge(found)
     return _of_steps(result)
+
+
+def _without_minimum(result: Result) -> str:
+    """Where F has come down to its bound 0, which no finite weights reach."""
+    problem, rows = result.config["problem"], result.report["rows"]
+    if abs(result.loss) * rows > NOTHING:
+        return ""
+    if problem["family"] == "poisson":
+        return (
+            "all counts are 0, so that F has no minimum: the intercept falls without"
+            " end; add rows with counts"
+        )
+    is_free = not problem["l2"] and not problem["l1"] and not problem.keys() & BOUNDS
+    if problem["family"] not in ENDLESS or not is_free:
+        return ""
+    return (
+        "the columns tell the classes apart without an error, so that F has no"
+        " minimum: the coefficients grow without end; give a penalty, alpha > 0"
+    )
 
 
 def _of_polish(found: Mapping[str, Any]) -> str:

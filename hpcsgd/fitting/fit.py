@@ -14,9 +14,10 @@ from hpcsgd.comm.grid import let_go
 from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError, ConvergenceWarning
+from hpcsgd.fitting.agreed import agree_on_names, check_agreed, settings_of
 from hpcsgd.fitting.given import open_data
 from hpcsgd.fitting.inputs import is_wide, to_matrix
-from hpcsgd.fitting.runs import Runs, check_alike
+from hpcsgd.fitting.runs import Runs
 from hpcsgd.fitting.shown import Shown
 from hpcsgd.fitting.start import make_start
 from hpcsgd.fitting.wanted import RACE, Wanted
@@ -38,7 +39,7 @@ def fit(
     bounds: Any = None,
     epochs: int | None = None,
     tol: float = 1e-5,
-    batch: int = 32,
+    batch: int | None = None,
     steps: int | str = "auto",
     rate: float | str = "auto",
     update: str = "sgd",
@@ -79,7 +80,8 @@ def fit(
     bounds : pair of a lowest and a highest weight, each a number, (d,) or None
     epochs : int, passes at most; by the solver where None
     tol : float, of the gradient relative to the residuals, where polishing ends
-    batch, steps : rows of a step, and steps between two messages (or "auto")
+    batch : rows of a step, or coordinates of a block; None: 32, or 1
+    steps : steps between two messages, or "auto"
     rate : float, "auto" (from the data) or "race" (the best of eight around that one,
         which half an epoch says), the step size
     update, momentum : str and float, plain SGD or with momentum
@@ -139,27 +141,59 @@ def fit(
         layout=layout,
     )
     sides = {"y": y, "sample_weight": sample_weight, "offset": offset}
-    with ranks_of(comm) as world:
-        matrix = world.together(lambda: to_matrix(data))
-        # Alike on all ranks, one of which may have no rows.
-        wide = bool(world.max_flag(int(is_wide(matrix.X))))
-        # So is what one wants to see: every pass then takes more.
-        wanted = replace(wanted, verbose=world.max_flag(int(bool(verbose))))
-        settings = world.together(lambda: wanted.settings(matrix.path, wide))
-        check_alike(world, settings, layout)
-        begin = world.together(lambda: make_start(start))
-        given = world.together(lambda: open_data(matrix, sides, layout, settings))
-        given = given.knowing(labels=classes)
-        if rate == RACE:
-            found = race_on(settings, world, given.opens)
-            settings = replace(settings, rate=replace(settings.rate, value=found))
-        watching = list(callbacks or [])
-        if verbose and world.rank == 0:
-            watching.append(Shown())
-        result = Runs(world, settings, given, watching, begin).run()
+    result = run_fit(wanted, data, sides, classes, start, comm, callbacks)
     if result.advice:
         warnings.warn(result.advice, ConvergenceWarning, stacklevel=2)
     return result
+
+
+def run_fit(
+    wanted: Wanted,
+    data: Any,
+    sides: Mapping[str, Any],
+    classes: Any,
+    start: Any,
+    comm: Any,
+    callbacks: Any,
+) -> Result:
+    """What `fit` does, without a warning: its caller reads `advice`."""
+    layout = wanted.layout
+    with ranks_of(comm) as world:
+        # Where one rank shows losses all of them compute them.
+        shown = world.max_flag(int(bool(wanted.verbose)))
+        wanted = replace(wanted, verbose=shown)
+        matrix = world.together(lambda: to_matrix(data))
+        # Alike on all ranks, one of which may have no rows.
+        wide = bool(world.max_flag(int(is_wide(matrix.X))))
+        settings = world.together(lambda: wanted.settings(matrix.path, wide))
+        begin = world.together(lambda: make_start(start))
+        said = {"layout": repr(layout), "start": type(begin).__name__}
+        said["rate"] = repr(wanted.rate)
+        said["data"] = "no path" if matrix.path is None else "a path"
+        check_agreed(world, said | settings_of(settings))
+        given = world.together(lambda: open_data(matrix, sides, layout, settings))
+        names = agree_on_names(world, given.names, layout)
+        given = replace(given, names=names).knowing(labels=classes)
+        if wanted.rate == RACE:
+            found = race_on(settings, world, given.opens)
+            settings = replace(settings, rate=replace(settings.rate, value=found))
+        watching = world.together(lambda: _check_callbacks(callbacks))
+        if shown and world.rank == 0:
+            watching.append(Shown())
+        return Runs(world, settings, given, watching, begin).run()
+
+
+def _check_callbacks(given: Any) -> list[Callback]:
+    """A list of its own, of callbacks alone."""
+    found = list(given) if isinstance(given, list | tuple) else [given]
+    found = [] if given is None else found
+    for one in found:
+        if not isinstance(one, Callback):
+            raise ConfigError(
+                f"callbacks has one of type {type(one).__name__}; give a list of"
+                " hpcsgd.Callback"
+            )
+    return found
 
 
 @contextmanager

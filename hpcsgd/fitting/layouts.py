@@ -47,7 +47,7 @@ class Given:
             "rows": self.X.shape[0],
             "cols": self.X.shape[1],
             "dtype": str(self.X.dtype),
-            "sparse": hasattr(self.X, "tocsr"),
+            "kind": "sparse" if hasattr(self.X, "tocsr") else "dense",
             "stored": int(self.X.nnz if hasattr(self.X, "nnz") else self.X.size),
             **{name: None if c is None else len(c) for name, c in self.sides.items()},
         }
@@ -120,7 +120,7 @@ def _replicated(world: Communicator, X: Any, sides: Mapping[str, Any]) -> RowRea
         found = (reader.y, reader.weights, reader.offsets)
         given = Given(reader.X, dict(zip(SIDES, found, strict=True)))
         said = [_with_presence(one) for one in world.exchange_objects(given.outline)]
-        _same(said, ("rows", "cols", "sparse", *SIDES), "replicated")
+        _same(said, ("rows", "cols", "kind", *SIDES), "replicated")
     return reader
 
 
@@ -130,13 +130,14 @@ def _same(said: list[dict[str, Any]], names: tuple[str, ...], layout: str) -> No
         values = [one[name] for one in said]
         other = next((r for r, v in enumerate(values) if v != values[0]), None)
         if other is not None:
-            what = {"dtype": "element type", "sparse": "kind (sparse or dense)"}
             raise _alike(
-                f"layout = {layout!r}: rank 0 has {what.get(name, name)} {values[0]}"
-                f" and rank {other} has {values[other]}; {_REMEDIES[layout]}"
+                f"layout = {layout!r}: rank 0 has {_WORDS.get(name, name + ' ')}"
+                f"{values[0]} and rank {other} has {values[other]}; {_REMEDIES[layout]}"
             )
 
 
+# Of what is there or not the value says all.
+_WORDS = {"dtype": "element type ", "cols": "columns ", **dict.fromkeys(SIDES, "")}
 _REMEDIES = {
     "replicated": "give every rank the same arrays, or say layout='rows' or 'columns'",
     "rows": "give every rank rows of the same columns and the same element type",
@@ -159,7 +160,7 @@ def _rows(
     held = [_with_presence(one) for one in said if one["rows"]]
     if not held:
         raise _alike("layout = 'rows': no rank has any row; give rows to one at least")
-    _same(held, ("cols", "dtype", "sparse", *SIDES), "rows")
+    _same(held, ("cols", "dtype", "kind", *SIDES), "rows")
     own = given.X if given.X.shape[0] else _nothing(held[0])
     parts = _parts(world, own, held[0], replicas, partition)
     deal = Deal(world, counts, parts, replicas)
@@ -168,7 +169,7 @@ def _rows(
     if stays:  # nobody needs anything
         block = own
     else:
-        block = (deal_sparse if held[0]["sparse"] else deal_dense)(deal, own)
+        block = (deal_sparse if held[0]["kind"] == "sparse" else deal_dense)(deal, own)
     return HeldReader(
         block=block,
         rows=rows,
@@ -190,7 +191,7 @@ def _with_presence(one: Mapping[str, Any]) -> dict[str, Any]:
 def _nothing(like: Mapping[str, Any]) -> Any:
     """No rows of what the others have."""
     shape = (0, like["cols"])
-    if like["sparse"]:
+    if like["kind"] == "sparse":
         from scipy.sparse import csr_array
 
         return csr_array(shape, dtype=like["dtype"])
@@ -211,7 +212,7 @@ def _parts(
             f"{members} members cannot share {cols} columns; use more replicas, as"
             f" grid=({world.size}, 1)"
         )
-    if members == 1 or partition == "equal" or not like["sparse"]:
+    if members == 1 or partition == "equal" or like["kind"] != "sparse":
         return tuple(split_range(cols, members, c) for c in range(members))
     stored = np.bincount(own.indices, minlength=cols).astype(np.float64)
     return tuple(split_by_weight(world.sum(stored, "control"), members))
@@ -261,7 +262,7 @@ def _columns(world: Communicator, given: Given, replicas: int) -> RowReader:
             f"layout = 'columns': rank {empty} has no column; start fewer ranks, or say"
             " layout='rows'"
         )
-    _same(said, ("rows", "dtype", "sparse"), "columns")
+    _same(said, ("rows", "dtype", "kind"), "columns")
     edges = np.cumsum([0, *(one["cols"] for one in said)]).tolist()
     parts = tuple(slice(a, b) for a, b in zip(edges, edges[1:], strict=False))
     total = said[0]["rows"]

@@ -11,7 +11,6 @@ from hpcsgd.api import open_session
 from hpcsgd.callbacks import Callback
 from hpcsgd.comm.base import Communicator
 from hpcsgd.config import RunConfig
-from hpcsgd.errors import ConfigError
 from hpcsgd.fitting.advice import advise
 from hpcsgd.fitting.given import Given
 from hpcsgd.fitting.quiet import said_once
@@ -76,23 +75,3 @@ class Runs:
         if result.intercept is not None and not np.ndim(result.intercept):
             found["intercept"] = found["intercept"][()]
         return replace(result, **found)
-
-
-def check_alike(world: Communicator, config: RunConfig, layout: str) -> None:
-    """Refuse settings in which ranks differ: one would wait where another is not."""
-    if world.size == 1:
-        return
-    asked = {"fit": {"layout": layout}, **config.tables()}
-    first = world.exchange_objects(asked if world.rank == 0 else None)[0]
-
-    def look() -> None:
-        for section, table in asked.items():
-            for key in sorted({*table, *first[section]} - {*OWN}):
-                own, other = table.get(key), first[section].get(key)
-                if own != other:
-                    raise ConfigError(
-                        f"rank 0 asks for [{section}] {key} = {other!r} and rank"
-                        f" {world.rank} for {own!r}; call fit alike on all ranks"
-                    )
-
-    world.together(look)

@@ -15,6 +15,11 @@ def laid_over(
     """`tables` with every key of `more` instead of theirs."""
     if isinstance(more, RunConfig):
         more = more.tables()
+    if more is not None and not isinstance(more, Mapping):
+        raise ConfigError(
+            f"config is of type {type(more).__name__}; write it as"
+            " {'section': {'key': value}}, or give a RunConfig"
+        )
     merged = {name: dict(table) for name, table in tables.items()}
     for name, table in (more or {}).items():
         if not isinstance(table, Mapping):

@@ -17,11 +17,16 @@ SOLVERS = ("auto", "sgd", "svrg", "coordinate")
 AVERAGES = {"auto": "tail", True: "tail", False: "none"}
 RACE = "race"  # the rate that wins one
 TIGHT = 1e-8  # the tol of polish=True
+SMALLEST = 1e-13  # gap, relative to F, that float64 shows
 PASSES = 1000  # at most: badly conditioned data take some hundred
 # Passes where none are named: before L-BFGS, where SGD is all there is, and where a
 # step is an exact one.
 EPOCHS = {"polished": 5, "sgd": 200, "svrg": 200, "coordinate": 1000}
 STEPS = 8  # of an exchange, where no model of its times may choose them
+ROWS = 32  # of a step
+# Exact minima over single coordinates take the fewest passes; messages are as few for
+# more of them in an exchange.
+COORDINATES = {"batch": 1, "steps": 16}
 
 
 @dataclass(frozen=True)
@@ -63,15 +68,12 @@ class Wanted:
         solver = self._solver(problem, recipe)
         polish = self._polish(problem, solver)
         grid = self._grid()
-        # Replicas agree after so many: no clock may decide what is learnt.
-        needs_steps = solver == COORDINATE or grid.get("replicas", 1) > 1
         way = "polished" if polish and solver == "sgd" else solver
-        steps, hold_out = plain(self.steps), _number("hold_out", self.hold_out)
+        hold_out = _number("hold_out", self.hold_out)
         tables: Tables = {
             "problem": problem,
             "schedule": {
-                "batch": plain(self.batch),
-                "steps": STEPS if steps == "auto" and needs_steps else steps,
+                **self._group(solver, grid),
                 "epochs": EPOCHS[way] if self.epochs is None else plain(self.epochs),
             },
             "rate": self._rate(way, hold_out),
@@ -85,10 +87,22 @@ class Wanted:
             "run": self._run(solver),
         }
         if solver == COORDINATE:
-            tables["coordinate"] = {"tol": _number("tol", self.tol)}
+            tables["coordinate"] = {"tol": _gap(_number("tol", self.tol))}
         if path is not None:
             tables["data"] = {"path": path}
         return RunConfig.parse(laid_over(tables, self.config))
+
+    def _group(self, solver: str, grid: dict[str, int]) -> dict[str, Any]:
+        """Rows of a step, or coordinates of a block, and how many for a message."""
+        batch, steps = plain(self.batch), plain(self.steps)
+        is_coordinate = solver == COORDINATE
+        if batch is None:
+            batch = COORDINATES["batch"] if is_coordinate else ROWS
+        if steps == "auto" and is_coordinate:
+            steps = COORDINATES["steps"]
+        elif steps == "auto" and grid.get("replicas", 1) > 1:
+            steps = STEPS  # replicas agree after so many: no clock may decide that
+        return {"batch": batch, "steps": steps}
 
     def _problem(self) -> dict[str, Any]:
         if not isinstance(self.family, str):
@@ -99,6 +113,15 @@ class Wanted:
         alpha, ratio = _number("alpha", self.alpha), _number("l1_ratio", self.l1_ratio)
         if not 0.0 <= ratio <= 1.0:
             raise ConfigError(f"l1_ratio = {ratio!r} must lie in [0, 1]; 0 is ridge")
+        if not 0.0 <= alpha < np.inf:
+            raise ConfigError(
+                f"alpha = {alpha!r} must be finite and at least 0; 0 is no penalty,"
+                " 1e-4 is usual"
+            )
+        if not isinstance(self.fit_intercept, bool | np.bool_):
+            raise ConfigError(
+                f"fit_intercept = {self.fit_intercept!r} must be True or False"
+            )
         return {
             "family": self.family,
             "l2": alpha * (1.0 - ratio),
@@ -121,7 +144,9 @@ class Wanted:
         return {name: bound for name, bound in given.items() if bound is not None}
 
     def _solver(self, problem: dict[str, Any], recipe: str) -> str:
-        """Where l1 or bounds bend F, families of one score have an exact form."""
+        """Where l1 or bounds bend F, families of one score have an exact form, and
+        others go there without noise.
+        """
         if self.solver not in SOLVERS:
             raise ConfigError(
                 f"solver = {self.solver!r}; known: {', '.join(map(repr, SOLVERS))}"
@@ -134,12 +159,13 @@ class Wanted:
             )
         if self.solver != "auto":
             return str(self.solver)
-        plainly = self.device == "cpu" and recipe in ("fp32", "fp64")
-        plainly = plainly and not self.hold_out and self.layout != "columns"
-        plainly = plainly and self.update == "sgd"
-        plainly = plainly and self.average in ("auto", "none", False)
-        suits = has_form(self.family) and plainly
-        return COORDINATE if suits and not _is_smooth(problem) else "sgd"
+        if _is_smooth(problem) or self.device != "cpu" or self.hold_out:
+            return "sgd"
+        if self.update != "sgd" or self.average not in ("auto", "none", False):
+            return "sgd"  # a way of it was asked for
+        suits = has_form(self.family) and recipe in ("fp32", "fp64")
+        # Noise would keep weights from 0 for as long as the rate is not.
+        return COORDINATE if suits and self.layout != "columns" else "svrg"
 
     def _polish(self, problem: dict[str, Any], solver: str) -> dict[str, Any]:
         """L-BFGS wants a smooth F, and all of the rows."""
@@ -210,6 +236,11 @@ class Wanted:
 
 def _is_smooth(problem: dict[str, Any]) -> bool:
     return not problem["l1"] and not problem.keys() & {"lower", "upper"}
+
+
+def _gap(tol: float) -> float:
+    """A gap goes with the square of a gradient, as far as float64 can show it."""
+    return max(tol * tol, tol / 1000, min(tol, SMALLEST))
 
 
 def _bound(value: Any) -> Any:

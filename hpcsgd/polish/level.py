@@ -44,12 +44,13 @@ def level(rows: AllRows, scores: Array) -> Level:
         if _is_flat(here):
             break
         step = _newton(here)
-        while True:
-            ahead = _look(rows, scores, shift + step)
-            if _is_lower(ahead, here, step) or np.abs(step).max() < 1e-16:
-                break
+        ahead = _look(rows, scores, shift + step)
+        while not _is_lower(ahead, here, step) and np.abs(step).max() >= 1e-16:
             step = 0.5 * step
+            ahead = _look(rows, scores, shift + step)
         shift, here = shift + step, ahead
+        if np.abs(step).max() < 1e-16:  # no step is better: from here it is the same
+            break
     return Level(shift, max(first.loss - here.loss, 0.0), _is_flat(here))
 
 

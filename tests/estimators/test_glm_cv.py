@@ -5,6 +5,7 @@ import pytest
 from sklearn.base import clone
 from sklearn.linear_model import Ridge
 from sklearn.model_selection import (
+    GroupKFold,
     KFold,
     LeaveOneGroupOut,
     ShuffleSplit,
@@ -166,3 +167,15 @@ def test_all_ranks_choose_the_same_penalty(monkeypatch):
     assert fitted[0].alpha_ == fitted[1].alpha_
     held = [one.cv_results_["mean_held"] for one in fitted]
     np.testing.assert_array_equal(*held)
+
+
+def test_groups():
+    """Rows of a group are held out together."""
+    X, y = problem_for(hpcsgd.GLM_CV(), n=61)
+    groups = np.arange(61) % 7
+    model = hpcsgd.GLM_CV(alphas=ALPHAS, cv=GroupKFold(3)).fit(X, y, groups=groups)
+    pairs = list(GroupKFold(3).split(X, y, groups))
+    again = hpcsgd.GLM_CV(alphas=ALPHAS, cv=pairs).fit(X, y)
+    np.testing.assert_array_equal(model.cv_results_["held"], again.cv_results_["held"])
+    with pytest.raises(hpcsgd.ConfigError, match="GroupKFold"):
+        hpcsgd.GLM_CV(alphas=ALPHAS, cv=3).fit(X, y, groups=groups)

@@ -1,11 +1,14 @@
 """What a fit listens to: labels, weights of classes, starts, epochs, settings."""
 
 import warnings
+from threading import Thread
 
 import numpy as np
 import pytest
 from sklearn.base import clone
+from sklearn.datasets import load_digits
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import ElasticNet
 from sklearn.utils.class_weight import compute_sample_weight
 
 import hpcsgd
@@ -224,3 +227,100 @@ def test_generic_ones_are_what_their_family_is():
         assert hasattr(model, "decision_function") == model._labelled
         known = model.family in ("logistic", "probit", "softmax")
         assert hasattr(model, "predict_proba") == known
+
+
+def test_logarithms_of_small_probabilities():
+    X, y = problem_for(hpcsgd.LogisticRegression())
+    for model in (
+        hpcsgd.LogisticRegression().fit(X, y),
+        hpcsgd.GLM(family="probit").fit(X, y),
+        hpcsgd.LogisticRegression().fit(X, np.arange(len(X)) % 3),
+    ):
+        found = model.predict_log_proba(X)
+        np.testing.assert_allclose(found, np.log(model.predict_proba(X)), rtol=1e-9)
+        assert np.isfinite(model.predict_log_proba(1e5 * X)).all()
+
+
+def test_an_epoch_of_few_rows_of_one_class_is_no_search_for_a_gap():
+    """Nothing but the epoch: no bound is looked for that does not exist."""
+    X, _ = problem_for(hpcsgd.LogisticRegression())
+    model = hpcsgd.LogisticRegression()
+    model.partial_fit(X, np.zeros(len(X)), classes=[0, 1, 2])
+    assert all("gap" not in record for record in model.history_)
+    assert model.result_.ledger.get("evaluate", {"calls": 0})["calls"] < 20
+
+
+@pytest.mark.parametrize("l1_ratio", [0.5, 1.0])
+def test_the_lasso_of_correlated_columns(l1_ratio):
+    """Single coordinates get there where blocks of all of them creep."""
+    X, y = load_digits(return_X_y=True)
+    X, y = X[:300], y[:300]
+    model = hpcsgd.Ridge(alpha=1e-2, l1_ratio=l1_ratio).fit(X, y)
+    assert model.n_iter_ < 500
+    known = ElasticNet(alpha=1e-2, l1_ratio=l1_ratio, tol=1e-13, max_iter=10**5)
+    np.testing.assert_allclose(model.coef_, known.fit(X, y).coef_, atol=1e-5)
+
+
+def test_fits_of_threads_leave_the_filters_of_warnings():
+    X, y = problem_for(hpcsgd.Ridge())
+    before = list(warnings.filters)
+    fits = [Thread(target=lambda: hpcsgd.Ridge().fit(X, y)) for _ in range(6)]
+    for fit in fits:
+        fit.start()
+    for fit in fits:
+        fit.join()
+    assert list(warnings.filters) == before
+
+
+@pytest.mark.parametrize("family", ["logistic", "probit", "softmax"])
+def test_a_fit_without_a_minimum_says_so(family):
+    X = np.arange(12.0)[:, None]
+    y = X[:, 0] > 5.5
+    with pytest.warns(ConvergenceWarning, match="no minimum.*alpha > 0"):
+        hpcsgd.GLM(family=family, alpha=0.0).fit(X, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        hpcsgd.GLM(family=family, alpha=1e-6).fit(X, y)
+
+
+def test_counts_of_zero_have_no_minimum():
+    X = np.arange(12.0)[:, None]
+    with pytest.warns(ConvergenceWarning, match="all counts are 0"):
+        hpcsgd.PoissonRegressor().fit(X, np.zeros(12))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"callbacks": 3}, "callbacks has one of type int"),
+        ({"callbacks": [3]}, "callbacks has one of type int"),
+        ({"config": 3}, "config is of type int"),
+        ({"fit_intercept": "no"}, "True or False"),
+        ({"alpha": -1.0}, "alpha = -1.0 must be finite"),
+        ({"alpha": np.nan}, "alpha = nan must be finite"),
+    ],
+)
+def test_parameters_that_are_none(given, words):
+    X, y = problem_for(hpcsgd.Ridge())
+    with pytest.raises(ConfigError, match=words):
+        hpcsgd.Ridge(**given).fit(X, y)
+
+
+def test_rows_that_come_in_pieces_do_not_forget_those_before():
+    """With l1 too: an exact step on a few rows would fit them and no others."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(600, 6))
+    y = X @ np.arange(6.0) + rng.normal(size=600)
+    model = hpcsgd.Ridge(l1_ratio=1.0, alpha=1e-2)
+    for first in range(0, 600, 20):
+        model.partial_fit(X[first : first + 20], y[first : first + 20])
+    assert model.score(X, y) > 0.9 and model.result_.config["update"]["kind"] == "sgd"
+
+
+def test_l1_leaves_zeros_in_softmax():
+    X, y = load_digits(return_X_y=True)
+    X, y = X[:60, 10:30] / 16, y[:60] % 3
+    model = hpcsgd.LogisticRegression(alpha=0.02, l1_ratio=1.0, max_iter=60)
+    with pytest.warns(ConvergenceWarning, match="max_iter"):
+        model.fit(X, y)
+    assert np.count_nonzero(model.coef_ == 0.0) > model.coef_.size / 3

@@ -227,3 +227,14 @@ def test_subclasses_save_as_what_they_descend_from(tmp_path):
     model, X = fitted(Mine())
     model.save(tmp_path / "m.h5")
     assert type(hpcsgd.load(tmp_path / "m.h5")) is hpcsgd.Ridge
+
+
+@pytest.mark.parametrize("weights", [{0: 1.0, 1: 2.0}, {False: 1.0, True: 2.0}])
+def test_weights_of_classes_that_are_no_strings(tmp_path, weights):
+    X, y = problem_for(hpcsgd.LogisticRegression(), n=41)
+    labels = np.array(list(weights))[(y == y[0]).astype(int)]
+    model = hpcsgd.LogisticRegression(class_weight=weights).fit(X, labels)
+    model.save(tmp_path / "m.h5")
+    again = hpcsgd.load(tmp_path / "m.h5")
+    assert again.class_weight == weights
+    np.testing.assert_array_equal(again.fit(X, labels).coef_, model.coef_)

@@ -150,6 +150,11 @@ def test_classes_with_l1_go_to_their_gap_or_warn():
     assert found.status.value == "converged" and found.report["converged"]
     assert found.report["gap"] <= 1e-3 * found.loss
     assert found.config["schedule"]["steps"] == 1
+    assert found.config["update"]["kind"] == "svrg"
+    momentum = {"epochs": 2, "update": "momentum"}
+    with pytest.warns(ConvergenceWarning):
+        by_name = hpcsgd.fit(*arguments, l1_ratio=0.1, **momentum)
+    assert by_name.config["update"]["kind"] == "momentum"
     with pytest.warns(ConvergenceWarning, match="epochs of SGD ended"):
         short = hpcsgd.fit(*arguments, alpha=0.01, l1_ratio=0.5, epochs=1)
     assert not short.report["converged"]

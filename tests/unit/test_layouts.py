@@ -171,7 +171,7 @@ X, Y = PROBLEM.X, PROBLEM.y
 WRONG = {
     "widths": (
         lambda w: fit_of(w, X[:, : 11 - (w.rank == 2)], Y, "rows"),
-        "rank 0 has cols 11 and rank 2 has 10; give every rank rows of the same",
+        "rank 0 has columns 11 and rank 2 has 10; give every rank rows of the same",
     ),
     "types": (
         lambda w: fit_of(w, X.astype("f4" if w.rank == 1 else "f8"), Y, "rows"),
@@ -179,7 +179,7 @@ WRONG = {
     ),
     "kinds": (
         lambda w: fit_of(w, csr_array(X) if w.rank else X, Y, "rows"),
-        r"kind \(sparse or dense\) False and rank 1 has True",
+        "rank 0 has kind dense and rank 1 has sparse",
     ),
     "heights": (
         lambda w: fit_of(w, X[w.rank :], Y[w.rank :], "columns"),
@@ -230,13 +230,13 @@ WRONG = {
     ),
     "layouts": (
         lambda w: fit_of(w, X, Y, "rows" if w.rank else "replicated"),
-        "rank 0 asks for .* layout = 'replicated'",
+        "layout is 'replicated' on rank 0 and 'rows' on rank 1",
     ),
     "settings": (
         lambda w: hpcsgd.fit(
             X, "logistic", Y, comm=w, **(PLAIN | {"alpha": 1.0 + w.rank})
         ),
-        "alike on all ranks",
+        "problem.l2 is 1.0 on rank 0 and 2.0 on rank 1; give all ranks the same",
     ),
     "narrow": (
         lambda w: fit_of(w, X[:, :2], Y, "rows"),
@@ -316,5 +316,5 @@ def test_coordinates_have_ranks_of_rows():
     by_rows, by_columns = (run_ranks(3, f)[2] for f in (rows, columns))
     assert by_rows.report["solver"] == "coordinate"
     np.testing.assert_allclose(by_rows.weights, expected.weights, atol=1e-9)
-    assert by_columns.config["update"]["kind"] == "sgd"
+    assert by_columns.config["update"]["kind"] == "svrg"
     assert by_columns.loss == pytest.approx(expected.loss, rel=2e-3)

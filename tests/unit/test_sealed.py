@@ -87,7 +87,7 @@ def test_any_cut_is_found(path):
 
 
 def test_other_kinds_and_versions_are_refused(path):
-    assert "is not a other" in refused(path, lambda p: read_sealed(p, "other", 3))
+    assert "is not an other" in refused(path, lambda p: read_sealed(p, "other", 3))
     assert "version 3" in refused(path, lambda p: read_sealed(p, "thing", 4))
     path.write_bytes(pickle.dumps({"weights": [1, 2]}))
     refused(path)

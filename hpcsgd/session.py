@@ -222,8 +222,10 @@ class Session:
     def _change(self, live: Live, rung: Rung, cause: Cause, stopped: int) -> None:
         """From the state of the engine on, other settings."""
         engine = live.engine
-        # Its number changes with s, and would not say any more that replicas are apart.
-        engine.agreement.settle(live.state, engine.view.exchanges)
+        if rung.config.schedule.steps != live.config.schedule.steps:
+            # The number of the exchange changes, and would not say any more that
+            # replicas are apart.
+            engine.agreement.settle(live.state, engine.view.exchanges)
         taken = live.capture.take(live.state, engine.view)
         self.last = moved(taken, live.config, rung.config)
         self.last.document["events"].append(

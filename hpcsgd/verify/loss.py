@@ -38,8 +38,9 @@ def _block(
 ) -> Array:
     """Σ c ℓ, Σ c (size of its error in units of roundoff), Σ c."""
     clip = clip_of(np.float64)
-    y, c = source.targets[rows].astype(L), source.weights[rows].astype(L)
-    shift = b.astype(L) + source.offsets[rows]
+    given = source.given
+    y, c = given.targets[rows].astype(L), given.weights[rows].astype(L)
+    shift = b.astype(L) + given.offsets[rows]
     t = X.astype(L) @ w.astype(L) + shift
     losses = _losses(family, t, y, clip)
     scale = target_size(family, y)

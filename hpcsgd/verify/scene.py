@@ -68,9 +68,9 @@ class Scene:
         return Exchange(
             family=self.family,
             rows=source.rows(rows),
-            targets=source.targets[rows].astype(L),
-            weights=source.weights[rows].astype(L),
-            offsets=source.offsets[rows].astype(L),
+            targets=source.stored.targets[rows].astype(L),
+            weights=source.stored.weights[rows].astype(L),
+            offsets=source.stored.offsets[rows].astype(L),
             sizes=groups[index],
             rates=self._rates(epoch, index),
             l2=config.problem.l2,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,14 +23,31 @@ WHOLE = Split()
 
 
 @dataclass(frozen=True)
+class Sides:
+    """What belongs to the rows, as it was given: a loss is that of the data."""
+
+    targets: Array  # (n, 1), encoded for the family
+    weights: Array  # (n, 1), mean 1; ones where there are none
+    offsets: Array  # (n, 1)
+
+    def rounded(self, dtype: Any) -> "Sides":
+        """As steps have it that compute in `dtype`."""
+        columns = (self.targets, self.weights, self.offsets)
+        return Sides(*(column.astype(dtype) for column in columns))
+
+
+@dataclass(frozen=True)
 class Source:
     """Rows as they are in the file, and columns as the run stored them."""
 
     reader: RowReader
     precision: Precision
-    targets: Array  # (n, 1), encoded for the family
-    weights: Array  # (n, 1), mean 1; ones where there are none
-    offsets: Array  # (n, 1)
+    given: Sides
+
+    @cached_property
+    def stored(self) -> Sides:
+        """What steps take."""
+        return self.given.rounded(self.precision.working)
 
     def rows(self, numbers: Array) -> Array:
         """These rows of X in longdouble, rounded as the run rounded them."""
@@ -79,8 +97,8 @@ class Source:
 def open_source(
     reader: RowReader, family: Family, precision: Precision, split: Split = WHOLE
 ) -> Source:
-    """The columns of the whole data, encoded and rounded as a run does."""
-    every, working = slice(0, reader.rows), precision.working
+    """The columns of the whole data, encoded as a run does."""
+    every = slice(0, reader.rows)
     encoded, _ = encode_targets(
         reader.targets(every), family.targets, 0, lambda own: [own]
     )
@@ -90,10 +108,5 @@ def open_source(
         c = c * ~split.kept_apart(every)[:, 0]
     c = c * (reader.rows / float(c.sum()))
     o = np.zeros(reader.rows) if o is None else o
-    return Source(
-        reader,
-        precision,
-        targets=encoded.astype(working),
-        weights=c.astype(working)[:, None],
-        offsets=o.astype(working)[:, None],
-    )
+    given = Sides(encoded.astype(np.float64), c[:, None], o[:, None])
+    return Source(reader, precision, given)

@@ -27,6 +27,7 @@ class OnGpu:
     def __init__(self, held, seen=None):
         self.held, self.seen = held, [] if seen is None else seen
         self.shape, self.dtype, self.size = held.shape, held.dtype, held.size
+        self.ndim = held.ndim
 
     def __getitem__(self, key):
         return OnGpu(self.held[key], self.seen)
@@ -118,3 +119,26 @@ def test_bad_values_are_found_there(devices):
         fitted(OnGpu(X), problem)
     with pytest.raises(DataError, match="give real numbers"):
         fitted(OnGpu(X.astype(complex)), problem)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_estimators_take_them_too(devices, ranks):
+    """The model is that of the same rows from the host, and nothing is implicit."""
+    problem = make_problem("logistic", n=40, d=24)
+    X = problem.X.astype("f4")
+
+    def model_of(rows):
+        def on_rank(world):
+            settings = {"device": "cuda", "batch": 16, "steps": 4, "config": HOST}
+            model = hpcsgd.LogisticRegression(max_iter=2, polish=False, **settings)
+            return model.fit(rows, problem.y, comm=world)
+
+        return run_ranks(ranks, on_rank)[0]
+
+    held, there = model_of(X), model_of(OnGpu(X))
+    np.testing.assert_array_equal(there.coef_, held.coef_)
+    assert there.n_features_in_ == 24
+    assert there.result_.weights_sha256 == held.result_.weights_sha256
+    with pytest.raises(DataError, match="the model 24 columns"):
+        there.predict(OnGpu(X[:, :5]))

@@ -21,10 +21,11 @@ from hpcsgd.checkpoint import (
     read_checkpoint,
 )
 from hpcsgd.comm.base import Communicator
-from hpcsgd.config import RunConfig, RunSection
+from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.fall_back import going_on
 from hpcsgd.sealed import unreadable
+from hpcsgd.sections import RunSection
 
 log = logging.getLogger(__name__)
 # Sections that decide the iterates: other values are another run.

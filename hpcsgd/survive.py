@@ -7,8 +7,9 @@ from pathlib import Path
 from hpcsgd.assembly.live import Live
 from hpcsgd.checkpoint import Checkpoint, Store
 from hpcsgd.comm.base import Communicator
-from hpcsgd.config import RunConfig, RunSection
+from hpcsgd.config import RunConfig
 from hpcsgd.errors import DeviceLost, HpcsgdError
+from hpcsgd.sections import RunSection
 
 
 def smaller_grid(config: RunConfig, ranks: int) -> RunConfig:

@@ -6,7 +6,6 @@ from hpcsgd.agreement import AGREEMENTS
 from hpcsgd.cli.words import gib, rate, steps
 from hpcsgd.codecs import CODECS
 from hpcsgd.comm.delayed import NETWORKS
-from hpcsgd.config import DEVICES, DRIVERS, TRANSPORTS
 from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.data.partition import PARTITIONS
 from hpcsgd.data.sampling import MODES
@@ -16,6 +15,7 @@ from hpcsgd.precision import AUTO, RECIPES
 from hpcsgd.products import PRODUCTS
 from hpcsgd.products.choose import GRAM_KERNELS
 from hpcsgd.rates import RATES
+from hpcsgd.sections import DEVICES, DRIVERS, TRANSPORTS
 from hpcsgd.stopping import GOALS
 from hpcsgd.updates import UPDATES
 

@@ -7,7 +7,7 @@ from hpcsgd.assembly.proximal import penalty_of
 from hpcsgd.build import Opened, open_all
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.grid import let_go
-from hpcsgd.config import GridConfig, RunConfig, UpdateConfig
+from hpcsgd.config import RunConfig
 from hpcsgd.coordinate.checks import form_of, grid_of
 from hpcsgd.coordinate.dual import Dual
 from hpcsgd.coordinate.exchange import Exchanges
@@ -20,6 +20,7 @@ from hpcsgd.formats import get_format
 from hpcsgd.objective import Objective
 from hpcsgd.precision import Precision
 from hpcsgd.products.choose import CACHE_BUDGET, ProductsConfig
+from hpcsgd.sections import GridConfig, UpdateConfig
 from hpcsgd.timing import Clock
 
 

@@ -19,11 +19,7 @@ from numpy.typing import NDArray
 from hpcsgd.agreement.settings import AgreementConfig
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.config import (
-    GridConfig,
-    RunConfig,
-    RunSection,
-)
+from hpcsgd.config import RunConfig
 from hpcsgd.data.memory import MemoryReader
 from hpcsgd.data.readers import RowReader, is_sparse, row_words
 from hpcsgd.data.targets import LABELLED, MOST_CLASSES
@@ -32,6 +28,7 @@ from hpcsgd.polish.settings import PolishConfig
 from hpcsgd.precision import PrecisionConfig
 from hpcsgd.products.choose import ProductsConfig
 from hpcsgd.result import Result
+from hpcsgd.sections import GridConfig, RunSection
 from hpcsgd.session import Session
 from hpcsgd.start import Start
 from hpcsgd.stopping import StopConfig

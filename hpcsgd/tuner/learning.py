@@ -15,12 +15,13 @@ from typing import Any
 from hpcsgd.agreement.settings import AgreementConfig
 from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.config import GridConfig, RunConfig, RunSection
+from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.polish.settings import PolishConfig
 from hpcsgd.precision import PrecisionConfig
 from hpcsgd.products.choose import ProductsConfig
 from hpcsgd.result import Result, Status
+from hpcsgd.sections import GridConfig, RunSection
 from hpcsgd.stopping import StopConfig
 from hpcsgd.trials.pilot import Sample, in_silence
 

@@ -6,12 +6,13 @@ from itertools import zip_longest
 from statistics import median
 
 from hpcsgd.comm.base import Communicator
-from hpcsgd.config import GridConfig, RunConfig
+from hpcsgd.config import RunConfig
 from hpcsgd.cost import Machine
 from hpcsgd.data.readers import RowReader
 from hpcsgd.products.choose import WORTH_HIDING, candidates
 from hpcsgd.products.clip import may_clip
 from hpcsgd.schedule import MOST_ROWS
+from hpcsgd.sections import GridConfig
 from hpcsgd.tuner.budget import Budget
 from hpcsgd.tuner.figures import Figures, measure_figures
 from hpcsgd.tuner.learning import Learnt

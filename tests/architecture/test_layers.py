@@ -90,6 +90,7 @@ LAYERS = (
         "prediction",
         "assessment",
         "config",
+        "sections",
         "methods",
         "api",
         "fitting",

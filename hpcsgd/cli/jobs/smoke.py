@@ -9,9 +9,9 @@ from typing import Any
 from hpcsgd.cli import launch
 from hpcsgd.cli.ranks import on_all_ranks
 from hpcsgd.comm.base import Communicator
-from hpcsgd.config import DEVICES, TRANSPORTS
 from hpcsgd.errors import HpcsgdError
 from hpcsgd.jobs.smoke import Check, smoke, verdict
+from hpcsgd.sections import DEVICES, TRANSPORTS
 
 
 def add_parser(actions: Any) -> None:

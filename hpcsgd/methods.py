@@ -52,6 +52,7 @@ METHODS = {
     "qsgd": ddp("qsgd", "gradients are rounded by dice to uniform levels"),
     "sign": ddp("sign", "one bit a word and a scale, with error feedback"),
     "byte": ddp("byte", "8 bits between the least and the greatest, with feedback"),
+    "bytegrad": ddp("bytegrad", "8 bits a word, added in pieces, with feedback"),
     "nuqsgd": ddp("nuqsgd", "gradients are rounded by dice to powers of two"),
     "alq": ddp("alq", "as nuqsgd, with levels that follow the gradients"),
     "amq": ddp("amq", "as nuqsgd, with powers of a number that follows them"),

@@ -20,6 +20,7 @@ CODECS = {
     "qsgd": "hpcsgd.codecs.qsgd:Qsgd",
     "sign": "hpcsgd.codecs.sign:Sign",
     "byte": "hpcsgd.codecs.byte:Byte",
+    "bytegrad": "hpcsgd.codecs.bytegrad:ByteGrad",
     "nuqsgd": "hpcsgd.codecs.nuqsgd:Nuqsgd",
     "alq": "hpcsgd.codecs.adaptive:Alq",
     "amq": "hpcsgd.codecs.adaptive:Amq",

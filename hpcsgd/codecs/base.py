@@ -112,6 +112,12 @@ class Line(Protocol):
         Takes `COUNT_BYTES` more, for their numbers of elements.
         """
 
+    def start_exchange(self, pieces: Array) -> Callable[[], Array]:
+        """Begin to give row r of `pieces`, (R, length), to replica r.
+
+        What comes back waits for the rows of all replicas for this one, in rank order.
+        """
+
     def broadcast(self, array: Array, root: int = 0) -> Array:
         """array ← that of replica `root`."""
 

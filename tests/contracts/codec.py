@@ -81,6 +81,7 @@ ROWS = {
     "qsgd": Row(rough={"bits": 4, "chunk": 16}, good={"bits": 4}),
     "sign": Row(broken={"feedback": "off"}, worse=100, rate=0.25),
     "byte": Row(rough={"chunk": 16}, gap=2e-7, broken={"feedback": "off"}),
+    "bytegrad": Row(gap=2e-7, broken={"feedback": "off"}),
     "alq": Row(
         rough={"bits": 3, "chunk": 16, "adapt": 1},
         good={"adapt": 1},
@@ -161,6 +162,9 @@ class Alone:
 
     def gather_unequal(self, record):
         return [record]
+
+    def start_exchange(self, pieces):
+        return lambda: pieces
 
     def broadcast(self, array, root=0):
         return array

@@ -57,6 +57,7 @@ METHODS = {
     "alq": ddp("alq", "as nuqsgd, with levels that follow the gradients"),
     "amq": ddp("amq", "as nuqsgd, with powers of a number that follows them"),
     "powersgd": ddp("powersgd", "matrices of low rank, with error feedback"),
+    "accordion": ddp("accordion", "powersgd of more ranks while gradients change"),
     "local": averaged("average", "weights are averaged every --period exchanges"),
     "postlocal": averaged("postlocal", "after every exchange at first, then as local"),
     "hierarchical": averaged("hierarchical", "nested groups average in their periods"),

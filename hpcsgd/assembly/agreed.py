@@ -86,7 +86,7 @@ def _sender(config: RunConfig, grid: Grid, state: State, buffer: Buffer) -> Send
             member=grid.member,
             room=room,
         )
-        codec = make_codec(agreement.codec, bucket, config.codec)
+        codec = make_codec(agreement.codec, bucket, config.codec, config.accordion)
         codecs[tile.columns.start] = codec
         for name, kept in codec.kept.items():
             state.kept[f"codec_{number}_{name}"] = kept

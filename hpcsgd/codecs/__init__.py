@@ -2,6 +2,7 @@
 
 from importlib import import_module
 
+from hpcsgd.codecs.accordion_settings import AccordionConfig
 from hpcsgd.codecs.base import Bucket, Codec, Line, Moment, Told
 from hpcsgd.codecs.feedback import Feedback
 from hpcsgd.codecs.settings import CodecConfig
@@ -20,10 +21,12 @@ CODECS = {
     "qsgd": "hpcsgd.codecs.qsgd:Qsgd",
     "sign": "hpcsgd.codecs.sign:Sign",
     "byte": "hpcsgd.codecs.byte:Byte",
+    "bytegrad": "hpcsgd.codecs.bytegrad:ByteGrad",
     "nuqsgd": "hpcsgd.codecs.nuqsgd:Nuqsgd",
     "alq": "hpcsgd.codecs.adaptive:Alq",
     "amq": "hpcsgd.codecs.adaptive:Amq",
     "powersgd": "hpcsgd.codecs.powersgd:PowerSgd",
+    "accordion": "hpcsgd.codecs.accordion:Accordion",
 }
 
 
@@ -36,9 +39,14 @@ def get_codec(name: str) -> type[Codec]:
     return found
 
 
-def make_codec(name: str, bucket: Bucket, config: CodecConfig) -> Codec:
+def make_codec(
+    name: str,
+    bucket: Bucket,
+    config: CodecConfig,
+    accordion: AccordionConfig | None = None,
+) -> Codec:
     """The codec of one bucket, with error feedback where that is asked for."""
-    codec = get_codec(name)(bucket, config)
+    codec = get_codec(name).of(bucket, config, accordion or AccordionConfig())
     wants = codec.wants_feedback
     if config.feedback == "on" and codec.has_own_memory:
         raise ConfigError(
@@ -52,6 +60,7 @@ def make_codec(name: str, bucket: Bucket, config: CodecConfig) -> Codec:
 
 __all__ = [
     "CODECS",
+    "AccordionConfig",
     "Bucket",
     "Codec",
     "CodecConfig",

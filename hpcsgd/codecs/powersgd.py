@@ -47,6 +47,14 @@ class PowerSgd(Codec):
         arrive = line.start_sum(np.ascontiguousarray(matrix @ guess))
         return lambda: self._finish(matrix, arrive(), line, moment)
 
+    def take_over(self, other: Codec) -> None:
+        """The columns of Q that another rank has followed."""
+        if not isinstance(other, PowerSgd) or self.shape != other.shape:
+            return
+        if self.is_worth_it and other.is_worth_it:
+            both = slice(min(self.rank, other.rank))
+            self.kept["guess"][:, both] = other.kept["guess"][:, both]
+
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
         """r (n + m) words; D where that is more, and for the first exchanges."""
         size = self.bucket.dtype.itemsize

@@ -14,7 +14,15 @@ from scipy.optimize import minimize
 from hpcsgd.agreement.line import ReplicaLine
 from hpcsgd.api import train
 from hpcsgd.callbacks import Callback
-from hpcsgd.codecs import CODECS, Bucket, CodecConfig, Feedback, Moment, make_codec
+from hpcsgd.codecs import (
+    CODECS,
+    AccordionConfig,
+    Bucket,
+    CodecConfig,
+    Feedback,
+    Moment,
+    make_codec,
+)
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
 from hpcsgd.data.partition import split_range
@@ -81,6 +89,7 @@ ROWS = {
     "qsgd": Row(rough={"bits": 4, "chunk": 16}, good={"bits": 4}),
     "sign": Row(broken={"feedback": "off"}, worse=100, rate=0.25),
     "byte": Row(rough={"chunk": 16}, gap=2e-7, broken={"feedback": "off"}),
+    "bytegrad": Row(gap=2e-7, broken={"feedback": "off"}),
     "alq": Row(
         rough={"bits": 3, "chunk": 16, "adapt": 1},
         good={"adapt": 1},
@@ -101,6 +110,36 @@ ROWS = {
         rate=0.25,
     ),
     "nuqsgd": Row(rough={"bits": 3, "chunk": 16}, good={"bits": 4}),
+    "accordion": Row(
+        rough={"start": 0, "min_rate": 0, "accordion": {"interval": 1}},
+        exact={
+            "start": 0,
+            "min_rate": 0,
+            "accordion": {"low": "rank=64", "high": "rank=65"},
+        },
+        good={
+            "dense": "never",
+            "accordion": {
+                "codec": "topk",
+                "low": "share=0.5",
+                "high": "share=0.2",
+                "interval": 1,
+            },
+        },
+        gap=1e-3,
+        broken={
+            "dense": "never",
+            "feedback": "off",
+            "accordion": {
+                "codec": "topk",
+                "low": "share=0.5",
+                "high": "share=0.2",
+                "interval": 1,
+            },
+        },
+        worse=10,
+        rate=0.25,
+    ),
 }
 NAMES = list(CODECS)
 L2 = 0.05
@@ -113,11 +152,19 @@ def moments(count, rate=lambda t: 0.1):
     return [Moment(t, t // 10, rate(t), rate(t + 1)) for t in range(count)]
 
 
+def sections_of(settings):
+    """[codec] and [accordion], as `settings` of the former may have the latter."""
+    own = {key: value for key, value in settings.items() if key != "accordion"}
+    return {"codec": own, "accordion": settings.get("accordion", {})}
+
+
 def opened(name, settings=None, words=37, width=1, dtype=np.float64, **bucket):
     """The codec of one bucket, as the agreement makes it."""
+    tables = sections_of(settings or {})
     shape = {"number": 0, "height": words // width, "width": width}
     made = Bucket(**{**shape, "dtype": np.dtype(dtype), **bucket})
-    return make_codec(name, made, CodecConfig(**(settings or {})))
+    accordion = AccordionConfig(**tables["accordion"])
+    return make_codec(name, made, CodecConfig(**tables["codec"]), accordion)
 
 
 def parts_of(words, ranks, step=0, dtype=np.float64):
@@ -161,6 +208,9 @@ class Alone:
 
     def gather_unequal(self, record):
         return [record]
+
+    def start_exchange(self, pieces):
+        return lambda: pieces
 
     def broadcast(self, array, root=0):
         return array
@@ -305,7 +355,7 @@ def coded(drawn, name, replicas, members=1, /, codec=None, **sections):
         "products": {"kind": "auto"},
         "problem": {"l2": 0.05, "intercept": True},
         "agreement": {"kind": "gradient", "codec": name, "bucket": 8 * 5 * 2.0**-20},
-        "codec": codec or {},
+        **sections_of(codec or {}),
         "grid": {"replicas": replicas, "members": members},
     }
     for section, table in sections.items():
@@ -423,7 +473,7 @@ def gap_of(name, settings, rate=1.0, steps=300):
             "problem": {"l2": L2},
             "schedule": {"batch": 30, "steps": 1, "epochs": steps},
             "agreement": {"kind": "gradient", "codec": name},
-            "codec": settings,
+            **sections_of(settings),
             "grid": {"replicas": 4},
             "precision": {"recipe": "fp64"},
             "rate": {"value": float(rate / slope)},

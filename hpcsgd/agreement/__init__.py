@@ -1,12 +1,16 @@
 """When and how replicas agree on weights."""
 
+from hpcsgd.agreement.asynchronous import AsyncAverage
 from hpcsgd.agreement.average import BUFFERS, Average
 from hpcsgd.agreement.base import Agreement
+from hpcsgd.agreement.decentralised import Decentralised
+from hpcsgd.agreement.decentralised_low import LowPrecision
 from hpcsgd.agreement.fedavg import FedAvg
 from hpcsgd.agreement.gradient import Gradient
 from hpcsgd.agreement.hierarchical import Hierarchical
 from hpcsgd.agreement.none import NoAgreement
 from hpcsgd.agreement.postlocal import PostLocal
+from hpcsgd.agreement.qadam import QAdam
 from hpcsgd.agreement.slowmo import SlowMo
 from hpcsgd.agreement.terms import Terms
 
@@ -18,18 +22,26 @@ AGREEMENTS: dict[str, type[Agreement]] = {
     "hierarchical": Hierarchical,
     "fedavg": FedAvg,
     "slowmo": SlowMo,
+    "decentralized": Decentralised,
+    "decentralized-low": LowPrecision,
+    "async-average": AsyncAverage,
+    "qadam": QAdam,
 }
 
 __all__ = [
     "AGREEMENTS",
     "BUFFERS",
     "Agreement",
+    "AsyncAverage",
     "Average",
+    "Decentralised",
     "FedAvg",
     "Gradient",
     "Hierarchical",
+    "LowPrecision",
     "NoAgreement",
     "PostLocal",
+    "QAdam",
     "SlowMo",
     "Terms",
 ]

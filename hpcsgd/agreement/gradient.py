@@ -47,6 +47,7 @@ class Means:
     opener: Opener
     check: ReplicaCheck
     settings: Any  # the section [agreement]
+    rows: tuple[int, ...] = ()  # of every replica
     shapers: tuple[Shaper, ...] = ()
 
 
@@ -103,9 +104,11 @@ class Gradient(Agreement):
         if self._left:
             self._add(self.buffer.gradient, rows, residuals)
             return
+        self._finish_sums(state)
         self.sender.begin(self.buffer, self._moment)
         for tile in self.buffer:
             self._add(tile.gradient, self._columns(rows, tile), residuals)
+            self._finish_tile(state, tile)
             task.clock.lap("update")
             self.sender.send(self.buffer, tile)
             task.clock.start()  # what a sum takes is booked by the ledger
@@ -147,6 +150,12 @@ class Gradient(Agreement):
         self.buffer.clear()
         self._moment = self.steps.moment(number)
         self._done = number
+
+    def _finish_sums(self, state: State) -> None:
+        """Σr and the count of this exchange are complete."""
+
+    def _finish_tile(self, state: State, tile: Tile) -> None:
+        """So is Yᵀr of a tile, which is sent next."""
 
     def _add(self, gradient: Array, rows: Rows, residuals: Array) -> None:
         plan = self._plan(len(residuals))

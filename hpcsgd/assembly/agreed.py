@@ -3,8 +3,11 @@
 from dataclasses import replace
 
 from hpcsgd.agreement.buckets import Buffer, bucket_count
+from hpcsgd.agreement.decentralised import Decentralised
+from hpcsgd.agreement.decentralised_low import LowPrecision
 from hpcsgd.agreement.gradient import Gradient, Means
 from hpcsgd.agreement.kinds import takes_gradients
+from hpcsgd.agreement.qadam import QAdam
 from hpcsgd.agreement.replica_check import ReplicaCheck
 from hpcsgd.agreement.senders import Coded, Plain, Sender
 from hpcsgd.agreement.steps import Steps
@@ -13,12 +16,18 @@ from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.codecs import Bucket, Codec, make_codec
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
+from hpcsgd.data.partition import lengths
 from hpcsgd.load import Loaded
 from hpcsgd.products.base import Array, State, Task
 from hpcsgd.rates import make_rate
 from hpcsgd.updates import make_rule
 
-KINDS: dict[str, type[Gradient]] = {"gradient": Gradient}
+KINDS: dict[str, type[Gradient]] = {
+    "gradient": Gradient,
+    "decentralized": Decentralised,
+    "decentralized-low": LowPrecision,
+    "qadam": QAdam,
+}
 
 
 def of_feed(config: RunConfig) -> RunConfig:
@@ -59,6 +68,7 @@ def make_gradient(
         opener=lambda state, buffer: _sender(config, grid, state, buffer),
         check=ReplicaCheck(grid.replicas, config.run.check_members),
         settings=config.agreement,
+        rows=lengths(shard.total_rows, grid.replicas.size),
     )
     return KINDS[words.agreement](grid, shard.height / shard.total_rows, means)
 

@@ -1,6 +1,6 @@
 """What the gradient agreement refuses, each in one sentence."""
 
-from hpcsgd.agreement.kinds import takes_gradients
+from hpcsgd.agreement.kinds import OWN_STEPS, takes_gradients
 from hpcsgd.codecs import get_codec
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
@@ -19,7 +19,8 @@ def check(config: RunConfig, precision: Precision) -> None:
     if not takes_gradients(config.agreement.kind):
         _check_unused(config)
         return
-    for is_wrong, why in (*_of_settings(config), *_of_formats(precision)):
+    wrong = *_of_settings(config), *_of_formats(precision), *_of_kinds(config)
+    for is_wrong, why in wrong:
         if is_wrong:
             raise ConfigError(f"[agreement] kind = {config.agreement.kind!r} {why}")
 
@@ -68,6 +69,32 @@ def _of_settings(config: RunConfig) -> tuple[Wrong, ...]:
     )
 
 
+def _of_kinds(config: RunConfig) -> tuple[Wrong, ...]:
+    """What kinds of a method of their own ask for."""
+    asked, update = config.agreement, config.update.kind
+    replicas = config.grid.replicas
+    encodes = asked.codec != "identity" or config.codec.feedback == "on"
+    return (
+        (
+            asked.kind in OWN_STEPS and encodes,
+            "tells weights, and codecs are for gradients; leave agreement.codec and"
+            " codec.feedback out, or use --agreement decentralized-low",
+        ),
+        (
+            asked.kind == "decentralized"
+            and asked.peers == "shift_one"
+            and replicas % 2 == 1,
+            f"with peers = 'shift_one' makes pairs, and {replicas} replicas leave one"
+            " over; use an even number of replicas, or agreement.peers=all",
+        ),
+        (
+            asked.kind == "qadam" and update != "adam",
+            f"is Adam whose momentum travels, and [update] kind = {update!r} has none"
+            " of it; use --update adam",
+        ),
+    )
+
+
 def _of_formats(precision: Precision) -> tuple[Wrong, ...]:
     residual = precision.residual
     return (
@@ -87,6 +114,8 @@ def _of_formats(precision: Precision) -> tuple[Wrong, ...]:
 def _check_unused(config: RunConfig) -> None:
     """Settings of gradients that would do nothing are a misunderstanding."""
     agreement = config.agreement
+    if agreement.kind == "async-average":
+        _check_asynchronous(config)
     if config.update.kind in ADAPTIVE:
         raise ConfigError(
             f"--update {config.update.kind} needs the gradient of every step, and"
@@ -100,3 +129,26 @@ def _check_unused(config: RunConfig) -> None:
             f" = {agreement.kind!r} sends none; use --agreement gradient, or leave it"
             " out"
         )
+
+
+def _check_asynchronous(config: RunConfig) -> None:
+    """One average at a time, of what is on the host and belongs to steps alone."""
+    delay, period = config.agreement.delay, config.schedule.period
+    for is_wrong, why in (
+        (
+            delay > period,
+            f"sends one average at a time: [agreement] delay = {delay} must be at most"
+            f" [schedule] period = {period}; use a longer --period",
+        ),
+        (
+            config.run.device == "cuda",
+            "is not built for GPUs yet; use --device cpu, or --agreement average",
+        ),
+        (
+            config.update.kind == "svrg",
+            "moves what all agreed on a while ago, and svrg takes snapshots of what"
+            " they agree on now; use --agreement average",
+        ),
+    ):
+        if is_wrong:
+            raise ConfigError(f"[agreement] kind = 'async-average' {why}")

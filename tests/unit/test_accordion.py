@@ -5,7 +5,6 @@ from math import ceil, inf, nan
 import numpy as np
 import pytest
 
-from hpcsgd.api import train
 from hpcsgd.codecs import Moment, accordion
 from hpcsgd.codecs.accordion import Accordion
 from hpcsgd.codecs.regime import Regime

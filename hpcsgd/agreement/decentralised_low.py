@@ -108,8 +108,13 @@ class LowPrecision(OwnSteps):
 
     def _ask(self, state: State, purpose: str) -> None:
         own, replicas = positions(state, self.columns), self.grid.replicas
-        for theirs, peer in zip(self.neighbours, self.peers, strict=True):
-            replicas.swap(own, theirs, peer, purpose)
+        # Both at once: around a ring, one after the other would wait for ever.
+        pending = [
+            replicas.start_swap(own, theirs, peer, purpose)
+            for theirs, peer in zip(self.neighbours, self.peers, strict=True)
+        ]
+        for arriving in pending:
+            arriving.wait()
 
     def _encode(self, change: Array) -> NDArray[np.uint8]:
         """Least, greatest, a byte a word; the intercept's words as they are."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from hpcsgd.agreement.base import Agreement
 from hpcsgd.agreement.buckets import Buffer, Tile
+from hpcsgd.agreement.by_leaders import ByLeaders
 from hpcsgd.agreement.replica_check import ReplicaCheck
 from hpcsgd.agreement.senders import Sender
 from hpcsgd.agreement.shaping import Shaper, Whole
@@ -145,6 +146,12 @@ class Gradient(Agreement):
             "mended_replicas": self.check.mended,
             **self.sender.overlap.facts(),
         }
+
+    def close(self) -> None:
+        """The groups of leaders, where there are some."""
+        sender = getattr(self, "sender", None)
+        if isinstance(sender, ByLeaders):
+            sender.close()
 
     def _begin(self, number: int) -> None:
         self.buffer.clear()

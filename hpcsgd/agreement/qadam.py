@@ -71,6 +71,11 @@ class QAdam(Gradient):
         # One account of what was hidden.
         self.plain.overlap = self.coded.overlap
 
+    def close(self) -> None:
+        """The groups that the codec speaks in."""
+        self.sender = self.coded
+        super().close()
+
     def _begin(self, number: int) -> None:
         super()._begin(number)
         self.sender = self.coded if self.rule.rests(number) else self.plain

@@ -27,6 +27,7 @@ class AgreementConfig:
     slow_momentum: float = 0.5  # slowmo: β; 0 with α = 1 is the base alone
     slow_period: int = 0  # slowmo: exchanges; 0 = whenever the base agrees
     slow_sharded: bool = False  # slowmo: each replica keeps a part of the slow state
+    hierarchical: str = "off"  # gradients: added on a node, a rack or N replicas first
     peers: str = "all"  # decentralized: whom weights are mixed with, or shift_one
     resync: int = 0  # decentralized-low: exchanges between weights as they are; 0 = off
     delay: int = 1  # async-average: exchanges that an average travels; 0 = average

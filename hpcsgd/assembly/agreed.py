@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from hpcsgd.agreement.buckets import Buffer, bucket_count
+from hpcsgd.agreement.by_leaders import ByLeaders, open_groups
 from hpcsgd.agreement.decentralised import Decentralised
 from hpcsgd.agreement.decentralised_low import LowPrecision
 from hpcsgd.agreement.gradient import Gradient, Means
@@ -14,6 +15,7 @@ from hpcsgd.agreement.steps import Steps
 from hpcsgd.assembly.feed import Feed
 from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.codecs import Bucket, Codec, make_codec
+from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
 from hpcsgd.data.partition import lengths
@@ -74,11 +76,28 @@ def make_gradient(
 
 
 def _sender(config: RunConfig, grid: Grid, state: State, buffer: Buffer) -> Sender:
-    """One replica has nobody to be short with: nothing is encoded."""
+    """Of all replicas, or of the leaders of groups of them."""
+    replicas, of = grid.replicas, config.agreement.hierarchical
+    if of == "off" or replicas.size == 1:
+        return _between(config, grid, state, buffer, replicas, replicas.size)
+    groups = open_groups(grid, of)
+    sender = _between(config, grid, state, buffer, groups.leaders, groups.count)
+    return ByLeaders(groups, sender)
+
+
+def _between(
+    config: RunConfig,
+    grid: Grid,
+    state: State,
+    buffer: Buffer,
+    speakers: Communicator,
+    count: int,
+) -> Sender:
+    """One alone has nobody to be short with: nothing is encoded."""
     agreement = config.agreement
     is_plain = agreement.codec == "identity" and config.codec.feedback != "on"
-    if is_plain or grid.replicas.size == 1:
-        return Plain(grid.replicas)
+    if is_plain or count == 1:
+        return Plain(speakers)
     codecs: dict[int, Codec] = {}
     for number, tile in enumerate(buffer):
 
@@ -100,4 +119,4 @@ def _sender(config: RunConfig, grid: Grid, state: State, buffer: Buffer) -> Send
         codecs[tile.columns.start] = codec
         for name, kept in codec.kept.items():
             state.kept[f"codec_{number}_{name}"] = kept
-    return Coded(grid.replicas, codecs, agreement.codec)
+    return Coded(speakers, codecs, agreement.codec)

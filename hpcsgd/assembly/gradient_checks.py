@@ -1,5 +1,6 @@
 """What the gradient agreement refuses, each in one sentence."""
 
+from hpcsgd.agreement.by_leaders import check_groups
 from hpcsgd.agreement.kinds import OWN_STEPS, takes_gradients
 from hpcsgd.codecs import get_codec
 from hpcsgd.config import RunConfig
@@ -20,6 +21,7 @@ def check(config: RunConfig, precision: Precision) -> None:
         _check_unused(config)
         return
     wrong = *_of_settings(config), *_of_formats(precision), *_of_kinds(config)
+    check_groups(config.agreement.hierarchical)
     for is_wrong, why in wrong:
         if is_wrong:
             raise ConfigError(f"[agreement] kind = {config.agreement.kind!r} {why}")
@@ -73,6 +75,7 @@ def _of_kinds(config: RunConfig) -> tuple[Wrong, ...]:
     """What kinds of a method of their own ask for."""
     asked, update = config.agreement, config.update.kind
     replicas = config.grid.replicas
+    by_leaders = asked.hierarchical != "off"
     encodes = asked.codec != "identity" or config.codec.feedback == "on"
     return (
         (
@@ -86,6 +89,16 @@ def _of_kinds(config: RunConfig) -> tuple[Wrong, ...]:
             and replicas % 2 == 1,
             f"with peers = 'shift_one' makes pairs, and {replicas} replicas leave one"
             " over; use an even number of replicas, or agreement.peers=all",
+        ),
+        (
+            asked.kind in OWN_STEPS and by_leaders,
+            f"has no sums for leaders and hierarchical = {asked.hierarchical!r}; leave"
+            " it out, or use --agreement gradient",
+        ),
+        (
+            by_leaders and bool(config.run.emulate_members),
+            f"with hierarchical = {asked.hierarchical!r} has groups that"
+            " --emulate-members does not know; use agreement.hierarchical=off",
         ),
         (
             asked.kind == "qadam" and update != "adam",
@@ -122,8 +135,10 @@ def _check_unused(config: RunConfig) -> None:
             f" [agreement] kind = {agreement.kind!r} has none to give; use --agreement"
             " gradient, or --update sgd, momentum or nesterov"
         )
-    if agreement.codec != "identity" or agreement.accumulate != 1:
-        key = "codec" if agreement.codec != "identity" else "accumulate"
+    given = {"codec": "identity", "accumulate": 1, "hierarchical": "off"}
+    others = [key for key, usual in given.items() if getattr(agreement, key) != usual]
+    if others:
+        key = others[0]
         raise ConfigError(
             f"[agreement] {key} = {getattr(agreement, key)!r} is for gradients and kind"
             f" = {agreement.kind!r} sends none; use --agreement gradient, or leave it"

@@ -62,6 +62,17 @@ class Communicator(Hooks):
         self._book(purpose, buffer, wire.sum_bytes(buffer.nbytes, self.size), began)
         return buffer
 
+    def reduce(self, buffer: Array, purpose: str) -> Array:
+        """buffer ← Σ over ranks, on rank 0 alone; the others' keep what they held."""
+        if self.size == 1:
+            return buffer
+        wire.check_summable(buffer.dtype)
+        began = perf_counter()
+        with self._inside("reduction", purpose):
+            self._reduce(buffer)
+        self._book(purpose, buffer, wire.reduce_bytes(buffer.nbytes, self.size), began)
+        return buffer
+
     def workspace(self, words: int, dtype: Any) -> Workspace:
         """A message that is summed again and again, by the fastest way there is.
 
@@ -361,12 +372,7 @@ class Communicator(Hooks):
             )
 
     def _sum_in_one_place(self, buffer: Array, purpose: str) -> Array:
-        wire.check_summable(buffer.dtype)
-        began = perf_counter()
-        with self._inside("reduction", purpose):
-            self._reduce(buffer)
-        self._book(purpose, buffer, wire.reduce_bytes(buffer.nbytes, self.size), began)
-        return self.broadcast(buffer, 0, purpose)
+        return self.broadcast(self.reduce(buffer, purpose), 0, purpose)
 
     def _inside(self, what: str, purpose: str) -> Place:
         """`with` it around whatever may wait for others: the watchdog looks there."""

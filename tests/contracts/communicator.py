@@ -18,6 +18,18 @@ def sums_in_place(world):
     np.testing.assert_array_equal(buffer, p * np.arange(5) + p * (p - 1) / 2)
 
 
+def reduces_to_rank_0(world):
+    """The others' stay as they are; half of the bytes of a sum."""
+    before = world.ledger.as_dict()["agreement"]
+    buffer = np.full(5, 1.0 + world.rank)
+    assert world.reduce(buffer, "agreement") is buffer
+    p = world.size
+    assert (buffer == (p * (p + 1) / 2 if world.rank == 0 else 1 + world.rank)).all()
+    after = world.ledger.as_dict()["agreement"]
+    grown = [after[k] - before[k] for k in ("calls", "words", "bytes", "wire_bytes")]
+    assert grown == pytest.approx([1, 5, 40, 40 * (p - 1) / p] if p > 1 else [0] * 4)
+
+
 def starts_sums(world):
     """Two under way at once, waited for in the other order, and twice."""
     first = np.full(3, 1.0 + world.rank, dtype=np.float32)
@@ -392,6 +404,7 @@ def counts_what_is_said(world):
 
 CHECKS = [
     sums_in_place,
+    reduces_to_rank_0,
     starts_sums,
     gathers_unequal_parts,
     collects_on_rank_0,

@@ -137,6 +137,8 @@ class Ring(Replicas):
             new[:] = [self.next(r, old, new, coded) for r in range(self.R)]
 
     def next(self, r, old, new, coded):
+        if self.R == 1:
+            return new[r]
         change = new[r] - old[r]
         for peer in ((r - 1) % self.R, (r + 1) % self.R):
             near = min(1.0, self.rows[peer] / self.rows[r]) / 3

@@ -11,6 +11,10 @@ from hpcsgd.products import RECURS
 from hpcsgd.updates import ADAPTIVE
 
 UPDATES = ("sgd", "momentum", "nesterov", "nesterov-classic", *ADAPTIVE)
+NEVER_ONE = (
+    "never has all replicas agree before the end, and [average] takes means of iterates"
+    " that they agree on; set average.kind=none"
+)
 Wrong = tuple[bool, str]  # whether it is, and the sentence
 
 
@@ -96,6 +100,10 @@ def _of_kinds(config: RunConfig) -> tuple[Wrong, ...]:
             " it out, or use --agreement gradient",
         ),
         (
+            asked.kind in OWN_STEPS and _takes_tail(config),
+            NEVER_ONE,
+        ),
+        (
             by_leaders and bool(config.run.emulate_members),
             f"with hierarchical = {asked.hierarchical!r} has groups that"
             " --emulate-members does not know; use agreement.hierarchical=off",
@@ -106,6 +114,10 @@ def _of_kinds(config: RunConfig) -> tuple[Wrong, ...]:
             " of it; use --update adam",
         ),
     )
+
+
+def _takes_tail(config: RunConfig) -> bool:
+    return config.average.kind != "none" and config.grid.replicas > 1
 
 
 def _of_formats(precision: Precision) -> tuple[Wrong, ...]:
@@ -164,6 +176,7 @@ def _check_asynchronous(config: RunConfig) -> None:
             "moves what all agreed on a while ago, and svrg takes snapshots of what"
             " they agree on now; use --agreement average",
         ),
+        (_takes_tail(config), NEVER_ONE),
     ):
         if is_wrong:
             raise ConfigError(f"[agreement] kind = 'async-average' {why}")

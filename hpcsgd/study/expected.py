@@ -10,7 +10,7 @@ from hpcsgd.verify.gradients import KIND, gradient_traffic
 from hpcsgd.verify.traffic import Shape, expected
 
 # Whose words no formula here has: tests hold those of these kinds.
-UNKNOWN = ("decentralized", "decentralized-low", "qadam", "async-average")
+UNKNOWN = ("decentralized", "decentralized-low", "qadam")
 Report = Mapping[str, Any]
 
 

@@ -170,6 +170,29 @@ def test_looks_change_nothing_and_all_end_with_the_mean(row):
 # ------------------------------------------------------------------------ bytes
 
 
+@pytest.mark.parametrize("delay", [0, 2])
+def test_a_study_knows_what_averages_aside_must_have_said(delay):
+    from hpcsgd.study.expected import expected_traffic
+
+    problem = make_problem("softmax")
+    for replicas, members in ((4, 1), (3, 2)):
+        for epochs in (2, 3):  # one ends with an average, one between two
+            kind = {"agreement": {"delay": delay}, "schedule": {"epochs": epochs}}
+            config = config_of(problem, "async", replicas, members, **kind)
+            result = train_on(replicas * members, config, problem)
+            for figure, value in expected_traffic(result.as_dict()).items():
+                parts = (result.ledger[p][figure] for p in ("products", "agreement"))
+                assert sum(parts) == value, figure
+
+
+def test_what_to_do_where_mixing_takes_the_time():
+    from hpcsgd import advice
+
+    problem = make_problem("logistic")
+    result = train_on(2, config_of(problem, "all", 2), problem)
+    assert "accumulate=2 sends" in advice._less_agreeing(result)
+
+
 def said(config, problem):
     grid = config.grid
     result = train_on(grid.replicas * grid.members, config, problem)
@@ -522,6 +545,8 @@ REFUSED = [
     ("async", 4, {"run": {"device": "cuda"}}, "use --device cpu"),
     ("async", 4, {"update": {"kind": "svrg"}}, "use --agreement average"),
     ("async", 4, {"agreement": {"hierarchical": "2"}}, "use --agreement gradient"),
+    ("async", 4, {"average": {"kind": "tail"}}, "set average.kind=none"),
+    ("low", 4, {"average": {"kind": "tail"}}, "set average.kind=none"),
 ]
 
 

@@ -1,0 +1,132 @@
+"""How far the methods of BAGUA come: loss against exchanges, messages, bytes, time.
+
+Four replicas (threads) behind an emulated LAN, on epsilon-shaped rows that are dealt
+as they come or sorted by their label. Every row has the one of its rates with which it
+ends lowest. The losses are the same in every repeat, seconds are medians of interleaved
+runs. `to_target` is what a row had sent and taken when its loss first came within 1 %
+of the lowest that any row ended with.
+
+python -m benchmarks.run bench_bagua
+"""
+
+from typing import Any
+
+from benchmarks.bench_averages import _compared, _data, _merged
+
+RANKS, REPEATS, BATCH, ROWS_OF_DATA, EPOCHS = 4, 3, 32, 4000, 12
+L2 = 1e-4
+SETS = {"epsilon": False, "epsilon sorted": True}
+STEPS, MOMENTS = (8.0, 16.0, 32.0, 64.0), (0.003, 0.01, 0.03)
+Figures = dict[str, Any]
+# name -> method, more settings, rates
+ROWS: dict[str, tuple[str, dict[str, Figures], tuple[float, ...]]] = {
+    "ddp": ("ddp", {}, STEPS),
+    "ddp, leaders of 2": ("ddp", {"agreement": {"hierarchical": "2"}}, STEPS),
+    "bytegrad": ("bytegrad", {}, STEPS),
+    "bagua": ("bagua", {}, STEPS),
+    "decentralized, all": ("decentralized", {}, STEPS),
+    "decentralized, pairs": (
+        "decentralized",
+        {"agreement": {"peers": "shift_one"}},
+        STEPS,
+    ),
+    "decentralized-low": ("decentralized-low", {}, STEPS),
+    "local": ("local", {"schedule": {"period": 8}}, STEPS),
+    "async-average": (
+        "async-average",
+        {"schedule": {"period": 8}, "agreement": {"delay": 4}},
+        STEPS,
+    ),
+    "ddp, adam": ("ddp", {"update": {"kind": "adam"}}, MOMENTS),
+    "qadam": ("qadam", {"agreement": {"warmup_steps": 100}}, MOMENTS),
+}
+
+
+def measure() -> Figures:
+    """Set -> row -> its curve."""
+    figures: Figures = {}
+    for name, is_sorted in SETS.items():
+        X, y = _data("epsilon", ROWS_OF_DATA, is_sorted)
+        rates = {row: _best_rate(X, y, row) for row in ROWS}
+        runs: dict[str, list[list[Figures]]] = {row: [] for row in ROWS}
+        for _ in range(REPEATS):
+            for row in ROWS:
+                runs[row].append(_curve(X, y, row, rates[row]))
+        curves = {row: _merged(own) for row, own in runs.items()}
+        figures[name] = _compared(curves, rates)
+        print(in_words(name, figures[name]), flush=True)
+    return figures
+
+
+def _best_rate(X: Any, y: Any, row: str) -> float:
+    rates = ROWS[row][2]
+    ends = {rate: _curve(X, y, row, rate)[-1]["loss"] for rate in rates}
+    return min(ends, key=lambda rate: ends[rate])
+
+
+def _curve(X: Any, y: Any, row: str, rate: float) -> list[Figures]:
+    """What rank 0 saw at every look at the loss; the share of transfers it hid."""
+    from hpcsgd.api import train
+    from hpcsgd.callbacks import Callback
+    from hpcsgd.comm.threads import run_ranks
+
+    method, more, _ = ROWS[row]
+    config: Figures = {
+        "problem": {"l2": L2},
+        "schedule": {"batch": BATCH, "steps": 1, "epochs": EPOCHS},
+        "rate": {"value": rate},
+        "precision": {"recipe": "fp32"},
+        "products": {"kind": "direct"},
+        "grid": {"replicas": RANKS, "members": 1},
+        "agreement": {"method": method},
+        "run": {"network": "lan"},
+    }
+    for section, table in more.items():
+        config[section] = {**config.get(section, {}), **table}
+    curve: list[Figures] = []
+
+    class Watch(Callback):
+        """Keeps what was sent so far beside each loss."""
+
+        def __init__(self, ledger: Any) -> None:
+            self.ledger = ledger
+
+        def on_evaluate(self, view: Any) -> None:
+            sent = self.ledger.entries["agreement"]
+            curve.append(
+                {
+                    "loss": view.loss,
+                    "exchanges": view.exchanges,
+                    "messages": sent.calls,
+                    "words": sent.words,
+                    "bytes": sent.bytes,
+                    "seconds": view.seconds,
+                }
+            )
+
+    def on_rank(world: Any) -> Any:
+        callbacks = [Watch(world.ledger)] if world.rank == 0 else []
+        return train(config, X=X, y=y, world=world, callbacks=callbacks)
+
+    told = run_ranks(RANKS, on_rank)[0].report["agreement"]
+    curve[-1]["hidden_share"] = told.get("hidden_share", 0.0)
+    return curve
+
+
+def in_words(name: str, found: Figures) -> str:
+    """One line for each row."""
+    lines = [f"{name}: target {found['target']:.4f}"]
+    for row, known in found["rows"].items():
+        end, there = known["curve"][-1], known["to_target"]
+        near = "never"
+        if there:
+            near = (
+                f"{there['exchanges']} exchanges, {there['messages']} messages,"
+                f" {there['bytes']} bytes, {there['seconds']:.3f} s"
+            )
+        lines.append(
+            f"{row}: rate {known['rate']:g}, ends {end['loss']:.4f} after"
+            f" {end['messages']} messages, {end['bytes']} bytes,"
+            f" {end['seconds']:.3f} s, hidden {end['hidden_share']:.2f}; near: {near}"
+        )
+    return "\n".join(lines)

@@ -13,10 +13,10 @@ from typing import Any
 
 from benchmarks.bench_averages import _compared, _data, _merged
 
-RANKS, REPEATS, BATCH, ROWS_OF_DATA, EPOCHS = 4, 3, 32, 4000, 12
+RANKS, REPEATS, BATCH, ROWS_OF_DATA, EPOCHS = 4, 3, 16, 2000, 8
 L2 = 1e-4
 SETS = {"epsilon": False, "epsilon sorted": True}
-STEPS, MOMENTS = (8.0, 16.0, 32.0, 64.0), (0.003, 0.01, 0.03)
+STEPS, MOMENTS = (8.0, 16.0, 32.0), (0.003, 0.01, 0.03)
 Figures = dict[str, Any]
 # name -> method, more settings, rates
 ROWS: dict[str, tuple[str, dict[str, Figures], tuple[float, ...]]] = {
@@ -38,7 +38,7 @@ ROWS: dict[str, tuple[str, dict[str, Figures], tuple[float, ...]]] = {
         STEPS,
     ),
     "ddp, adam": ("ddp", {"update": {"kind": "adam"}}, MOMENTS),
-    "qadam": ("qadam", {"agreement": {"warmup_steps": 100}}, MOMENTS),
+    "qadam": ("qadam", {"agreement": {"warmup_steps": 50}}, MOMENTS),
 }
 
 

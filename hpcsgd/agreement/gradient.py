@@ -79,6 +79,8 @@ class Gradient(Agreement):
         )
         self.sender = self.means.opener(state, self.buffer)
         self.steps.prepare(state, self.columns)
+        for shaper in self.means.shapers:
+            shaper.prepare(state)
 
     def begin(self, epoch: int, index: int, batches: int) -> None:
         """An exchange of so many batches, whose gradients are one message."""
@@ -135,7 +137,13 @@ class Gradient(Agreement):
 
     def facts(self) -> dict[str, Any]:
         """For the report of a run."""
+        shaped = {
+            key: said
+            for shaper in self.means.shapers
+            for key, said in shaper.facts().items()
+        }
         return {
+            **shaped,
             "buckets": len(self.buffer.tiles),
             "codec": self.sender.codec,
             **self.sender.facts(),

@@ -9,6 +9,7 @@ from hpcsgd.agreement.replica_check import ReplicaCheck
 from hpcsgd.agreement.senders import Coded, Plain, Sender
 from hpcsgd.agreement.steps import Steps
 from hpcsgd.assembly.feed import Feed
+from hpcsgd.assembly.shapers import make_shapers
 from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.codecs import Bucket, Codec, make_codec
 from hpcsgd.comm.grid import Grid
@@ -59,6 +60,7 @@ def make_gradient(
         opener=lambda state, buffer: _sender(config, grid, state, buffer),
         check=ReplicaCheck(grid.replicas, config.run.check_members),
         settings=config.agreement,
+        shapers=make_shapers(config, shard.total_columns),
     )
     return KINDS[words.agreement](grid, shard.height / shard.total_rows, means)
 

@@ -48,9 +48,9 @@ def _of_settings(config: RunConfig) -> tuple[Wrong, ...]:
             "is not built for GPUs yet; use --device cpu, or --agreement average",
         ),
         (
-            how != "none",
-            f"does not clip and [update] clip = {how!r}; use --set update.clip=none,"
-            " or a lower --rate",
+            how != "none" and config.update.clip_over != "step",
+            "has one step an exchange, and [update] clip_over = 'exchange' is for more;"
+            " leave it out",
         ),
         (
             config.update.kind not in UPDATES,
@@ -86,7 +86,14 @@ def _of_formats(precision: Precision) -> tuple[Wrong, ...]:
 
 def _check_unused(config: RunConfig) -> None:
     """Settings of gradients that would do nothing are a misunderstanding."""
-    agreement = config.agreement
+    agreement, shapes = config.agreement, config.update.shapes
+    if shapes:
+        value = getattr(config.update, shapes)
+        raise ConfigError(
+            f"[update] {shapes} = {value!r} works on gradients that replicas agree on,"
+            f" and [agreement] kind = {agreement.kind!r} has none; use --agreement"
+            " gradient, or leave it out"
+        )
     if config.update.kind in ADAPTIVE:
         raise ConfigError(
             f"--update {config.update.kind} needs the gradient of every step, and"

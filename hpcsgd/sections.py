@@ -43,6 +43,9 @@ class UpdateConfig:
     beta1: float = 0.9  # adam: of the mean of gradients
     beta2: float = 0.999  # adam: of the mean of their squares
     epsilon: float = 1e-08  # adam, adagrad: beside the root that steps are divided by
+    bits: int = (
+        32  # 8: what momentum, adam and adagrad keep, where gradients are shared
+    )
     snapshot: int = 1  # epochs between the full gradients of svrg
     clip: str = "none"  # too large gradients: by value, in norm, or of a percentile
     clip_at: float = 1.0  # the largest value, or norm; or the percentile of norms
@@ -62,6 +65,8 @@ class UpdateConfig:
                     f"[update] {name} = {getattr(self, name)!r} must lie in [0, 1)"
                 )
         self._check_shapes()
+        if self.bits not in (8, 32):
+            raise ConfigError(f"[update] bits = {self.bits!r} must be 8 or 32")
         if not 0.0 < self.epsilon < float("inf"):
             raise ConfigError(
                 f"[update] epsilon = {self.epsilon!r} must be above 0; 1e-8 is usual"
@@ -87,6 +92,8 @@ class UpdateConfig:
         """What is done to gradients that only those who agree on them can do."""
         if self.clip == "percentile":
             return "clip"
+        if self.bits == 8:
+            return "bits"
         asked = {"centre": self.centre != "none", "normalise": self.normalise}
         return next((k for k, v in {**asked, "noise": self.noise}.items() if v), "")
 

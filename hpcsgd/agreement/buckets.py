@@ -40,15 +40,25 @@ class Buffer:
     """What a replica says in an exchange: sums and a count, never means of means."""
 
     def __init__(
-        self, columns: int, width: int, dtype: np.dtype, count: int, intercept: bool
+        self,
+        columns: int,
+        width: int,
+        dtype: np.dtype,
+        count: int,
+        intercept: bool,
+        unit: int = 1,
     ) -> None:
+        """Tiles begin at multiples of `unit` columns."""
         words, self.width = columns * width, width
         self.sums = width if intercept else 0
         self.flat: Array = np.zeros(words + self.sums + 1, dtype=dtype)
         self.gradient = self.flat[:words].reshape(columns, width)
         self.tail = self.flat[words:]
         # The last columns first: what follows them in the buffer goes with them.
-        self.tiles = [self._tile(split_range(columns, count, k)) for k in range(count)]
+        units = -(-columns // unit)
+        parts = [split_range(units, count, k) for k in range(count)]
+        cuts = [(part.start * unit, min(part.stop * unit, columns)) for part in parts]
+        self.tiles = [self._tile(slice(*cut)) for cut in cuts if cut[0] < cut[1]]
         self.tiles.reverse()
 
     def _tile(self, part: slice) -> Tile:

@@ -26,6 +26,7 @@ from hpcsgd.comm.grid import Grid
 from hpcsgd.products.base import Array, Rows, State, Task
 from hpcsgd.schedule import blocks_of
 from hpcsgd.updates import Unrolled
+from hpcsgd.updates.codes8 import Eight
 
 
 class Opener(Protocol):
@@ -76,6 +77,7 @@ class Gradient(Agreement):
             state.weights.dtype,
             self.means.buckets(state),
             state.intercept is not None,
+            self.steps.rule.unit,
         )
         self.sender = self.means.opener(state, self.buffer)
         self.steps.prepare(state, self.columns)
@@ -127,6 +129,21 @@ class Gradient(Agreement):
         """Always, but for what codecs keep."""
         own = set(state.memory) - set(self.steps.rule.kept)
         return self.grid.replicas.size == 1 or not own
+
+    def memory(self, state: State) -> dict[str, Array]:
+        """What is kept in eight bits goes to checkpoints as numbers, on any grid."""
+        return {
+            name: kept.decoded() if isinstance(kept, Eight) else kept
+            for name, kept in state.memory.items()
+        }
+
+    def remember(self, state: State, name: str, kept: Array) -> None:
+        """And comes back to the bits that it was in."""
+        held: Any = state.memory[name]
+        if isinstance(held, Eight):
+            held.encode(kept)
+        else:
+            super().remember(state, name, kept)
 
     def agree(self, state: State, purpose: str) -> None:
         """They never disagree."""

@@ -60,7 +60,7 @@ def make_gradient(
         opener=lambda state, buffer: _sender(config, grid, state, buffer),
         check=ReplicaCheck(grid.replicas, config.run.check_members),
         settings=config.agreement,
-        shapers=make_shapers(config, shard.total_columns),
+        shapers=make_shapers(config, shard.total_columns, task.columns),
     )
     return KINDS[words.agreement](grid, shard.height / shard.total_rows, means)
 

@@ -58,6 +58,11 @@ def _of_settings(config: RunConfig) -> tuple[Wrong, ...]:
             " not; use --update sgd, momentum or nesterov",
         ),
         (
+            config.update.bits == 8 and config.update.kind == "nesterov-classic",
+            "keeps momentum in 8 bits for --update momentum and nesterov; use one of"
+            " them, or update.bits = 32",
+        ),
+        (
             config.sweep.is_many,
             "trains one model and [sweep] names several; train them one by one",
         ),

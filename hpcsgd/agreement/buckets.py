@@ -47,11 +47,12 @@ class Buffer:
         count: int,
         intercept: bool,
         unit: int = 1,
+        flagged: bool = False,
     ) -> None:
-        """Tiles begin at multiples of `unit` columns."""
+        """Tiles begin at multiples of `unit` columns; a flag lies before the count."""
         words, self.width = columns * width, width
         self.sums = width if intercept else 0
-        self.flat: Array = np.zeros(words + self.sums + 1, dtype=dtype)
+        self.flat: Array = np.zeros(words + self.sums + flagged + 1, dtype=dtype)
         self.gradient = self.flat[:words].reshape(columns, width)
         self.tail = self.flat[words:]
         # The last columns first: what follows them in the buffer goes with them.
@@ -78,8 +79,17 @@ class Buffer:
     def count_in(self, residuals: Array) -> None:
         """Rows, and their Σr where there is an intercept."""
         self.tail[-1] += len(residuals)
-        if self.sums:
-            self.tail[:-1] += residuals.sum(axis=0, dtype=np.float64)
+        if self.sums and not self.is_flagged:
+            self.tail[: self.sums] += residuals.sum(axis=0, dtype=np.float64)
+
+    @property
+    def is_flagged(self) -> bool:
+        """Whether this replica says that the exchange must not count."""
+        return len(self.tail) > self.sums + 1 and bool(self.tail[-2])
+
+    def flag(self) -> None:
+        """Say so."""
+        self.tail[-2] = 1.0
 
     def __iter__(self) -> Iterator[Tile]:
         return iter(self.tiles)

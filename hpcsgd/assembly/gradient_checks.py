@@ -15,11 +15,12 @@ Wrong = tuple[bool, str]  # whether it is, and the sentence
 
 def check(config: RunConfig, precision: Precision) -> None:
     """Refuse what replicas could not agree on the gradient of."""
-    get_codec(config.agreement.codec)
+    codec = config.agreement.codec
+    get_codec(codec)
     if not takes_gradients(config.agreement.kind):
         _check_unused(config)
         return
-    for is_wrong, why in (*_of_settings(config), *_of_formats(precision)):
+    for is_wrong, why in (*_of_settings(config), *_of_formats(precision, codec)):
         if is_wrong:
             raise ConfigError(f"[agreement] kind = {config.agreement.kind!r} {why}")
 
@@ -73,7 +74,7 @@ def _of_settings(config: RunConfig) -> tuple[Wrong, ...]:
     )
 
 
-def _of_formats(precision: Precision) -> tuple[Wrong, ...]:
+def _of_formats(precision: Precision, codec: str) -> tuple[Wrong, ...]:
     residual = precision.residual
     return (
         (
@@ -82,9 +83,10 @@ def _of_formats(precision: Precision) -> tuple[Wrong, ...]:
             " too narrow; use --set precision.weights=fp32",
         ),
         (
-            get_format(residual).wants_scale,
-            f"cannot leave a step out on one replica alone, as residuals in {residual}"
-            " ask for; use --set precision.residual=fp32",
+            get_format(residual).wants_scale and codec != "identity",
+            f"leaves a step out where residuals in {residual} overflow, of which"
+            f" codec = {codec!r} would have sent a part; use codec = 'identity', or"
+            " --set precision.residual=fp32",
         ),
     )
 

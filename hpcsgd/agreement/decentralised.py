@@ -138,7 +138,7 @@ class OwnSteps(Gradient, ABC):
         part = Part(state.weights, kept)
         rule.step(part, self.buffer.gradient, 1.0, turn, 0.0)
         if state.intercept is not None:
-            sums = self.buffer.tail[:-1].astype(np.float64)
+            sums = self.buffer.tail[: self.buffer.sums].astype(np.float64)
             self.steps.take_intercept(state, sums / count, moment)
 
 

@@ -83,7 +83,9 @@ class QAdam(Gradient):
     def _finish_sums(self, state: State) -> None:
         """Σr becomes what it adds to the intercept's m; rows count as they did."""
         if state.intercept is not None and self._tells_momentum():
-            self._turn(self.buffer.tail[:-1], state.shared["adam_m"].reshape(-1))
+            self._turn(
+                self.buffer.tail[: self.buffer.sums], state.shared["adam_m"].reshape(-1)
+            )
 
     def _finish_tile(self, state: State, tile: Tile) -> None:
         """s_p becomes n_p m_p."""

@@ -1,7 +1,8 @@
 """What the gradient agreement refuses, each in one sentence."""
 
 from hpcsgd.agreement.by_leaders import check_groups
-from hpcsgd.agreement.kinds import OWN_STEPS, takes_gradients
+from hpcsgd.agreement.kinds import takes_gradients
+from hpcsgd.assembly.kind_checks import Wrong, check_asynchronous, of_kinds
 from hpcsgd.codecs import get_codec
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
@@ -11,22 +12,22 @@ from hpcsgd.products import RECURS
 from hpcsgd.updates import ADAPTIVE
 
 UPDATES = ("sgd", "momentum", "nesterov", "nesterov-classic", *ADAPTIVE)
-NEVER_ONE = (
-    "never has all replicas agree before the end, and [average] takes means of iterates"
-    " that they agree on; set average.kind=none"
-)
-Wrong = tuple[bool, str]  # whether it is, and the sentence
 
 
 def check(config: RunConfig, precision: Precision) -> None:
     """Refuse what replicas could not agree on the gradient of."""
-    get_codec(config.agreement.codec)
+    codec = config.agreement.codec
+    get_codec(codec)
     if not takes_gradients(config.agreement.kind):
         _check_unused(config)
         return
-    wrong = *_of_settings(config), *_of_formats(precision), *_of_kinds(config)
     check_groups(config.agreement.hierarchical)
-    for is_wrong, why in wrong:
+    of_kind = of_kinds(config, precision)
+    for is_wrong, why in (
+        *_of_settings(config),
+        *_of_formats(precision, codec),
+        *of_kind,
+    ):
         if is_wrong:
             raise ConfigError(f"[agreement] kind = {config.agreement.kind!r} {why}")
 
@@ -55,14 +56,19 @@ def _of_settings(config: RunConfig) -> tuple[Wrong, ...]:
             "is not built for GPUs yet; use --device cpu, or --agreement average",
         ),
         (
-            how != "none",
-            f"does not clip and [update] clip = {how!r}; use --set update.clip=none,"
-            " or a lower --rate",
+            how != "none" and config.update.clip_over != "step",
+            "has one step an exchange, and [update] clip_over = 'exchange' is for more;"
+            " leave it out",
         ),
         (
             config.update.kind not in UPDATES,
             f"steps by one gradient and [update] kind = {config.update.kind!r} does"
             " not; use --update sgd, momentum or nesterov",
+        ),
+        (
+            config.update.bits == 8 and config.update.kind == "nesterov-classic",
+            "keeps momentum in 8 bits for --update momentum and nesterov; use one of"
+            " them, or update.bits = 32",
         ),
         (
             config.sweep.is_many,
@@ -75,52 +81,7 @@ def _of_settings(config: RunConfig) -> tuple[Wrong, ...]:
     )
 
 
-def _of_kinds(config: RunConfig) -> tuple[Wrong, ...]:
-    """What kinds of a method of their own ask for."""
-    asked, update = config.agreement, config.update.kind
-    replicas = config.grid.replicas
-    by_leaders = asked.hierarchical != "off"
-    encodes = asked.codec != "identity" or config.codec.feedback == "on"
-    return (
-        (
-            asked.kind in OWN_STEPS and encodes,
-            "tells weights, and codecs are for gradients; leave agreement.codec and"
-            " codec.feedback out, or use --agreement decentralized-low",
-        ),
-        (
-            asked.kind == "decentralized"
-            and asked.peers == "shift_one"
-            and replicas % 2 == 1,
-            f"with peers = 'shift_one' makes pairs, and {replicas} replicas leave one"
-            " over; use an even number of replicas, or agreement.peers=all",
-        ),
-        (
-            asked.kind in OWN_STEPS and by_leaders,
-            f"has no sums for leaders and hierarchical = {asked.hierarchical!r}; leave"
-            " it out, or use --agreement gradient",
-        ),
-        (
-            asked.kind in OWN_STEPS and _takes_tail(config),
-            NEVER_ONE,
-        ),
-        (
-            by_leaders and bool(config.run.emulate_members),
-            f"with hierarchical = {asked.hierarchical!r} has groups that"
-            " --emulate-members does not know; use agreement.hierarchical=off",
-        ),
-        (
-            asked.kind == "qadam" and update != "adam",
-            f"is Adam whose momentum travels, and [update] kind = {update!r} has none"
-            " of it; use --update adam",
-        ),
-    )
-
-
-def _takes_tail(config: RunConfig) -> bool:
-    return config.average.kind != "none" and config.grid.replicas > 1
-
-
-def _of_formats(precision: Precision) -> tuple[Wrong, ...]:
+def _of_formats(precision: Precision, codec: str) -> tuple[Wrong, ...]:
     residual = precision.residual
     return (
         (
@@ -129,18 +90,26 @@ def _of_formats(precision: Precision) -> tuple[Wrong, ...]:
             " too narrow; use --set precision.weights=fp32",
         ),
         (
-            get_format(residual).wants_scale,
-            f"cannot leave a step out on one replica alone, as residuals in {residual}"
-            " ask for; use --set precision.residual=fp32",
+            get_format(residual).wants_scale and codec != "identity",
+            f"leaves a step out where residuals in {residual} overflow, of which"
+            f" codec = {codec!r} would have sent a part; use codec = 'identity', or"
+            " --set precision.residual=fp32",
         ),
     )
 
 
 def _check_unused(config: RunConfig) -> None:
     """Settings of gradients that would do nothing are a misunderstanding."""
-    agreement = config.agreement
+    agreement, shapes = config.agreement, config.update.shapes
+    if shapes:
+        value = getattr(config.update, shapes)
+        raise ConfigError(
+            f"[update] {shapes} = {value!r} works on gradients that replicas agree on,"
+            f" and [agreement] kind = {agreement.kind!r} has none; use --agreement"
+            " gradient, or leave it out"
+        )
     if agreement.kind == "async-average":
-        _check_asynchronous(config)
+        check_asynchronous(config)
     if config.update.kind in ADAPTIVE:
         raise ConfigError(
             f"--update {config.update.kind} needs the gradient of every step, and"
@@ -156,27 +125,3 @@ def _check_unused(config: RunConfig) -> None:
             f" = {agreement.kind!r} sends none; use --agreement gradient, or leave it"
             " out"
         )
-
-
-def _check_asynchronous(config: RunConfig) -> None:
-    """One average at a time, of what is on the host and belongs to steps alone."""
-    delay, period = config.agreement.delay, config.schedule.period
-    for is_wrong, why in (
-        (
-            delay > period,
-            f"sends one average at a time: [agreement] delay = {delay} must be at most"
-            f" [schedule] period = {period}; use a longer --period",
-        ),
-        (
-            config.run.device == "cuda",
-            "is not built for GPUs yet; use --device cpu, or --agreement average",
-        ),
-        (
-            config.update.kind == "svrg",
-            "moves what all agreed on a while ago, and svrg takes snapshots of what"
-            " they agree on now; use --agreement average",
-        ),
-        (_takes_tail(config), NEVER_ONE),
-    ):
-        if is_wrong:
-            raise ConfigError(f"[agreement] kind = 'async-average' {why}")

@@ -15,7 +15,7 @@ from hpcsgd.codecs.accordion_settings import ON
 from hpcsgd.codecs.settings import DENSE, FEEDBACKS, NORMS
 from hpcsgd.comm import COMMUNICATORS
 from hpcsgd.config import RunConfig
-from hpcsgd.formats import FORMATS
+from hpcsgd.formats import formats_of
 from hpcsgd.precision import FIELDS, ROUNDINGS, SCALES, Precision
 from hpcsgd.problem import PLACES
 from hpcsgd.products.clip import OVERS, WAYS
@@ -37,7 +37,7 @@ CHOICES: dict[str, list[str]] = {
     "update.clip_over": list(OVERS),
     "precision.scale": list(SCALES),
     "precision.rounding": list(ROUNDINGS),
-    **{f"precision.{name}": list(FORMATS) for name in FIELDS},
+    **{f"precision.{name}": formats_of(name) for name in FIELDS},
 }
 
 

@@ -547,6 +547,9 @@ REFUSED = [
     ("async", 4, {"agreement": {"hierarchical": "2"}}, "use --agreement gradient"),
     ("async", 4, {"average": {"kind": "tail"}}, "set average.kind=none"),
     ("low", 4, {"average": {"kind": "tail"}}, "set average.kind=none"),
+    ("all", 4, {"update": {"clip": "norm"}}, "on which .update. clip works"),
+    ("qadam", 4, {"update": {"bits": 8}}, "on which .update. bits works"),
+    ("low", 4, {"precision": {"residual": "fp16"}}, "precision.residual=fp32"),
 ]
 
 

@@ -58,6 +58,11 @@ METHODS = {
     "amq": ddp("amq", "as nuqsgd, with powers of a number that follows them"),
     "powersgd": ddp("powersgd", "matrices of low rank, with error feedback"),
     "accordion": ddp("accordion", "powersgd of more ranks while gradients change"),
+    "accordion-batch": Method(
+        "batches that grow where gradients have settled",
+        {"agreement.kind": "growing", "schedule.steps": 1},
+        {"agreement.accumulate": 4},
+    ),
     "local": averaged("average", "weights are averaged every --period exchanges"),
     "postlocal": averaged("postlocal", "after every exchange at first, then as local"),
     "hierarchical": averaged("hierarchical", "nested groups average in their periods"),

@@ -19,7 +19,11 @@ def check(config: RunConfig, precision: Precision) -> None:
     if not takes_gradients(config.agreement.kind):
         _check_unused(config)
         return
-    for is_wrong, why in (*_of_settings(config), *_of_formats(precision)):
+    for is_wrong, why in (
+        *_of_settings(config),
+        *_of_growth(config),
+        *_of_formats(precision),
+    ):
         if is_wrong:
             raise ConfigError(f"[agreement] kind = {config.agreement.kind!r} {why}")
 
@@ -64,6 +68,16 @@ def _of_settings(config: RunConfig) -> tuple[Wrong, ...]:
         (
             not config.problem.is_smooth,
             "does not know l1 and bounds; use --agreement average, or leave them out",
+        ),
+    )
+
+
+def _of_growth(config: RunConfig) -> tuple[Wrong, ...]:
+    grows, times = config.agreement.kind == "growing", config.agreement.accumulate
+    return (
+        (
+            grows and times == 1,
+            "makes batches grow agreement.accumulate times, which is 1; 4 is usual",
         ),
     )
 

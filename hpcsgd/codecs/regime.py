@@ -15,6 +15,7 @@ from hpcsgd.codecs.base import Moment
 
 Array = NDArray[Any]
 NORM, LOW, EPOCH, RATE, LOWS, HIGHS = range(6)
+FIRST = np.array([0.0, 1.0, -1.0, 0.0, 0.0, 0.0])
 MODE_BYTES = 4  # of the message that says what holds from now on
 
 
@@ -33,7 +34,7 @@ class Regime:
     def __init__(self, total: Array, eta: float, interval: int) -> None:
         self.total = total  # G so far
         self.eta, self.interval = eta, interval
-        self.record = np.array([0.0, 1.0, -1.0, 0.0, 0.0, 0.0])
+        self.record: Array = FIRST.copy()
 
     @property
     def is_low(self) -> bool:

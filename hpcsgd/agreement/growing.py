@@ -126,7 +126,7 @@ class Growing(Gradient):
     def _look(self, exchanges: int) -> None:
         """What rank 0 makes of |G|², which members sum."""
         regime, moment = self.regime, self.steps.moment(exchanges)
-        square = float(self._total(np.array([regime.square()]))[0])
+        square = float(self._total(np.array([regime.take_square()]))[0])
         small = regime.is_low and regime.verdict(moment, square)
         mode = np.array([small], dtype=np.int32)
         self.grid.world.broadcast(mode, 0, PURPOSE)

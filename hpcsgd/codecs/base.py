@@ -151,6 +151,9 @@ class Codec(ABC):
         """One that takes what it needs of the settings."""
         return cls(bucket, config)
 
+    def see(self, part: Array, moment: Moment) -> None:  # noqa: B027
+        """What is asked for, before anything that was kept is added to it."""
+
     @abstractmethod
     def start(self, part: Array, line: Line, moment: Moment) -> Finish:
         """Begin an exchange; `part` (flat) belongs to it until the finish."""

@@ -28,7 +28,7 @@ def modes_of(norms, eta, interval=1, rates=None):
         for exchange in range(3):
             moment = Moment(3 * epoch + exchange, epoch, rates[epoch], 0.0)
             if regime.is_due(moment):
-                square = regime.square()
+                square = regime.take_square()
                 regime.turn(regime.verdict(moment, square), moment, square)
             if regime.watches(moment):
                 total += norm / 3 / 2
@@ -124,9 +124,9 @@ def modes_on(world, parts, norms):
     codec = opened("accordion", {**RANKS, "accordion": {"interval": 1, "eta": 0.25}})
     inner, line, seen = codec.codec, ReplicaLine(world), []
     for number, norm in enumerate(norms):
+        inner.regime.total[...] = 0
         inner.regime.total[0] = norm[min(world.rank, 1)]
         codec.start(parts[world.rank].copy(), line, Moment(number, number, 1, 1))()
-        inner.regime.total[...] = 0
         seen.append(inner.regime.is_low)
     return seen
 
@@ -149,7 +149,7 @@ def modes_of_words(norms, who):
         moment = Moment(number, number, 1, 1)
         regime.total[0] = norm[who]
         if regime.is_due(moment):
-            square = regime.square()
+            square = regime.take_square()
             regime.turn(regime.verdict(moment, square), moment, square)
         regime.count(moment)
         seen.append(regime.is_low)

@@ -1,4 +1,4 @@
-"""Batches that grow: exactly the steps of larger batches, at the rate that they have."""
+"""Batches that grow: exactly the steps of larger batches, at A times the rate."""
 
 from math import inf
 

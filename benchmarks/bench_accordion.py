@@ -90,11 +90,7 @@ def main():
     stops = [asked.epochs // k for k in (8, 4, 2, 1)]
     print(f"{'':24}" + "".join(f"{f'{e} epochs':>26}" for e in stops))
     for name, of in ways(asked.eta, asked.interval).items():
-        found = [run(data, epochs, asked.rate, *of) for epochs in stops]
-        print(
-            f"{name:24}"
-            + "".join(f"{g:12.1e} {b:6.3f}MB {s:5.2f}" for g, b, s in found)
-        )
+        say(name, [run(data, epochs, asked.rate, *of) for epochs in stops])
     turned = {"eta": asked.eta, "interval": asked.interval}
     for kind, times in (("gradient", 1), ("gradient", 4), ("growing", 4)):
         rate = asked.rate * (times if kind == "gradient" else 1)
@@ -102,11 +98,13 @@ def main():
             run(data, e, rate, "identity", {}, turned, kind=kind, accumulate=times)
             for e in stops
         ]
-        name = f"{kind} batch x {times}"
-        print(
-            f"{name:24}"
-            + "".join(f"{g:12.1e} {b:6.3f}MB {s:5.2f}" for g, b, s in found)
-        )
+        say(f"{kind} batch x {times}", found)
+
+
+def say(name, found):
+    """One line."""
+    cells = (f"{gap:12.1e} {sent:6.3f}MB {low:5.2f}" for gap, sent, low in found)
+    print(f"{name:24}" + "".join(cells))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ class AccordionConfig:
     low: str = ""  # its settings while gradients change, as "rank=2"; none = usual ones
     high: str = ""  # and while they do not, as "rank=1, min_rate=0"
     eta: float = 0.25  # change of the norm that is critical; larger = saves more
-    interval: int = 10  # epochs from one look to the next
+    interval: int = 1  # epochs from one look to the next; larger = turns later
     scale_rate: bool = True  # with the batch (agreement growing)
 
     def __post_init__(self) -> None:

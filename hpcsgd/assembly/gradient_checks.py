@@ -10,6 +10,7 @@ from hpcsgd.products import RECURS
 from hpcsgd.updates import ADAPTIVE
 
 UPDATES = ("sgd", "momentum", "nesterov", "nesterov-classic", *ADAPTIVE)
+MOMENTA = ("momentum", "nesterov", "nesterov-classic", "adam")
 Wrong = tuple[bool, str]  # whether it is, and the sentence
 
 
@@ -21,7 +22,7 @@ def check(config: RunConfig, precision: Precision) -> None:
         return
     for is_wrong, why in (
         *_of_settings(config),
-        *_of_growth(config),
+        *_of_codec(config),
         *_of_formats(precision),
     ):
         if is_wrong:
@@ -72,9 +73,16 @@ def _of_settings(config: RunConfig) -> tuple[Wrong, ...]:
     )
 
 
-def _of_growth(config: RunConfig) -> tuple[Wrong, ...]:
+def _of_codec(config: RunConfig) -> tuple[Wrong, ...]:
     grows, times = config.agreement.kind == "growing", config.agreement.accumulate
+    codec, kind = config.agreement.codec, config.update.kind
+    wrapped = config.accordion.codec if codec == "accordion" else codec
     return (
+        (
+            wrapped == "dgc" and config.codec.momentum > 0 and kind in MOMENTA,
+            f"has momentum in codec dgc already and [update] kind = {kind!r} takes it"
+            " of that again; use --update sgd, or codec.momentum = 0",
+        ),
         (
             grows and times == 1,
             "makes batches grow agreement.accumulate times, which is 1; 4 is usual",

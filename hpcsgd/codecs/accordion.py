@@ -18,14 +18,14 @@ from hpcsgd.codecs.accordion_settings import AccordionConfig
 from hpcsgd.codecs.base import Array, Bucket, Codec, Finish, Line, Moment, Told
 from hpcsgd.codecs.regime import HIGHS, LOWS, MODE_BYTES, Regime
 from hpcsgd.codecs.settings import CodecConfig
-from hpcsgd.errors import ConfigError
 
-NAME = "accordion"
 TOTAL = "accumulated"  # the name of G among what is saved
 
 
 class Accordion(Codec):
     """Two codecs of one kind, of which one is in force."""
+
+    remembers = (TOTAL,)
 
     def __init__(
         self,
@@ -35,10 +35,6 @@ class Accordion(Codec):
     ) -> None:
         super().__init__(bucket, config)
         asked = settings or AccordionConfig()
-        if asked.codec == NAME:
-            raise ConfigError(
-                "[accordion] codec = 'accordion' turns itself; use powersgd or topk"
-            )
         # Arrays by name are one for both: what one has gathered the other sends.
         shared = replace(bucket, room=_once(bucket.remember))
         kind = get_codec(asked.codec)

@@ -32,6 +32,10 @@ class AccordionConfig:
     scale_rate: bool = True  # with the batch (agreement growing)
 
     def __post_init__(self) -> None:
+        if self.codec == "accordion":
+            raise ConfigError(
+                "[accordion] codec = 'accordion' turns itself; use powersgd or topk"
+            )
         if not self.eta >= 0.0:
             raise ConfigError(
                 f"[accordion] eta = {self.eta!r} must be at least 0; 0.25 is usual"

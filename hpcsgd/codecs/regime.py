@@ -15,6 +15,7 @@ from hpcsgd.codecs.base import Moment
 
 Array = NDArray[Any]
 NORM, LOW, EPOCH, RATE, LOWS, HIGHS = range(6)
+# G, whether compression is low, the epoch that is summed, the rate then, exchanges.
 FIRST = np.array([0.0, 1.0, -1.0, 0.0, 0.0, 0.0])
 MODE_BYTES = 4  # of the message that says what holds from now on
 

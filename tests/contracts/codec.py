@@ -142,6 +142,7 @@ ROWS = {
     ),
 }
 NAMES = list(CODECS)
+SPREADING = "sign", "powersgd", "accordion"  # zeros among others become something
 L2 = 0.05
 WORDS = 37, 101  # neither divides by 2, 3, 4, 7 or 8
 DRAWS, COORDINATES, COPIES = 20_000, 400, 50
@@ -331,6 +332,38 @@ def takes_any_part(name, row):
                     assert told.mean.shape == (words,)
 
 
+def passes_on_what_is_no_number(name, row, exchanges=200):
+    """One bad word of one replica, once: soon everybody has it, and none waits."""
+    for bad in (np.nan, np.inf):
+
+        def on_rank(world, bad=bad):
+            line, codec = ReplicaLine(world), opened(name, row.rough)
+            with np.errstate(all="ignore"):
+                for moment in moments(exchanges):
+                    part = np.ones(37)
+                    if world.rank == 1 and moment.number == 0:
+                        part[5] = bad
+                    told = codec.start(part, line, moment)()
+                    if not np.isfinite(told.mean).all():
+                        return moment.number
+            return None
+
+        seen = run_ranks(3, on_rank)
+        assert seen[0] is not None and len(set(seen)) == 1, seen
+
+
+def says_no_more_than_there_is(name, row):
+    """Fewer words than it may send: none of the others becomes anything."""
+    for ranks in (2, 3):
+        lone = np.zeros((ranks, 37))
+        lone[:, 11] = 0.5
+        for told, _, _ in exchange(ranks, name, row.rough, lone):
+            others = np.delete(told.mean, 11)
+            assert np.isfinite(told.mean).all()
+            if name not in SPREADING:
+                assert (others == 0.0).all()
+
+
 def draws_by_seed_and_exchange(name, row):
     """Twice the same bits; what has dice throws them anew in every exchange."""
     parts = parts_of(101, 3)
@@ -345,6 +378,8 @@ BUCKET_LAWS = [
     keeps_what_it_has_not_sent,
     sends_the_bytes_of_its_formula,
     takes_any_part,
+    passes_on_what_is_no_number,
+    says_no_more_than_there_is,
     draws_by_seed_and_exchange,
 ]
 
@@ -448,6 +483,24 @@ def ends_as_diverged(name, row):
     assert {r.status.value for r in results} == {"diverged"}
 
 
+def stands_at_the_edges(name, row):
+    """No gradient at all; one column; rows that lie column by column."""
+    problem = make_problem("gaussian")
+    config = coded(problem, name, 3, codec=row.rough, problem={"intercept": False})
+
+    def weights_of(X, y):
+        results = run_ranks(3, lambda world: train(config, X=X, y=y, world=world))
+        assert {r.status.value for r in results} == {"completed"}
+        assert len({r.weights_sha256 for r in results}) == 1
+        return np.asarray(results[0].weights)
+
+    assert not weights_of(problem.X, np.zeros_like(problem.y)).any()
+    assert weights_of(problem.X[:, :1], problem.y).any()
+    rows = weights_of(np.ascontiguousarray(problem.X), problem.y)
+    columns = weights_of(np.asfortranarray(problem.X), problem.y)
+    assert rows.tobytes() == columns.tobytes()
+
+
 @lru_cache(maxsize=1)
 def heterogeneous():
     """Logistic rows sorted by margin, the worst of shards; the least objective; L."""
@@ -527,4 +580,5 @@ RUN_LAWS = [
     agrees_on_every_grid,
     says_the_bytes_of_a_run,
     ends_as_diverged,
+    stands_at_the_edges,
 ]

@@ -110,10 +110,11 @@ def test_the_rate_stays_where_it_is_told_to():
     assert relative_error(result, expected(config, problem, 2, 2)) > 1e-6
 
 
-def test_nothing_is_settled_enough_for_eta_zero():
-    """Always small: the gradient agreement, to the bit."""
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_nothing_is_settled_enough_for_eta_zero(kind):
+    """Always small: the gradient agreement, to the bit; adam counts its steps."""
     problem = make_problem("softmax")
-    config = growing(problem, 3, eta=0.0)
+    config = growing(problem, 3, eta=0.0, update={"kind": kind})
     tables = config.tables()
     tables["agreement"] |= {"kind": "gradient", "accumulate": 1}
     plain = train_on(3, RunConfig.parse(tables), problem)

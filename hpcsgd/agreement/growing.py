@@ -111,11 +111,20 @@ class Growing(Gradient):
         self._step_in += 1
         self.regime.count(self._moment)
 
-    def _receive(self, tile: Tile) -> float:
-        factor = super()._receive(tile)
+    def _take(self, state: State, tile: Tile, factor: float, task: Task | None) -> None:
+        if not self.means.shapers:
+            self._watch(tile, factor)
+        super()._take(state, tile, factor, task)
+
+    def _shape(self, counts: bool) -> None:
+        for tile in self.buffer if counts else ():
+            self._watch(tile, 1.0)
+        super()._shape(counts)
+
+    def _watch(self, tile: Tile, factor: float) -> None:
+        """Sum the gradients that steps are taken by, before they are shaped."""
         if self.regime.watches(self._moment):
             self.regime.total[tile.columns] += factor * tile.gradient
-        return factor
 
     def _steps_of(self, number: int) -> int:
         """Of all replicas, in this exchange."""

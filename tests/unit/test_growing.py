@@ -221,3 +221,19 @@ def test_no_formula_of_a_study_holds():
 
     problem = make_problem("logistic")
     assert expected_traffic(train_on(2, growing(problem, 2), problem).as_dict()) is None
+
+
+@pytest.mark.parametrize("scales", [True, False])
+def test_a_rate_from_the_data_is_that_of_the_largest_batch(scales):
+    """A times it is what one agreement would have found: not beyond 2/L."""
+    problem = make_problem("logistic")
+    asked = {"eta": inf, "interval": 1, "scale_rate": scales}
+    found = []
+    for kind in ("growing", "gradient"):
+        config = growing(problem, 2, accordion=asked)
+        tables = config.tables()
+        tables["agreement"]["kind"] = kind
+        tables["rate"]["value"] = "auto"
+        result = train_on(2, RunConfig.parse(tables), problem)
+        found.append(result.config["rate"]["value"])
+    assert found[1] / found[0] == pytest.approx(TIMES if scales else 1, rel=1e-2)

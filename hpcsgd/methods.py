@@ -83,6 +83,11 @@ METHODS = {
     "async-average": averaged(
         "async-average", "as local, and averages travel while replicas go on"
     ),
+    "accordion-batch": Method(
+        "batches that grow where gradients have settled",
+        {"agreement.kind": "growing", "schedule.steps": 1},
+        {"agreement.accumulate": 4},
+    ),
     "local": averaged("average", "weights are averaged every --period exchanges"),
     "postlocal": averaged("postlocal", "after every exchange at first, then as local"),
     "hierarchical": averaged("hierarchical", "nested groups average in their periods"),

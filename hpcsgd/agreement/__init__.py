@@ -7,6 +7,7 @@ from hpcsgd.agreement.decentralised import Decentralised
 from hpcsgd.agreement.decentralised_low import LowPrecision
 from hpcsgd.agreement.fedavg import FedAvg
 from hpcsgd.agreement.gradient import Gradient
+from hpcsgd.agreement.growing import Growing
 from hpcsgd.agreement.hierarchical import Hierarchical
 from hpcsgd.agreement.none import NoAgreement
 from hpcsgd.agreement.postlocal import PostLocal
@@ -18,6 +19,7 @@ AGREEMENTS: dict[str, type[Agreement]] = {
     "none": NoAgreement,
     "average": Average,
     "gradient": Gradient,
+    "growing": Growing,
     "postlocal": PostLocal,
     "hierarchical": Hierarchical,
     "fedavg": FedAvg,
@@ -37,6 +39,7 @@ __all__ = [
     "Decentralised",
     "FedAvg",
     "Gradient",
+    "Growing",
     "Hierarchical",
     "LowPrecision",
     "NoAgreement",

@@ -1,6 +1,6 @@
 """Which agreements are about gradients, and which about weights."""
 
-GRADIENTS = ("gradient", "decentralized", "decentralized-low", "qadam")
+GRADIENTS = ("gradient", "growing", "decentralized", "decentralized-low", "qadam")
 # Their replicas step by their own gradients, and tell each other of weights.
 OWN_STEPS = ("decentralized", "decentralized-low")
 

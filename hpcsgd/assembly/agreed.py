@@ -7,6 +7,7 @@ from hpcsgd.agreement.by_leaders import ByLeaders, open_groups
 from hpcsgd.agreement.decentralised import Decentralised
 from hpcsgd.agreement.decentralised_low import LowPrecision
 from hpcsgd.agreement.gradient import Gradient, Means
+from hpcsgd.agreement.growing import Growing
 from hpcsgd.agreement.kinds import takes_gradients
 from hpcsgd.agreement.qadam import QAdam
 from hpcsgd.agreement.replica_check import ReplicaCheck
@@ -22,7 +23,8 @@ from hpcsgd.codecs import Bucket, Codec, make_codec
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
-from hpcsgd.data.partition import lengths
+from hpcsgd.data.partition import lengths, split_range
+from hpcsgd.data.sampling import plan_groups
 from hpcsgd.load import Loaded
 from hpcsgd.products.base import Array, State, Task
 from hpcsgd.rates import make_rate
@@ -30,6 +32,7 @@ from hpcsgd.updates import make_rule
 
 KINDS: dict[str, type[Gradient]] = {
     "gradient": Gradient,
+    "growing": Growing,
     "decentralized": Decentralised,
     "decentralized-low": LowPrecision,
     "qadam": QAdam,
@@ -75,10 +78,19 @@ def make_gradient(
         check=ReplicaCheck(grid.replicas, config.run.check_members),
         settings=config.agreement,
         rows=lengths(shard.total_rows, grid.replicas.size),
+        accordion=config.accordion,
+        batches=_batches(config, loaded, grid),
         loss_scale=_loss_scale(task.backend),
         shapers=make_shapers(config, shard.total_columns, task.columns),
     )
     return KINDS[words.agreement](grid, shard.height / shard.total_rows, means)
+
+
+def _batches(config: RunConfig, loaded: Loaded, grid: Grid) -> tuple[int, ...]:
+    """Of the largest replica, in each exchange of an epoch."""
+    rows = split_range(loaded.shard.total_rows, grid.replicas.size, 0).stop
+    batch, together = config.schedule.batch, config.agreement.accumulate
+    return tuple(len(sizes) for sizes in plan_groups(rows, batch, together))
 
 
 def _loss_scale(backend: Backend) -> LossScale | None:

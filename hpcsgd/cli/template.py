@@ -11,7 +11,6 @@ from hpcsgd.agreement import BUFFERS
 from hpcsgd.agreement.settings import PEERS
 from hpcsgd.agreement.slowmo import BASES
 from hpcsgd.cli.flags import FLAGS, SWITCHES
-from hpcsgd.codecs.accordion_settings import ON
 from hpcsgd.codecs.settings import DENSE, FEEDBACKS, NORMS
 from hpcsgd.comm import COMMUNICATORS
 from hpcsgd.config import RunConfig
@@ -31,7 +30,6 @@ CHOICES: dict[str, list[str]] = {
     "codec.feedback": list(FEEDBACKS),
     "codec.dense": list(DENSE),
     "codec.norm": list(NORMS),
-    "accordion.on": list(ON),
     "problem.l1_at": list(PLACES),
     "update.clip": list(WAYS),
     "update.clip_over": list(OVERS),

@@ -1,10 +1,10 @@
 """Accordion: a codec that saves little while gradients change, and much while not.
 
 Wraps any codec (arXiv 2010.16248): `low` are its settings in critical regimes, `high`
-else. Replica 0 decides for every bucket, and tells the others in 4 bytes: sums of MPI
-need not give all ranks the same bits, and replicas in different modes would not
-understand each other. Error feedback lies around both, so what was lost in one mode is
-made good in the other.
+else. Replica 0 decides for every bucket by the gradients of its own rows, and tells the
+others in 4 bytes. They are those that it asks to be sent: what came of them depends on
+the mode, which would turn because it turned. Error feedback lies around both, so what
+was lost in one mode is made good in the other.
 """
 
 from collections.abc import Callable
@@ -18,14 +18,14 @@ from hpcsgd.codecs.accordion_settings import AccordionConfig
 from hpcsgd.codecs.base import Array, Bucket, Codec, Finish, Line, Moment, Told
 from hpcsgd.codecs.regime import HIGHS, LOWS, MODE_BYTES, Regime
 from hpcsgd.codecs.settings import CodecConfig
-from hpcsgd.errors import ConfigError
 
-NAME = "accordion"
 TOTAL = "accumulated"  # the name of G among what is saved
 
 
 class Accordion(Codec):
     """Two codecs of one kind, of which one is in force."""
+
+    remembers = (TOTAL,)
 
     def __init__(
         self,
@@ -35,10 +35,6 @@ class Accordion(Codec):
     ) -> None:
         super().__init__(bucket, config)
         asked = settings or AccordionConfig()
-        if asked.codec == NAME:
-            raise ConfigError(
-                "[accordion] codec = 'accordion' turns itself; use powersgd or topk"
-            )
         # Arrays by name are one for both: what one has gathered the other sends.
         shared = replace(bucket, room=_once(bucket.remember))
         kind = get_codec(asked.codec)
@@ -51,6 +47,7 @@ class Accordion(Codec):
         total = bucket.remember(TOTAL)
         self.regime = Regime(total, asked.eta, asked.interval)
         self.kept["regime"] = self.regime.record
+        self._square = 0.0  # |G|² of the epoch that is over
         for name, codec in zip(("low", "high"), both, strict=True):
             self.kept |= {f"{name}_{key}": kept for key, kept in codec.kept.items()}
 
@@ -61,8 +58,18 @@ class Accordion(Codec):
         """As [accordion] has it."""
         return cls(bucket, config, accordion)
 
+    def see(self, part: Array, moment: Moment) -> None:
+        """Sum the gradients of an epoch, which another mode would not change."""
+        if self.regime.is_due(moment):
+            self._square = self.regime.take_square()
+        if self.regime.watches(moment):
+            unit = moment.rate if self.in_steps else 1.0
+            self.regime.total += part / (unit or 1.0)  # a rate of zero asks for nothing
+
     def start(self, part: Array, line: Line, moment: Moment) -> Finish:
-        """Decide where that is due, then as the codec in force; sum what came of it."""
+        """Decide where that is due, then as the codec in force."""
+        if not self.in_steps:
+            self.see(part, moment)
         ahead = self._decide(line, moment) if self.regime.is_due(moment) else 0
         codec = self._in_force
         codec.needs_own = self.needs_own
@@ -70,10 +77,6 @@ class Accordion(Codec):
 
         def note() -> Told:
             told = finish()
-            if self.regime.watches(moment):
-                unit = moment.rate if self.in_steps else 1.0
-                # A rate of zero asks for nothing, and nothing came.
-                self.regime.total += told.mean / (unit or 1.0)
             self.regime.count(moment)
             return replace(told, payload=told.payload + ahead)
 
@@ -104,7 +107,7 @@ class Accordion(Codec):
 
     def _decide(self, line: Line, moment: Moment) -> int:
         """Replica 0 does; the bytes that it took."""
-        square, before = self.regime.square(), self._in_force
+        square, before = self._square, self._in_force
         mode = np.array([self.regime.verdict(moment, square)], dtype=np.int32)
         line.broadcast(mode)
         self.regime.turn(bool(mode[0]), moment, square)

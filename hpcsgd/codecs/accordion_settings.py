@@ -7,7 +7,6 @@ from typing import Any
 from hpcsgd.codecs.settings import CodecConfig
 from hpcsgd.errors import ConfigError
 
-ON = ("codec", "batch")
 # codec -> [codec] settings of low and of high compression
 SETTINGS = {
     "powersgd": ("rank=2", "rank=1"),
@@ -25,17 +24,17 @@ BOTH = ("feedback",)  # settings that there is one of, whatever is turned
 class AccordionConfig:
     """Less is saved while gradients change, more while they do not."""
 
-    on: str = "codec"  # what turns: settings of a codec, or the batch (accumulate)
-    codec: str = "powersgd"  # codec: the one whose settings turn
+    codec: str = "powersgd"  # whose settings turn (codec accordion)
     low: str = ""  # its settings while gradients change, as "rank=2"; none = usual ones
     high: str = ""  # and while they do not, as "rank=1, min_rate=0"
     eta: float = 0.25  # change of the norm that is critical; larger = saves more
-    interval: int = 10  # epochs from one look to the next
+    interval: int = 1  # epochs from one look to the next; larger = turns later
+    scale_rate: bool = True  # with the batch (agreement growing)
 
     def __post_init__(self) -> None:
-        if self.on not in ON:
+        if self.codec == "accordion":
             raise ConfigError(
-                f"[accordion] on = {self.on!r} must be one of {', '.join(ON)}"
+                "[accordion] codec = 'accordion' turns itself; use powersgd or topk"
             )
         if not self.eta >= 0.0:
             raise ConfigError(

@@ -135,6 +135,8 @@ class Codec(ABC):
     # Of the mean, which is rounded once more on its way back; 0 where it is not.
     mean_roundoff: float = 0.0
     needs_own = False  # True: somebody reads `Told.own`; else it need not be made
+    # Names of arrays of all the bucket's words that it keeps (`Bucket.remember`).
+    remembers: tuple[str, ...] = ()
     in_steps = False  # True: parts are times the rate (error feedback)
 
     def __init__(self, bucket: Bucket, config: CodecConfig) -> None:
@@ -151,6 +153,9 @@ class Codec(ABC):
         """One that takes what it needs of the settings."""
         return cls(bucket, config)
 
+    def see(self, part: Array, moment: Moment) -> None:  # noqa: B027
+        """What is asked for, before anything that was kept is added to it."""
+
     @abstractmethod
     def start(self, part: Array, line: Line, moment: Moment) -> Finish:
         """Begin an exchange; `part` (flat) belongs to it until the finish."""
@@ -165,6 +170,11 @@ class Codec(ABC):
     @property
     def dense_exchanges(self) -> int:
         """How often all words went as they are, which were fewer bytes."""
+        return 0
+
+    @classmethod
+    def table_bytes(cls, bucket: Bucket, config: CodecConfig) -> int:
+        """Of what else it would keep, in `kept`."""
         return 0
 
     def facts(self) -> dict[str, int]:

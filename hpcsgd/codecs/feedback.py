@@ -30,6 +30,7 @@ class Feedback(Codec):
 
     def start(self, part: Array, line: Line, moment: Moment) -> Finish:
         """C(part + e); the error is what that left out."""
+        self.codec.see(part, moment)
         self.error += part
         part[...] = self.error
         finish = self.codec.start(part, line, moment)

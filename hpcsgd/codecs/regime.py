@@ -1,6 +1,6 @@
 """Critical regimes: whether gradients still change from one look to the next.
 
-ρ = | |G before| − |G now| | / |G before|,  G the sum of agreed gradients of an epoch
+ρ = | |G before| − |G now| | / |G before|,  G the sum of the gradients of an epoch
 
 Every `interval` epochs, after the first one on, one epoch is summed. It is critical
 where ρ ≥ η, where nothing was seen before, or where the rate has fallen since.
@@ -15,6 +15,8 @@ from hpcsgd.codecs.base import Moment
 
 Array = NDArray[Any]
 NORM, LOW, EPOCH, RATE, LOWS, HIGHS = range(6)
+# G, whether compression is low, the epoch that is summed, the rate then, exchanges.
+FIRST = np.array([0.0, 1.0, -1.0, 0.0, 0.0, 0.0])
 MODE_BYTES = 4  # of the message that says what holds from now on
 
 
@@ -33,7 +35,7 @@ class Regime:
     def __init__(self, total: Array, eta: float, interval: int) -> None:
         self.total = total  # G so far
         self.eta, self.interval = eta, interval
-        self.record = np.array([0.0, 1.0, -1.0, 0.0, 0.0, 0.0])
+        self.record: Array = FIRST.copy()
 
     @property
     def is_low(self) -> bool:
@@ -49,14 +51,15 @@ class Regime:
         before, rate = float(self.record[NORM]), float(self.record[RATE])
         return is_critical(before, square**0.5, self.eta, rate, moment.rate)
 
-    def square(self) -> float:
-        """|G|² of what is held here."""
-        return float(np.sum(np.square(self.total, dtype=np.float64)))
+    def take_square(self) -> float:
+        """|G|² of what is held here, which begins anew."""
+        square = float(np.sum(np.square(self.total, dtype=np.float64)))
+        self.total[...] = 0.0
+        return square
 
     def turn(self, low: bool, moment: Moment, square: float) -> None:
         """From now on."""
         self.record[[NORM, LOW, EPOCH, RATE]] = square**0.5, low, -1.0, moment.rate
-        self.total[...] = 0.0
 
     def watches(self, moment: Moment) -> bool:
         """Whether gradients of this exchange are summed."""

@@ -105,6 +105,19 @@ def test_a_word_is_off_by_half_a_step_at_most(values):
     assert np.abs(back - pieces).max() <= 0.5 * step * (1 + 1e-12) + ends
 
 
+@pytest.mark.parametrize("ranks, words", [(3, 37), (4, 9), (7, 8)])
+def test_pads_widen_no_range(ranks, words):
+    """Every piece is off by half a step of what it holds, in both phases."""
+    parts = 5.0 + 1e-3 * parts_of(words, ranks)
+    each = -(-words // ranks)
+    for said, _ in two_phases(ranks, parts, Ranges()):
+        for first in range(0, words, each):
+            piece = slice(first, first + each)
+            step = np.ptp(parts[:, piece], axis=1).max() / 255
+            off = np.abs(said.mean[piece] - parts[:, piece].mean(axis=0)).max()
+            assert off <= step + 5.0 * 2.0**-21
+
+
 def test_zeros_among_others_stay_zero_and_a_row_is_its_own():
     pieces = np.array([[0.0, -3.0, 5.0], [0.0, 0.0, 1e-12]])
     back = Ranges().decode(Ranges().encode(pieces), 3)

@@ -15,54 +15,64 @@ Wrong = tuple[bool, str]  # whether it is, and the sentence
 
 
 def of_kinds(config: RunConfig, precision: Precision) -> tuple[Wrong, ...]:
-    """What kinds of a method of their own ask for."""
-    asked, update = config.agreement, config.update.kind
-    replicas = config.grid.replicas
-    by_leaders = asked.hierarchical != "off"
-    shapes = config.update.shapes or ("clip" if config.update.clip != "none" else "")
+    """What kinds of a way of their own ask for."""
+    asked, update = config.agreement, config.update
+    shapes = update.shapes or ("clip" if update.clip != "none" else "")
     scaled = get_format(precision.residual).wants_scale
-    encodes = asked.codec != "identity" or config.codec.feedback == "on"
+    is_other = asked.kind in (*OWN_STEPS, QADAM)
     return (
+        *_of_own_steps(config),
+        *_of_leaders(config),
         (
-            asked.kind in OWN_STEPS and encodes,
-            "tells weights, and codecs are for gradients; leave agreement.codec and"
-            " codec.feedback out, or use --agreement decentralized-low",
-        ),
-        (
-            asked.kind == "decentralized"
-            and asked.peers == "shift_one"
-            and replicas % 2 == 1,
-            f"with peers = 'shift_one' makes pairs, and {replicas} replicas leave one"
-            " over; use an even number of replicas, or agreement.peers=all",
-        ),
-        (
-            asked.kind in OWN_STEPS and by_leaders,
-            f"has no sums for leaders and hierarchical = {asked.hierarchical!r}; leave"
-            " it out, or use --agreement gradient",
-        ),
-        (
-            asked.kind in (*OWN_STEPS, QADAM) and bool(shapes),
+            is_other and bool(shapes),
             f"tells of no mean gradient, on which [update] {shapes} works; use"
             " --agreement gradient, or leave it out",
         ),
         (
-            asked.kind in (*OWN_STEPS, QADAM) and scaled,
+            is_other and scaled,
             f"has no word beside what it tells in which residuals in"
             f" {precision.residual} could overflow; use --set precision.residual=fp32",
         ),
         (
-            asked.kind in OWN_STEPS and _takes_tail(config),
-            NEVER_ONE,
+            asked.kind == QADAM and update.kind != "adam",
+            f"is Adam whose momentum travels, and [update] kind = {update.kind!r} has"
+            " none of it; use --update adam",
+        ),
+    )
+
+
+def _of_own_steps(config: RunConfig) -> tuple[Wrong, ...]:
+    asked, replicas = config.agreement, config.grid.replicas
+    if asked.kind not in OWN_STEPS:
+        return ()
+    pairs = asked.kind == "decentralized" and asked.peers == "shift_one"
+    return (
+        (
+            asked.codec != "identity" or config.codec.feedback == "on",
+            "tells weights, and codecs are for gradients; leave agreement.codec and"
+            " codec.feedback out, or use --agreement decentralized-low",
         ),
         (
-            by_leaders and bool(config.run.emulate_members),
-            f"with hierarchical = {asked.hierarchical!r} has groups that"
-            " --emulate-members does not know; use agreement.hierarchical=off",
+            pairs and replicas % 2 == 1,
+            f"with peers = 'shift_one' makes pairs, and {replicas} replicas leave one"
+            " over; use an even number of replicas, or agreement.peers=all",
         ),
         (
-            asked.kind == QADAM and update != "adam",
-            f"is Adam whose momentum travels, and [update] kind = {update!r} has none"
-            " of it; use --update adam",
+            asked.hierarchical != "off",
+            f"has no sums for leaders and hierarchical = {asked.hierarchical!r}; leave"
+            " it out, or use --agreement gradient",
+        ),
+        (_takes_tail(config), NEVER_ONE),
+    )
+
+
+def _of_leaders(config: RunConfig) -> tuple[Wrong, ...]:
+    of = config.agreement.hierarchical
+    return (
+        (
+            of != "off" and bool(config.run.emulate_members),
+            f"with hierarchical = {of!r} has groups that --emulate-members does not"
+            " know; use agreement.hierarchical=off",
         ),
     )
 
@@ -88,6 +98,11 @@ def check_asynchronous(config: RunConfig) -> None:
             config.update.kind == "svrg",
             "moves what all agreed on a while ago, and svrg takes snapshots of what"
             " they agree on now; use --agreement average",
+        ),
+        (
+            bool(config.run.emulate_members),
+            "has a group of its own that --emulate-members does not know; use"
+            " --agreement average",
         ),
         (_takes_tail(config), NEVER_ONE),
     ):

@@ -576,3 +576,17 @@ def test_groups_of_leaders_are_named(of):
     problem = make_problem("logistic")
     with pytest.raises(ConfigError, match="off, node, rack, or how many"):
         train_on(2, agreed(problem, 2, agreement={"hierarchical": of}), problem)
+
+
+def test_one_of_many_is_timed_where_it_has_no_group_of_its_own():
+    """--emulate-members: what neighbours would say is what was told them."""
+    problem = make_problem("logistic")
+    for row in ("all", "pairs", "low"):
+        config = config_of(problem, row, 4, run={"emulate_members": 4})
+        assert train_on(1, config, problem).ledger["agreement"]["calls"]
+    config = config_of(problem, "async", 4, run={"emulate_members": 4})
+    with pytest.raises(ConfigError, match="--emulate-members does not know"):
+        train_on(1, config, problem)
+    own = {"agreement": {"hierarchical": "2"}, "run": {"emulate_members": 4}}
+    with pytest.raises(ConfigError, match="--emulate-members does not know"):
+        train_on(1, agreed(problem, 4, **own), problem)

@@ -22,6 +22,7 @@ def test_every_row_is_its_formula(comm):
             proxy = CountingComm(comm.Dup())
             world = MpiCommunicator(proxy)
             result = train(config, X=problem.X, y=problem.y, world=world)
+            world.close()
             assert relative_error(result, expected(config, problem, row)) < 1e-11, row
             assert len(set(comm.allgather(result.weights_sha256))) == 1, row
             if members == 1:
@@ -40,6 +41,7 @@ def test_leaders_speak_for_gradients(comm):
             config = agreed(problem, comm.size, agreement=own)
             world = MpiCommunicator(comm.Dup())
             result = train(config, X=problem.X, y=problem.y, world=world)
+            world.close()
             error = relative_error(result, union_oracle(config, problem))
             assert error < (1e-12 if codec == "identity" else 0.05), (of, codec)
             assert len(set(comm.allgather(result.weights_sha256))) == 1

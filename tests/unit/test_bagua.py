@@ -590,3 +590,51 @@ def test_one_of_many_is_timed_where_it_has_no_group_of_its_own():
     own = {"agreement": {"hierarchical": "2"}, "run": {"emulate_members": 4}}
     with pytest.raises(ConfigError, match="--emulate-members does not know"):
         train_on(1, agreed(problem, 4, **own), problem)
+
+
+# --------------------------------------------------------------------- overlap
+
+
+def told_of(monkeypatch, row, replicas=2):
+    """What replica 0 does in turn: s(cores), g(radient), p(ost), w(ait)."""
+    from hpcsgd.agreement.gradient import Gradient
+    from hpcsgd.agreement.overlap import Overlap
+
+    events = []
+
+    def note(kind, letter, name, who):
+        known = getattr(kind, name)
+
+        def noted(self, *args, **options):
+            if who(self) == 0:
+                events.append(letter)
+            return known(self, *args, **options)
+
+        monkeypatch.setattr(kind, name, noted)
+
+    def replica(agreement):
+        return agreement.grid.replica
+
+    note(Gradient, "s", "scores", replica)
+    note(Gradient, "g", "_add", replica)
+    note(Overlap, "p", "posting", lambda overlap: overlap.replicas.rank)
+    note(Overlap, "w", "waiting", lambda overlap: overlap.replicas.rank)
+    problem = make_problem("logistic", n=32)
+    config = config_of(problem, row, replicas, schedule={"epochs": 1})
+    exchanges = train_on(replicas, config, problem).exchanges
+    return "".join(events), exchanges
+
+
+@pytest.mark.parametrize(
+    "row, before, each, after",
+    [
+        ("all", "", "psgw", ""),  # behind scores and gradient
+        ("pairs", "", "psgw", ""),
+        ("low", "sgp", "sgwp", "w"),  # behind those of the next step
+    ],
+)
+def test_transfers_lie_behind_computing(row, before, each, after, monkeypatch):
+    """Posted before what they travel behind, and waited for after it."""
+    events, exchanges = told_of(monkeypatch, row)
+    times = exchanges - (row == "low")
+    assert events == before + each * times + after

@@ -111,6 +111,16 @@ class Gradient(Agreement):
         )
         self.sender = self.opener(state, self.buffer)
 
+    def plan(self, state: State) -> dict[str, str]:
+        """Buckets too, in the order in which they go."""
+        cuts = " ".join(f"{t.columns.start}:{t.columns.stop}" for t in self.buffer)
+        return {
+            **super().plan(state),
+            "buckets": cuts,
+            "codec": self.sender.codec,
+            "exchanges of an epoch": repr(self.steps.each),
+        }
+
     def begin(self, epoch: int, index: int, batches: int) -> None:
         """An exchange of so many batches, whose gradients are one message."""
         self._begin(epoch * self.steps.each + index)

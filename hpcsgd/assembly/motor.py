@@ -6,6 +6,8 @@ from typing import Any
 
 from hpcsgd.agreement import AGREEMENTS, Agreement, Terms
 from hpcsgd.assembly.feed import Feed
+from hpcsgd.assembly.gradient_checks import KIND as GRADIENT
+from hpcsgd.assembly.gradient_checks import UPDATES
 from hpcsgd.assembly.hooks import make_hooks
 from hpcsgd.assembly.proximal import penalty_of
 from hpcsgd.assembly.vocabulary import Vocabulary
@@ -266,8 +268,10 @@ def _recorder(parts: Parts, agreement: Agreement) -> Recorder:
     run, total = config.run, parts.feed.exchanges_per_epoch * config.schedule.epochs
     # A replay of plain SGD would not be the same.
     other = config.update.clip != "none" or config.update.kind == "svrg"
-    # Nor one of several models, nor on the rows of one replica of those that agree.
-    other |= parts.task.models is not None or parts.task.gradient is not None
+    # Nor one of several models, nor of agreed gradients that make other steps.
+    other |= parts.task.models is not None
+    if parts.task.gradient is not None:
+        other |= config.agreement.kind != GRADIENT or config.update.kind not in UPDATES
     if run.out is None or not run.record or grid.replica or other:
         return Recorder(frozenset())
     return Recorder(

@@ -39,6 +39,9 @@ class UpdateConfig:
 
     kind: str = "sgd"
     momentum: float = 0.9  # ignored by sgd
+    beta1: float = 0.9  # adam: of the mean of gradients
+    beta2: float = 0.999  # adam: of the mean of their squares
+    epsilon: float = 1e-08  # adam, adagrad: beside the root that steps are divided by
     snapshot: int = 1  # epochs between the full gradients of svrg
     clip: str = "none"  # gradients that are too large: by value, or in norm
     clip_at: float = 1.0  # the largest value, or norm
@@ -48,6 +51,15 @@ class UpdateConfig:
         if self.snapshot < 1:
             raise ConfigError(
                 f"[update] snapshot = {self.snapshot} must be at least 1; 1 is usual"
+            )
+        for name in ("beta1", "beta2"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ConfigError(
+                    f"[update] {name} = {getattr(self, name)!r} must lie in [0, 1)"
+                )
+        if not 0.0 < self.epsilon < float("inf"):
+            raise ConfigError(
+                f"[update] epsilon = {self.epsilon!r} must be above 0; 1e-8 is usual"
             )
 
 

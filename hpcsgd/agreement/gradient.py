@@ -18,50 +18,14 @@ from hpcsgd.agreement.base import Agreement
 from hpcsgd.agreement.buckets import Buffer, Tile
 from hpcsgd.agreement.replica_check import ReplicaCheck
 from hpcsgd.agreement.senders import Sender
+from hpcsgd.agreement.shaping import Shaper, Whole
+from hpcsgd.agreement.steps import Steps
 from hpcsgd.backends.base import Backend
 from hpcsgd.codecs import Moment
 from hpcsgd.comm.grid import Grid
 from hpcsgd.products.base import Array, Rows, State, Task
 from hpcsgd.schedule import blocks_of
-from hpcsgd.updates import LinearUpdate, Unrolled
-
-
-@dataclass(frozen=True)
-class Steps:
-    """The step that all replicas take in each exchange of a run."""
-
-    update: LinearUpdate
-    l2: float
-    rates: Callable[[int, int], Array]  # (first step, count) -> rates
-    each: int  # exchanges of an epoch, those of the largest replica
-
-    def moment(self, number: int) -> Moment:
-        """Exchange `number` of the run, from 0 on."""
-        now, then = self.rates(number, 2)
-        return Moment(number, number // self.each, float(now), float(then))
-
-    def take(self, weights: Array, gradient: Array, rate: float, factor: float) -> None:
-        """x ← M x + u ∇, where ∇ is `factor` times what `gradient` holds (destroyed).
-
-        `weights` are rows of the state, (columns, states · K).
-        """
-        carry = self.update.transition(rate, self.l2)
-        gain = self.update.gain(rate, 1) * factor
-        if self.update.states == 1:
-            weights *= float(carry[0, 0])
-            gradient *= gradient.dtype.type(gain[0])
-            weights += gradient
-            return
-        parts = weights.reshape(len(weights), len(carry), -1)
-        moved = np.einsum("pq,dqk->dpk", carry.astype(weights.dtype), parts)
-        moved += np.multiply.outer(gain, gradient).astype(weights.dtype).swapaxes(0, 1)
-        weights[...] = moved.reshape(weights.shape)
-
-    def take_intercept(self, intercept: Array, gradient: Array, rate: float) -> None:
-        """The same without the penalty, (states, K) and (K,)."""
-        free = self.update.transition(rate, 0.0)
-        push = np.multiply.outer(self.update.gain(rate, 1), gradient)
-        intercept[...] = free @ intercept + push
+from hpcsgd.updates import Unrolled
 
 
 class Opener(Protocol):
@@ -71,30 +35,34 @@ class Opener(Protocol):
         """What it keeps between exchanges goes into the state."""
 
 
+@dataclass(frozen=True)
+class Means:
+    """What a gradient agreement works with."""
+
+    steps: Steps
+    backend: Backend
+    columns: int  # K
+    held: slice  # of all columns, those of this member
+    buckets: Callable[[State], int]
+    opener: Opener
+    check: ReplicaCheck
+    settings: Any  # the section [agreement]
+    shapers: tuple[Shaper, ...] = ()
+
+
 class Gradient(Agreement):
     """Takes the gradient of every batch, and steps when all replicas have said theirs.
 
     As a `Taker` it is given residuals; the sums go into the buckets they travel in.
     """
 
-    def __init__(
-        self,
-        grid: Grid,
-        share: float,
-        steps: Steps,
-        backend: Backend,
-        columns: int,
-        buckets: Callable[[State], int],
-        opener: Opener,
-        check: ReplicaCheck,
-    ) -> None:
+    def __init__(self, grid: Grid, share: float, means: Means) -> None:
         super().__init__(grid, share, 1)
-        self.check = check
-        self.steps = steps
-        self.backend = backend
-        self.columns = columns  # K
-        self.buckets = buckets
-        self.opener = opener
+        self.means = means
+        self.check = means.check
+        self.steps = means.steps
+        self.backend = means.backend
+        self.columns = means.columns
         self._plans: dict[int, Any] = {}
         self._left = 0  # batches of this exchange that are still to come
         self._done = -1  # the last exchange that was taken
@@ -106,10 +74,11 @@ class Gradient(Agreement):
             len(state.weights),
             self.columns,
             state.weights.dtype,
-            self.buckets(state),
+            self.means.buckets(state),
             state.intercept is not None,
         )
-        self.sender = self.opener(state, self.buffer)
+        self.sender = self.means.opener(state, self.buffer)
+        self.steps.prepare(state, self.columns)
 
     def plan(self, state: State) -> dict[str, str]:
         """Buckets too, in the order in which they go."""
@@ -125,6 +94,12 @@ class Gradient(Agreement):
         """An exchange of so many batches, whose gradients are one message."""
         self._begin(epoch * self.steps.each + index)
         self._left = batches
+
+    def scores(
+        self, task: Task, state: State, rows: Rows, point: Array, out: Array
+    ) -> None:
+        """Every replica holds its weights."""
+        task.backend.scores(rows, point, out)
 
     def descend(
         self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
@@ -158,7 +133,8 @@ class Gradient(Agreement):
 
     def holds_one_state(self, state: State, exchanges: int) -> bool:
         """Always, but for what codecs keep."""
-        return self.grid.replicas.size == 1 or not state.memory
+        own = set(state.memory) - set(self.steps.rule.kept)
+        return self.grid.replicas.size == 1 or not own
 
     def agree(self, state: State, purpose: str) -> None:
         """They never disagree."""
@@ -193,19 +169,35 @@ class Gradient(Agreement):
         return self.backend.some_columns(rows, tile.columns)
 
     def _step(self, state: State, task: Task | None) -> None:
-        """Tile by tile, as they arrive."""
-        rate = self._moment.rate
+        """Tile by tile, as they arrive; all together where they are shaped first."""
+        if self.means.shapers:
+            self._shape()
         for tile in self.buffer:
-            factor = self.sender.receive(self.buffer, tile)
+            factor = 1.0 if self.means.shapers else self._receive(tile)
             if task is not None:
                 task.clock.start()
-            part = state.weights[tile.columns]
-            self.steps.take(part, tile.gradient, rate, factor)
+            self.steps.take(state, tile.columns, tile.gradient, factor, self._moment)
             if task is not None:
                 task.clock.lap("update")
         if state.intercept is not None:
             tail = self._tail()
-            self.steps.take_intercept(state.intercept, tail[:-1] / tail[-1], rate)
+            self.steps.take_intercept(state, tail[:-1] / tail[-1], self._moment)
+
+    def _receive(self, tile: Tile) -> float:
+        """Wait for a tile; the mean gradient is what it holds, times this."""
+        return self.sender.receive(self.buffer, tile)
+
+    def _shape(self) -> None:
+        for tile in self.buffer:
+            factor = self._receive(tile)
+            tile.gradient[...] *= tile.gradient.dtype.type(factor)
+        whole = Whole(self.means.held, self._total)
+        for shaper in self.means.shapers:
+            shaper.shape(self.buffer.gradient, whole, self._moment)
+
+    def _total(self, words: Array) -> Array:
+        """Over members, who hold other columns of the same mean gradient."""
+        return self.grid.members.sum(words, "agreement")
 
     def _tail(self) -> Array:
         """Σ [Σr | count], the same on all members, who each summed their own."""

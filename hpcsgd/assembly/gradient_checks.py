@@ -1,26 +1,32 @@
 """What the gradient agreement refuses, each in one sentence."""
 
+from hpcsgd.agreement.kinds import takes_gradients
 from hpcsgd.codecs import get_codec
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
 from hpcsgd.precision import Precision
 from hpcsgd.products import RECURS
+from hpcsgd.updates import ADAPTIVE
 
-KIND = "gradient"
-UPDATES = ("sgd", "momentum", "nesterov", "nesterov-classic")
+UPDATES = ("sgd", "momentum", "nesterov", "nesterov-classic", *ADAPTIVE)
+Wrong = tuple[bool, str]  # whether it is, and the sentence
 
 
 def check(config: RunConfig, precision: Precision) -> None:
     """Refuse what replicas could not agree on the gradient of."""
     get_codec(config.agreement.codec)
-    if config.agreement.kind != KIND:
+    if not takes_gradients(config.agreement.kind):
         _check_unused(config)
         return
-    said = "[agreement] kind = 'gradient'"
-    schedule, how = config.schedule, config.update.clip
-    kind, residual = config.products.kind, precision.residual
-    wrong = (
+    for is_wrong, why in (*_of_settings(config), *_of_formats(precision)):
+        if is_wrong:
+            raise ConfigError(f"[agreement] kind = {config.agreement.kind!r} {why}")
+
+
+def _of_settings(config: RunConfig) -> tuple[Wrong, ...]:
+    schedule, how, kind = config.schedule, config.update.clip, config.products.kind
+    return (
         (
             schedule.steps > 1,
             f"takes one step an exchange and [schedule] steps = {schedule.steps}; use"
@@ -59,6 +65,12 @@ def check(config: RunConfig, precision: Precision) -> None:
             not config.problem.is_smooth,
             "does not know l1 and bounds; use --agreement average, or leave them out",
         ),
+    )
+
+
+def _of_formats(precision: Precision) -> tuple[Wrong, ...]:
+    residual = precision.residual
+    return (
         (
             not get_format(precision.weights).is_wide,
             f"sums gradients in the format of the weights, and {precision.weights} is"
@@ -70,14 +82,17 @@ def check(config: RunConfig, precision: Precision) -> None:
             " ask for; use --set precision.residual=fp32",
         ),
     )
-    for is_wrong, why in wrong:
-        if is_wrong:
-            raise ConfigError(f"{said} {why}")
 
 
 def _check_unused(config: RunConfig) -> None:
     """Settings of gradients that would do nothing are a misunderstanding."""
     agreement = config.agreement
+    if config.update.kind in ADAPTIVE:
+        raise ConfigError(
+            f"--update {config.update.kind} needs the gradient of every step, and"
+            f" [agreement] kind = {agreement.kind!r} has none to give; use --agreement"
+            " gradient, or --update sgd, momentum or nesterov"
+        )
     if agreement.codec != "identity" or agreement.accumulate != 1:
         key = "codec" if agreement.codec != "identity" else "accumulate"
         raise ConfigError(

@@ -4,10 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.agreement import AGREEMENTS, Agreement, Terms
+from hpcsgd.agreement import AGREEMENTS, Agreement, Gradient, Terms
 from hpcsgd.assembly.feed import Feed
-from hpcsgd.assembly.gradient_checks import KIND as GRADIENT
-from hpcsgd.assembly.gradient_checks import UPDATES
 from hpcsgd.assembly.hooks import make_hooks
 from hpcsgd.assembly.proximal import penalty_of
 from hpcsgd.assembly.vocabulary import Vocabulary
@@ -35,6 +33,7 @@ from hpcsgd.recording import NAME, Recorder, choose_exchanges
 from hpcsgd.saving import Saver
 from hpcsgd.stopping import MEASURES
 from hpcsgd.timing import Clock
+from hpcsgd.updates import ADAPTIVE
 
 
 @dataclass(frozen=True)
@@ -271,7 +270,8 @@ def _recorder(parts: Parts, agreement: Agreement) -> Recorder:
     # Nor one of several models, nor of agreed gradients that make other steps.
     other |= parts.task.models is not None
     if parts.task.gradient is not None:
-        other |= config.agreement.kind != GRADIENT or config.update.kind not in UPDATES
+        other |= config.agreement.kind != "gradient" or config.update.kind in ADAPTIVE
+        other |= isinstance(agreement, Gradient) and bool(agreement.means.shapers)
     if run.out is None or not run.record or grid.replica or other:
         return Recorder(frozenset())
     return Recorder(

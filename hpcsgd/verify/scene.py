@@ -18,6 +18,7 @@ from hpcsgd.precision import Precision
 from hpcsgd.rates import make_rate
 from hpcsgd.recording import NAME, Recording, read_recording
 from hpcsgd.result import Result, load_result
+from hpcsgd.updates import ADAPTIVE
 from hpcsgd.verify.gradients import KIND, is_lossless
 from hpcsgd.verify.order import order_of
 from hpcsgd.verify.replay import PARTS, Exchange, L, Point, clip_of
@@ -153,6 +154,11 @@ def open_scene(folder: Path) -> Scene:
         raise DataError(
             f"{folder} is of a run that clipped its gradients, and verify replays plain"
             " SGD; verify a run with update.clip = 'none'"
+        )
+    if result.config["update"]["kind"] in ADAPTIVE:
+        raise DataError(
+            f"{folder} is of {result.config['update']['kind']}, and verify replays"
+            " plain SGD; hpcsgd evaluate takes its loss again"
         )
     if result.config["update"]["kind"] == "svrg":
         raise DataError(

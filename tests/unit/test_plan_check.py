@@ -1,5 +1,7 @@
 """Ranks that were told different things are told so before they exchange anything."""
 
+from dataclasses import replace
+
 import pytest
 
 from hpcsgd.agreement import Gradient
@@ -89,7 +91,7 @@ def test_plans_that_differ_are_named_though_settings_agree(ranks, monkeypatch):
 
     def otherwise(self, state):
         if self.grid.world.rank == ranks - 1:
-            self.buckets = lambda state: 2
+            self.means = replace(self.means, buckets=lambda state: 2)
         prepare(self, state)
 
     monkeypatch.setattr(Gradient, "prepare", otherwise)

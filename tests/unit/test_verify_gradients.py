@@ -8,8 +8,10 @@ import pytest
 from hpcsgd.agreement import Gradient
 from hpcsgd.agreement.buckets import Buffer
 from hpcsgd.agreement.senders import Coded
+from hpcsgd.errors import DataError
 from hpcsgd.recording import NAME, read_recording, write_recording
 from hpcsgd.result import load_result
+from hpcsgd.updates import ADAPTIVE
 from hpcsgd.verify import certify
 from hpcsgd.verify.union import Union
 from tests.contracts.codec import NAMES, ROWS, coded
@@ -233,6 +235,14 @@ def test_wrong_weights_and_a_wrong_loss_are_found(tmp_path):
     result = load_result(tmp_path)
     dataclasses.replace(result, loss=result.loss * (1 + 1e-10)).save(tmp_path)
     assert kinds(tmp_path, reader)[1].failed == [f"exchange {number}", "loss"]
+
+
+@pytest.mark.parametrize("kind", ADAPTIVE)
+def test_steps_that_are_no_sgd_are_refused_by_name(tmp_path, kind):
+    problem, config = plain(update={"kind": kind})
+    reader = train(tmp_path, config, problem)
+    with pytest.raises(DataError, match=f"is of {kind}, and verify replays plain SGD"):
+        certify(tmp_path, reader=reader)
 
 
 def test_an_agreement_without_a_formula_is_said_to_be_uncounted(tmp_path, monkeypatch):

@@ -36,20 +36,6 @@ def get_codec(name: str) -> type[Codec]:
     return found
 
 
-def register(name: str, kind: type[Codec]) -> None:
-    """Let `[agreement] codec = name` be a codec of yours, on the rank that calls this.
-
-    Parameters
-    ----------
-    name : str, one that no codec has
-    kind : subclass of Codec, at the top of a module
-    """
-    where = f"{kind.__module__}:{kind.__qualname__}"
-    if CODECS.get(name, where) != where:
-        raise ConfigError(f"there is a codec {name!r} already; take another name")
-    CODECS[name] = where
-
-
 def make_codec(name: str, bucket: Bucket, config: CodecConfig) -> Codec:
     """The codec of one bucket, with error feedback where that is asked for."""
     codec = get_codec(name)(bucket, config)
@@ -62,6 +48,20 @@ def make_codec(name: str, bucket: Bucket, config: CodecConfig) -> Codec:
     if config.feedback == "on" or (config.feedback == "auto" and wants):
         return Feedback(codec)
     return codec
+
+
+def register(name: str, kind: type[Codec]) -> None:
+    """Let `[agreement] codec = name` be a codec of yours, on the rank that calls this.
+
+    Parameters
+    ----------
+    name : str, one that no codec has
+    kind : subclass of Codec, at the top of a module
+    """
+    where = f"{kind.__module__}:{kind.__qualname__}"
+    if CODECS.get(name, where) != where:
+        raise ConfigError(f"there is a codec {name!r} already; take another name")
+    CODECS[name] = where
 
 
 __all__ = [

@@ -6,7 +6,7 @@ from typing import Any
 from hpcsgd.precision import Precision
 from hpcsgd.products import GATHERS, RECURS
 from hpcsgd.schedule import Schedule
-from hpcsgd.verify.gradients import KIND, exchanges_of, gradient_traffic
+from hpcsgd.verify.gradients import KIND, gradient_traffic
 from hpcsgd.verify.traffic import Shape, expected
 
 Report = Mapping[str, Any]
@@ -31,7 +31,7 @@ def expected_traffic(report: Report) -> dict[str, int] | None:
             return None
         counts |= gradient_traffic(
             shape,
-            exchanges=exchanges_of(shape) * report["schedule"]["epochs"],
+            epochs=report["schedule"]["epochs"],
             members=report["grid"]["members"],
             product=report["products"],
             buckets=told["buckets"],

@@ -44,21 +44,28 @@ def exchanges_of(shape: Shape) -> int:
 
 
 def gradient_traffic(
-    shape: Shape, exchanges: int, members: int, product: str, buckets: int, twice: bool
+    shape: Shape, epochs: int, members: int, product: str, buckets: int, twice: bool
 ) -> Count:
     """Calls, words and bytes of agreement; `twice`: sums are reproducible."""
+    exchanges = epochs * exchanges_of(shape)
+    told = (exchanges, members, product, buckets, twice)
+    return {"agreement": plain_traffic(shape, *told)}
+
+
+def plain_traffic(
+    shape: Shape, exchanges: int, members: int, product: str, buckets: int, twice: bool
+) -> dict[str, int]:
+    """The same of so many exchanges."""
     if shape.replicas == 1:
-        return {"agreement": dict.fromkeys(("calls", "words", "bytes"), 0)}
+        return dict.fromkeys(("calls", "words", "bytes"), 0)
     tail = shape.classes * shape.intercept + 1
     words = _held(shape, members, product) * shape.classes + tail
     size, times = _size(shape), 1 + twice
     shared = int(_is_shared(shape, members))
     return {
-        "agreement": {
-            "calls": exchanges * (buckets * times + shared),
-            "words": exchanges * (words * times + tail * shared),
-            "bytes": exchanges * (words * times * size + tail * shared * 8),
-        }
+        "calls": exchanges * (buckets * times + shared),
+        "words": exchanges * (words * times + tail * shared),
+        "bytes": exchanges * (words * times * size + tail * shared * 8),
     }
 
 
@@ -104,7 +111,7 @@ def _agreement(
     buckets = _buckets(shape, config, members, product, sparse)
     if is_plain(config, shape.replicas):
         told = (exchanges, members, product, buckets, leg["reproducible"])
-        return gradient_traffic(shape, *told)["agreement"]
+        return plain_traffic(shape, *told)
     sent = coded_bytes(shape, config, members, product, buckets)
     if sent is None or leg["reproducible"]:
         return {}

@@ -173,7 +173,8 @@ def open_scene(folder: Path) -> Scene:
     if not (folder / NAME).exists():
         raise DataError(
             f"{folder} holds no {NAME}, so no exchange can be replayed; train with"
-            " --out and --record of at least 1"
+            " --out and --record of at least 1, and with plain steps: others are not"
+            " recorded"
         )
     recording = read_recording(folder / NAME)
     config = RunConfig.parse(result.config)

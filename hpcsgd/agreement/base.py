@@ -42,7 +42,7 @@ class Agreement(ABC):
     def start(self, state: State, exchanges: int) -> None:  # noqa: B027
         """The state that the run goes on from, after so many exchanges, is in place."""
 
-    def plan(self, state: State) -> dict[str, str]:
+    def plan_in_words(self, state: State) -> dict[str, str]:
         """What decides its messages, in words; replicas compare it before the first."""
         return {
             "agreement": type(self).__name__,

@@ -80,13 +80,13 @@ class Gradient(Agreement):
         self.sender = self.means.opener(state, self.buffer)
         self.steps.prepare(state, self.columns)
 
-    def plan(self, state: State) -> dict[str, str]:
-        """Buckets too, in the order in which they go."""
-        cuts = " ".join(f"{t.columns.start}:{t.columns.stop}" for t in self.buffer)
+    def plan_in_words(self, state: State) -> dict[str, str]:
+        """Buckets too, where there are some, in the order in which they go."""
+        tiles = getattr(self, "buffer", ())
         return {
-            **super().plan(state),
-            "buckets": cuts,
-            "codec": self.sender.codec,
+            **super().plan_in_words(state),
+            "buckets": " ".join(f"{t.columns.start}:{t.columns.stop}" for t in tiles),
+            "codec": repr(self.means.settings.codec),
             "exchanges of an epoch": repr(self.steps.each),
         }
 

@@ -15,7 +15,7 @@ def check_settings(config: RunConfig, world: Communicator) -> None:
 
 def check_live(live: Live) -> None:
     """Refuse replicas whose agreements were planned unlike; before the first."""
-    check_plan(live.grid, live.engine.agreement.plan(live.state))
+    check_plan(live.grid, live.engine.agreement.plan_in_words(live.state))
 
 
 def settings_of(config: RunConfig) -> dict[str, str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 import hpcsgd
+from hpcsgd.assembly import live
 from hpcsgd.comm import open_world
 from hpcsgd.comm.base import Communicator
 from hpcsgd.errors import ConfigError
@@ -43,10 +44,6 @@ class Faulty:
             if self.left == 0:
                 self.action()
         return self.inside(group, what, purpose)
-
-
-def refusing(self, state):
-    raise ConfigError("this rank has no plan; give it one")
 
 
 def data():
@@ -88,20 +85,21 @@ def train(world, row, sections):
 
 
 def refused(world, row, sections):
-    """The sentence that every rank ends with where the last one has no plan."""
-    from hpcsgd.agreement import AGREEMENTS
+    """The sentence that every rank ends with where the last one cannot begin."""
+    first_state = live._first_state
 
-    is_last = world.rank == world.size - 1
-    kept = {kind: kind.prepare for kind in AGREEMENTS.values() if is_last}
-    for kind in kept:
-        kind.prepare = refusing
+    def refusing(*told):
+        first_state(*told)
+        raise ConfigError("this rank has no room; give it some")
+
+    if world.rank == world.size - 1:
+        live._first_state = refusing
     try:
         train(world, row, sections)
     except ConfigError as error:
         return str(error), error.on_all_ranks
     finally:
-        for kind, prepare in kept.items():
-            kind.prepare = prepare
+        live._first_state = first_state
     return "", False
 
 
@@ -113,7 +111,7 @@ def main(folder, cases):
     for row, sections, (how, what, number) in json.loads(cases):
         if how == "refuses":
             said, on_all = refused(world, row, sections)
-            assert on_all and "give it one" in said, (row, said)
+            assert on_all and "give it some" in said, (row, said)
         else:
             last = world.rank == world.size - 1
             faulty.what, faulty.left = what, number

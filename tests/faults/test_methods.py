@@ -36,11 +36,19 @@ KINDS = {
     "gather-of-pieces": ("bf16", {}, "gather", 5, 2),
     "nested-groups": ("hierarchical", {}, "sum", 3, 4),
     "parts-of-a-sum": ("slowmo", PERIOD, "exchange of pieces", 3, 2),
+    "swap": ("decentralized-low", {}, "start of the swap", 5, 4),
+    "sum-of-parts": ("zero2", {}, "start of the sum of parts", 5, 2),
 }
+KINDS = {name: kind for name, kind in KINDS.items() if kind[0] in METHODS}
 SAID = {
     "dies": ("signal 9",),
     "raises": ("RuntimeError: a method failed", "hpcsgd: rank"),
 }
+
+
+def sections_of(row, folder):
+    """Settings that a row needs besides its name: where it may keep its files."""
+    return {"agreement": {"store": str(folder / "store")}} if row == "infinity" else {}
 
 
 def environment():
@@ -84,7 +92,7 @@ def test_a_rank_raises_amid_an_exchange(tmp_path):
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_what_one_rank_refuses_all_hear_of_and_the_next_row_begins(ranks, tmp_path):
     """Every row in one launch: the sentence on all ranks, and then the run itself."""
-    cases = [[row, {}, ["refuses", "", 0]] for row in METHODS]
+    cases = [[r, sections_of(r, tmp_path), ["refuses", "", 0]] for r in METHODS]
     code, output = launch(ranks, cases, tmp_path)
     assert code == 0, output
     for row in METHODS:
@@ -92,14 +100,15 @@ def test_what_one_rank_refuses_all_hear_of_and_the_next_row_begins(ranks, tmp_pa
         assert len({path.read_text() for path in found}) == 1, row
 
 
-def messages_of(row, ranks=4):
+def messages_of(row, folder, ranks=4):
     """Messages of agreement of the last rank, by name."""
     found = {}
 
     class Listening(Faulty):
         def __call__(self, group, what, purpose):
             if purpose == PURPOSE and group.ledger.place is here[0]:
-                found[what] = found.get(what, 0) + 1
+                kind = what.partition(" with rank ")[0]
+                found[kind] = found.get(kind, 0) + 1
             return self.inside(group, what, purpose)
 
     here, listening = [None], Listening()
@@ -107,7 +116,7 @@ def messages_of(row, ranks=4):
     def on_rank(world):
         if world.rank == ranks - 1:
             here[0] = world.ledger.place
-        return train(world, row, {})
+        return train(world, row, sections_of(row, folder))
 
     Communicator._inside = lambda *said: listening(*said)
     try:
@@ -118,10 +127,10 @@ def messages_of(row, ranks=4):
 
 
 @pytest.mark.parametrize("row", METHODS)
-def test_every_kind_of_message_is_among_those_that_are_hit(row):
+def test_every_kind_of_message_is_among_those_that_are_hit(row, tmp_path):
     """A row that speaks otherwise needs a line in KINDS."""
     known = {what for _, _, what, _, _ in KINDS.values()}
-    assert set(messages_of(row)) <= known
+    assert set(messages_of(row, tmp_path)) <= known
 
 
 @pytest.mark.full
@@ -130,10 +139,11 @@ def test_every_kind_of_message_is_among_those_that_are_hit(row):
 @pytest.mark.parametrize("row", METHODS)
 def test_every_row(row, ranks, how, tmp_path):
     """In the middle of the messages that it sends most often."""
-    found = messages_of(row, ranks)
+    found = messages_of(row, tmp_path, ranks)
     assert found, f"{row} says nothing to anybody"
     what = max(found, key=found.get)
-    ends(how, (row, {}, what, (found[what] + 1) // 2, ranks), tmp_path)
+    number = (found[what] + 1) // 2
+    ends(how, (row, sections_of(row, tmp_path), what, number, ranks), tmp_path)
 
 
 def test_segments_of_other_settings_are_told_apart(tmp_path):

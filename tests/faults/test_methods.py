@@ -20,6 +20,7 @@ from tests.faults.processes import all_gone, written_pids
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 30.0  # seconds in which every launch has to have ended
+LONG = 120.0  # and one of all rows, one after the other
 pytestmark = pytest.mark.skipif(launcher.mpiexec() is None, reason="no mpiexec")
 
 # Of each kind: a row, its settings, the message and how many of them come; ranks.
@@ -59,13 +60,13 @@ def environment():
     }
 
 
-def launch(ranks, cases, folder):
+def launch(ranks, cases, folder, limit=LIMIT):
     """(exit code, output) of tests/faults/agreeing.py, and nobody of it is left."""
     program = [sys.executable, "-m", "tests.faults.agreeing", str(folder)]
     command = [*launcher.mpiexec(), "-n", str(ranks), *program, json.dumps(cases)]
     known = launcher.segments()
-    code, output = launcher.run(command, LIMIT, ROOT, environment())
-    assert code is not None, f"still there after {LIMIT} s:\n{output}"
+    code, output = launcher.run(command, limit, ROOT, environment())
+    assert code is not None, f"still there after {limit} s:\n{output}"
     assert all_gone(written_pids(folder, ranks))
     launcher.sweep(known)
     return code, output
@@ -93,7 +94,7 @@ def test_a_rank_raises_amid_an_exchange(tmp_path):
 def test_what_one_rank_refuses_all_hear_of_and_the_next_row_begins(ranks, tmp_path):
     """Every row in one launch: the sentence on all ranks, and then the run itself."""
     cases = [[r, sections_of(r, tmp_path), ["refuses", "", 0]] for r in METHODS]
-    code, output = launch(ranks, cases, tmp_path)
+    code, output = launch(ranks, cases, tmp_path, LONG)
     assert code == 0, output
     for row in METHODS:
         found = [tmp_path / f"{row}-refuses-{rank}" for rank in range(ranks)]

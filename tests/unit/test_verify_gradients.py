@@ -245,6 +245,23 @@ def test_steps_that_are_no_sgd_are_refused_by_name(tmp_path, kind):
         certify(tmp_path, reader=reader)
 
 
+OTHERS = [
+    {"update": {"clip": "norm"}},
+    {"update": {"kind": "momentum", "bits": 8}},
+    {"update": {"centre": "classes"}},
+    {"precision": {"residual": "fp16"}},
+]
+
+
+@pytest.mark.parametrize("sections", OTHERS, ids=str)
+def test_runs_with_more_to_their_steps_are_not_recorded(tmp_path, sections):
+    problem, config = plain(**sections)
+    reader = train(tmp_path, config, problem)
+    assert not (tmp_path / NAME).exists()
+    with pytest.raises(DataError, match="plain steps|clipped its gradients"):
+        certify(tmp_path, reader=reader)
+
+
 def test_an_agreement_without_a_formula_is_said_to_be_uncounted(tmp_path, monkeypatch):
     from hpcsgd.agreement import AGREEMENTS, Average
 

@@ -24,6 +24,8 @@ from hpcsgd.data.partition import split_range
 
 Settings = dict[str, Any]  # the section [agreement]
 SUM, PARTS, LEFT = "sum", "parts", "left"  # left: at the end, before it was used
+AVERAGES = ("average", "postlocal", "hierarchical", "fedavg", "async-average")
+KNOWN = ("auto", "none", *AVERAGES, "slowmo")  # kinds whose messages are these
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,14 @@ from math import ceil, inf, nan
 import numpy as np
 import pytest
 
+from hpcsgd.agreement.line import ReplicaLine
 from hpcsgd.codecs import Moment, accordion
 from hpcsgd.codecs.accordion import Accordion
 from hpcsgd.codecs.regime import Regime
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
-from tests.contracts.codec import coded, gap_of, on_all, opened, parts_of
+from tests.contracts.codec import coded, gap_of, moments, on_all, opened, parts_of
 from tests.harness import make_problem, train_on
 from tests.unit.test_gradient import in_folder
 
@@ -119,8 +120,6 @@ def test_bytes_are_the_mixture(replicas, interval):
 
 def modes_on(world, parts, norms):
     """What every replica has in force, when the first is told other norms."""
-    from hpcsgd.agreement.line import ReplicaLine
-
     codec = opened("accordion", {**RANKS, "accordion": {"interval": 1, "eta": 0.25}})
     inner, line, seen = codec.codec, ReplicaLine(world), []
     for number, norm in enumerate(norms):
@@ -154,6 +153,44 @@ def modes_of_words(norms, who):
         regime.count(moment)
         seen.append(regime.is_low)
     return seen
+
+
+def modes_in_a_run(epochs=8):
+    """Of a replica that is given one gradient for ever."""
+    turned = {"codec": "topk", "low": "share=1.0", "high": "share=0.05"}
+    settings = {"dense": "never", "accordion": {**turned, "interval": 1}}
+
+    def on_rank(world):
+        line, codec, seen = ReplicaLine(world), opened("accordion", settings), ""
+        for moment in moments(epochs * 10):
+            codec.start(np.ones(37), line, moment)()
+            if moment.number % 10 == 9:
+                seen += "l" if codec.codec.regime.is_low else "h"
+        return seen
+
+    return run_ranks(2, on_rank)[0]
+
+
+def test_a_turn_is_no_change_of_gradients(monkeypatch):
+    """The twin that looks at what came of them turns because it turned."""
+    assert modes_in_a_run() == "llhhhhhh"
+    start = Accordion.start
+
+    def heard(self, part, line, moment):
+        finish = start(self, part, line, moment)
+        if moment.number % 10 == 0:
+            self.heard = np.zeros(37)
+
+        def note():
+            told = finish()
+            self.heard += told.mean
+            self.regime.total[...] = self.heard
+            return told
+
+        return note
+
+    monkeypatch.setattr(Accordion, "start", heard)
+    assert "hl" in modes_in_a_run()
 
 
 @pytest.mark.parametrize("codec", ["powersgd", "topk", "dgc", "qsgd", "threshold"])

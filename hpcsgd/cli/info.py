@@ -19,7 +19,7 @@ def add_parser(commands: Any) -> None:
     """Add `info` to the commands."""
     parser = commands.add_parser(
         "info",
-        help="versions, MPI, CPU, kernels, text parser, GPUs, transports, Slurm, methods",
+        help="versions, MPI, CPU, kernels, GPUs, transports, Slurm, methods",
         allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")

@@ -67,20 +67,34 @@ def compare(
     check(settings, repeats, allow_unequal)
     comm = world if world is not None else open_world(_transport(settings))
     entries = [_looked_up(entry, comm) for entry in settings]
+
+    def run(setting: Setting, number: int) -> Result | Refusal:
+        said = (setting.name, number, repeats)
+        log.info("%s, run %d of %d", *said, extra={"on_all_ranks": True})
+        return _run(setting, _placed(setting, out, number), X, y, comm, callbacks)
+
+    found = _in_turns(entries, repeats, run)
+    if world is None:
+        comm.close()
+    return found
+
+
+def _in_turns(
+    entries: list[Entry],
+    repeats: int,
+    run: Callable[[Setting, int], Result | Refusal],
+) -> Comparison:
+    """All runs; what one refuses is not asked again."""
     results: dict[str, list[Result]] = {entry.name: [] for entry in entries}
     for number in range(1, repeats + 1):
         for place, setting in enumerate(entries):
             if isinstance(setting, Refusal):
                 continue
-            said = (setting.name, number, repeats)
-            log.info("%s, run %d of %d", *said, extra={"on_all_ranks": True})
-            found = _run(setting, _placed(setting, out, number), X, y, comm, callbacks)
+            found = run(setting, number)
             if isinstance(found, Refusal):
                 entries[place] = found
             else:
                 results[setting.name].append(found)
-    if world is None:
-        comm.close()
     return Comparison(
         tuple(
             row_of(one, results[one.name]) if isinstance(one, Setting) else one

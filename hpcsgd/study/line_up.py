@@ -89,9 +89,10 @@ def _check_batch(batch: int, grids: Sequence[Grid]) -> None:
 
 
 def _no_grid(ranks: int) -> str:
+    of = f"of {ranks} rank{'' if ranks == 1 else 's'}"
     return (
-        f"of {ranks} rank{'' if ranks == 1 else 's'} there is no grid of several replicas"
-        " with several members each; use 4, 6, 8 or another number that is not prime"
+        f"{of} there is no grid of several replicas with several members each; use 4,"
+        " 6, 8 or another number that is not prime"
     )
 
 

@@ -100,22 +100,20 @@ def _digits(rows: int, columns: int, classes: int = 10) -> tuple[Any, Any]:
 
 def measure() -> Figures:
     """All shapes on all networks."""
-    return _measure(list(SHAPES), list(NETWORKS), "all", 0, True)
+    return {name: _measure(name, list(NETWORKS), "all", 0, True) for name in SHAPES}
 
 
 def _measure(
-    shapes: list[str], networks: list[str], methods: str, repeats: int, crowd: bool
+    shape: str, networks: list[str], methods: str, repeats: int, crowd: bool
 ) -> Figures:
-    """shape -> network, or crowd -> what was found."""
-    found: Figures = {name: {} for name in shapes}
-    for shape in shapes:
-        asked = {"shape": shape, "networks": networks, "repeats": repeats}
-        found[shape] |= _launch(RANKS, {**asked, "methods": methods})
-        if crowd:
-            few = {**asked, "methods": FEW, "networks": ["lan"], "repeats": 1}
-            found[shape]["crowd"] = _launch(CROWD, few)["lan"]
-        for network, cell in found[shape].items():
-            print(in_words(shape, network, cell), flush=True)
+    """network, or crowd -> what was found on one shape."""
+    asked = {"shape": shape, "networks": networks, "repeats": repeats}
+    found = _launch(RANKS, {**asked, "methods": methods})
+    if crowd:
+        few = {**asked, "methods": FEW, "networks": ["lan"], "repeats": 1}
+        found["crowd"] = _launch(CROWD, few)["lan"]
+    for network, cell in found.items():
+        print(in_words(shape, network, cell), flush=True)
     return found
 
 
@@ -231,7 +229,7 @@ def _cell(found: Any, rates: Figures, ends: Figures, ranks: int) -> Figures:
             "gap_to_best_sgd": row.result.loss / best - 1,
             "seconds_of_repeats": list(row.times),
             "to_target": there[0] if there else None,
-            "curve": curve,
+            "losses": [point["loss"] for point in curve],
         }
     return {
         "ranks": ranks,
@@ -282,14 +280,24 @@ def main() -> int:
         return 0
     from benchmarks.run import machine
 
-    shapes, networks = given.shapes.split(","), given.networks.split(",")
-    asked = (shapes, networks, given.methods, given.repeats, not given.no_crowd)
-    found, out = _measure(*asked), Path(given.out)
-    known = json.loads(out.read_text())["figures"] if out.exists() else {}
-    merged = {name: {**known.get(name, {}), **found.get(name, {})} for name in SHAPES}
-    document = {"machine": machine(), "figures": merged}
-    out.write_text(json.dumps(document, indent=1) + "\n")
+    asked = (given.networks.split(","), given.methods, given.repeats)
+    unknown = {*given.shapes.split(","), *asked[0]} - {*SHAPES, *NETWORKS}
+    if unknown:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    for shape in given.shapes.split(","):
+        found = _measure(shape, *asked, not given.no_crowd)
+        _keep(Path(given.out), shape, found, machine())
     return 0
+
+
+def _keep(out: Path, shape: str, found: Figures, machine: Figures) -> None:
+    """Beside what is there already; a shape that is over is not lost."""
+    known = json.loads(out.read_text())["figures"] if out.exists() else {}
+    known[shape] = {**known.get(shape, {}), **found}
+    figures = {name: known[name] for name in SHAPES if name in known}
+    out.write_text(
+        json.dumps({"machine": machine, "figures": figures}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import os
 import socket
 from dataclasses import dataclass, replace
 
+from hpcsgd.agreement.kinds import takes_gradients
 from hpcsgd.backends.sparse import HEAVY
 from hpcsgd.backends.uploads import PIECE
 from hpcsgd.comm.grid import Grid
@@ -21,6 +22,7 @@ from hpcsgd.polish.lbfgs import depth_for
 from hpcsgd.precision import Precision
 from hpcsgd.products import GATHERS
 from hpcsgd.products.choose import CACHE_BUDGET
+from hpcsgd.updates import ADAPTIVE
 
 GIB = 2**30
 COLUMN = 4  # bytes of a column number
@@ -183,12 +185,14 @@ def _slow(config: RunConfig, held: int, precision: Precision) -> int:
 def _of_gradients(config: RunConfig) -> int:
     """The buffer that gradients are summed in; with a codec an error, and its words.
 
-    What dgc gathers is two such errors.
+    What dgc gathers is two such errors; rules that keep moments have them beside it.
     """
-    if config.agreement.kind != "gradient":
+    if not takes_gradients(config.agreement.kind):
         return 0
-    codec = config.agreement.codec
-    return 1 if codec == "identity" else 3 + (codec == "dgc")
+    codec, moments = config.agreement.codec, ADAPTIVE.get(config.update.kind, 0)
+    if config.update.bits == 8:  # a quarter of a word each, momentum too
+        moments = 1
+    return moments + (1 if codec == "identity" else 3 + (codec == "dgc"))
 
 
 def _sparse(

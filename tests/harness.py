@@ -62,6 +62,12 @@ def oracle_for(config, problem, *, weights=False, offset=False):
 
 def union_oracle(config, problem, *, weights=False, offset=False):
     """The same on the union of what all replicas take at a time, however uneven."""
+    batches = union_batches(config, problem)
+    return oracle_on(batches, config, problem, weights=weights, offset=offset)
+
+
+def union_batches(config, problem):
+    """The rows of every step, of all replicas together."""
     n, replicas = len(problem.X), config.grid.replicas
     epochs = [
         replica_batches(config, n, replicas, replica) for replica in range(replicas)
@@ -76,7 +82,7 @@ def union_oracle(config, problem, *, weights=False, offset=False):
                 if k < count:
                     parts.append(own[epoch * count + k])
             batches.append(np.concatenate(parts))
-    return oracle_on(batches, config, problem, weights=weights, offset=offset)
+    return batches
 
 
 def replica_batches(config, n, replicas, replica):

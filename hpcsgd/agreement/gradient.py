@@ -18,50 +18,18 @@ from hpcsgd.agreement.base import Agreement
 from hpcsgd.agreement.buckets import Buffer, Tile
 from hpcsgd.agreement.replica_check import ReplicaCheck
 from hpcsgd.agreement.senders import Sender
+from hpcsgd.agreement.shaping import Shaper, Whole
+from hpcsgd.agreement.steps import Steps
 from hpcsgd.backends.base import Backend
+from hpcsgd.backends.loss_scale import LossScale
 from hpcsgd.codecs import Moment
 from hpcsgd.comm.grid import Grid
 from hpcsgd.products.base import Array, Rows, State, Task
 from hpcsgd.schedule import blocks_of
-from hpcsgd.updates import LinearUpdate, Unrolled
+from hpcsgd.updates import Unrolled
+from hpcsgd.updates.codes8 import Eight
 
-
-@dataclass(frozen=True)
-class Steps:
-    """The step that all replicas take in each exchange of a run."""
-
-    update: LinearUpdate
-    l2: float
-    rates: Callable[[int, int], Array]  # (first step, count) -> rates
-    each: int  # exchanges of an epoch, those of the largest replica
-
-    def moment(self, number: int) -> Moment:
-        """Exchange `number` of the run, from 0 on."""
-        now, then = self.rates(number, 2)
-        return Moment(number, number // self.each, float(now), float(then))
-
-    def take(self, weights: Array, gradient: Array, rate: float, factor: float) -> None:
-        """x ← M x + u ∇, where ∇ is `factor` times what `gradient` holds (destroyed).
-
-        `weights` are rows of the state, (columns, states · K).
-        """
-        carry = self.update.transition(rate, self.l2)
-        gain = self.update.gain(rate, 1) * factor
-        if self.update.states == 1:
-            weights *= float(carry[0, 0])
-            gradient *= gradient.dtype.type(gain[0])
-            weights += gradient
-            return
-        parts = weights.reshape(len(weights), len(carry), -1)
-        moved = np.einsum("pq,dqk->dpk", carry.astype(weights.dtype), parts)
-        moved += np.multiply.outer(gain, gradient).astype(weights.dtype).swapaxes(0, 1)
-        weights[...] = moved.reshape(weights.shape)
-
-    def take_intercept(self, intercept: Array, gradient: Array, rate: float) -> None:
-        """The same without the penalty, (states, K) and (K,)."""
-        free = self.update.transition(rate, 0.0)
-        push = np.multiply.outer(self.update.gain(rate, 1), gradient)
-        intercept[...] = free @ intercept + push
+LOSS_SCALE = "loss_scale"
 
 
 class Opener(Protocol):
@@ -71,30 +39,35 @@ class Opener(Protocol):
         """What it keeps between exchanges goes into the state."""
 
 
+@dataclass(frozen=True)
+class Means:
+    """What a gradient agreement works with."""
+
+    steps: Steps
+    backend: Backend
+    columns: int  # K
+    held: slice  # of all columns, those of this member
+    buckets: Callable[[State], int]
+    opener: Opener
+    check: ReplicaCheck
+    settings: Any  # the section [agreement]
+    shapers: tuple[Shaper, ...] = ()
+    loss_scale: LossScale | None = None  # of residuals; all replicas have the same
+
+
 class Gradient(Agreement):
     """Takes the gradient of every batch, and steps when all replicas have said theirs.
 
     As a `Taker` it is given residuals; the sums go into the buckets they travel in.
     """
 
-    def __init__(
-        self,
-        grid: Grid,
-        share: float,
-        steps: Steps,
-        backend: Backend,
-        columns: int,
-        buckets: Callable[[State], int],
-        opener: Opener,
-        check: ReplicaCheck,
-    ) -> None:
+    def __init__(self, grid: Grid, share: float, means: Means) -> None:
         super().__init__(grid, share, 1)
-        self.check = check
-        self.steps = steps
-        self.backend = backend
-        self.columns = columns  # K
-        self.buckets = buckets
-        self.opener = opener
+        self.means = means
+        self.check = means.check
+        self.steps = means.steps
+        self.backend = means.backend
+        self.columns = means.columns
         self._plans: dict[int, Any] = {}
         self._left = 0  # batches of this exchange that are still to come
         self._done = -1  # the last exchange that was taken
@@ -106,15 +79,33 @@ class Gradient(Agreement):
             len(state.weights),
             self.columns,
             state.weights.dtype,
-            self.buckets(state),
+            self.means.buckets(state),
             state.intercept is not None,
+            self.steps.rule.unit,
+            flagged=self.means.loss_scale is not None,
         )
-        self.sender = self.opener(state, self.buffer)
+        if self.means.loss_scale is not None:
+            state.shared.setdefault(LOSS_SCALE, self.means.loss_scale.kept())
+        self.sender = self.means.opener(state, self.buffer)
+        self.steps.prepare(state, self.columns)
+        for shaper in self.means.shapers:
+            shaper.prepare(state)
+
+    def start(self, state: State, exchanges: int) -> None:
+        """The scale of residuals goes on where it was."""
+        if self.means.loss_scale is not None:
+            self.means.loss_scale.put_back(state.shared[LOSS_SCALE])
 
     def begin(self, epoch: int, index: int, batches: int) -> None:
         """An exchange of so many batches, whose gradients are one message."""
         self._begin(epoch * self.steps.each + index)
         self._left = batches
+
+    def scores(
+        self, task: Task, state: State, rows: Rows, point: Array, out: Array
+    ) -> None:
+        """Every replica holds its weights."""
+        task.backend.scores(rows, point, out)
 
     def descend(
         self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
@@ -124,6 +115,7 @@ class Gradient(Agreement):
         A tile is sent as soon as it is there, and the next one computed meanwhile.
         """
         self._left -= 1
+        self._flag_overflow()
         self.buffer.count_in(residuals)
         if self._left:
             self._add(self.buffer.gradient, rows, residuals)
@@ -148,7 +140,23 @@ class Gradient(Agreement):
 
     def holds_one_state(self, state: State, exchanges: int) -> bool:
         """Always, but for what codecs keep."""
-        return self.grid.replicas.size == 1 or not state.memory
+        own = set(state.memory) - set(self.steps.rule.kept)
+        return self.grid.replicas.size == 1 or not own
+
+    def memory(self, state: State) -> dict[str, Array]:
+        """What is kept in eight bits goes to checkpoints as numbers, on any grid."""
+        return {
+            name: kept.decoded() if isinstance(kept, Eight) else kept
+            for name, kept in state.memory.items()
+        }
+
+    def remember(self, state: State, name: str, kept: Array) -> None:
+        """And comes back to the bits that it was in."""
+        held: Any = state.memory[name]
+        if isinstance(held, Eight):
+            held.encode(kept)
+        else:
+            super().remember(state, name, kept)
 
     def agree(self, state: State, purpose: str) -> None:
         """They never disagree."""
@@ -159,7 +167,13 @@ class Gradient(Agreement):
 
     def facts(self) -> dict[str, Any]:
         """For the report of a run."""
+        shaped = {
+            key: said
+            for shaper in self.means.shapers
+            for key, said in shaper.facts().items()
+        }
         return {
+            **shaped,
             "buckets": len(self.buffer.tiles),
             "codec": self.sender.codec,
             **self.sender.facts(),
@@ -183,19 +197,66 @@ class Gradient(Agreement):
         return self.backend.some_columns(rows, tile.columns)
 
     def _step(self, state: State, task: Task | None) -> None:
-        """Tile by tile, as they arrive."""
-        rate = self._moment.rate
+        """Tile by tile, as they arrive; all together where they are shaped first."""
+        shapes, counts = bool(self.means.shapers), True
+        if shapes:
+            self._receive_all()
+            counts = self._counts(state)
+            self._shape(counts)
         for tile in self.buffer:
-            factor = self.sender.receive(self.buffer, tile)
-            if task is not None:
-                task.clock.start()
-            part = state.weights[tile.columns]
-            self.steps.take(part, tile.gradient, rate, factor)
-            if task is not None:
-                task.clock.lap("update")
-        if state.intercept is not None:
+            factor = 1.0 if shapes else self._receive(tile)
+            if tile is self.buffer.tiles[0] and not shapes:  # the tail is here
+                counts = self._counts(state)
+            if counts:
+                self._take(state, tile, factor, task)
+        if state.intercept is not None and counts:
             tail = self._tail()
-            self.steps.take_intercept(state.intercept, tail[:-1] / tail[-1], rate)
+            mean = tail[: self.buffer.sums] / tail[-1]
+            self.steps.take_intercept(state, mean, self._moment)
+
+    def _take(self, state: State, tile: Tile, factor: float, task: Task | None) -> None:
+        """The step of one tile."""
+        if task is not None:
+            task.clock.start()
+        self.steps.take(state, tile.columns, tile.gradient, factor, self._moment)
+        if task is not None:
+            task.clock.lap("update")
+
+    def _flag_overflow(self) -> None:
+        """Residuals that do not fit their format: no replica may take this step."""
+        scale = self.means.loss_scale
+        if scale is not None and scale.overflowed:
+            self.buffer.flag()
+
+    def _counts(self, state: State) -> bool:
+        """Whether all residuals of all replicas fitted; their scale adapts alike."""
+        scale = self.means.loss_scale
+        if scale is None:
+            return True
+        kept = state.shared[LOSS_SCALE]
+        overflowed = bool(self.sender.tail()[-2])
+        scale.settle(overflowed)
+        kept[...] = scale.kept()
+        return not overflowed
+
+    def _receive(self, tile: Tile) -> float:
+        """Wait for a tile; the mean gradient is what it holds, times this."""
+        return self.sender.receive(self.buffer, tile)
+
+    def _receive_all(self) -> None:
+        for tile in self.buffer:
+            factor = self._receive(tile)
+            tile.gradient[...] *= tile.gradient.dtype.type(factor)
+
+    def _shape(self, counts: bool) -> None:
+        """What is left out is nothing that shapers should remember."""
+        whole = Whole(self.means.held, self._total)
+        for shaper in self.means.shapers if counts else ():
+            shaper.shape(self.buffer.gradient, whole, self._moment)
+
+    def _total(self, words: Array) -> Array:
+        """Over members, who hold other columns of the same mean gradient."""
+        return self.grid.members.sum(words, "agreement")
 
     def _tail(self) -> Array:
         """Σ [Σr | count], the same on all members, who each summed their own."""

@@ -3,23 +3,31 @@
 from dataclasses import replace
 
 from hpcsgd.agreement.buckets import Buffer, bucket_count
-from hpcsgd.agreement.gradient import Gradient, Steps
+from hpcsgd.agreement.gradient import Gradient, Means
+from hpcsgd.agreement.kinds import takes_gradients
 from hpcsgd.agreement.replica_check import ReplicaCheck
 from hpcsgd.agreement.senders import Coded, Plain, Sender
+from hpcsgd.agreement.steps import Steps
 from hpcsgd.assembly.feed import Feed
-from hpcsgd.assembly.gradient_checks import KIND
+from hpcsgd.assembly.shapers import make_shapers
 from hpcsgd.assembly.vocabulary import Vocabulary
+from hpcsgd.backends.base import Backend
+from hpcsgd.backends.loss_scale import LossScale
+from hpcsgd.backends.rounded import RoundedBackend
 from hpcsgd.codecs import Bucket, Codec, make_codec
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
 from hpcsgd.load import Loaded
 from hpcsgd.products.base import Array, State, Task
 from hpcsgd.rates import make_rate
+from hpcsgd.updates import make_rule
+
+KINDS: dict[str, type[Gradient]] = {"gradient": Gradient}
 
 
 def of_feed(config: RunConfig) -> RunConfig:
     """The settings that rows are dealt by: batches that travel together are a group."""
-    if config.agreement.kind != KIND:
+    if not takes_gradients(config.agreement.kind):
         return config
     schedule = replace(config.schedule, steps=config.agreement.accumulate)
     return replace(config, schedule=schedule)
@@ -44,16 +52,29 @@ def make_gradient(
         cap, size = config.agreement.bucket, state.weights.dtype.itemsize
         return bucket_count(len(state.weights), task.columns, size, cap)
 
-    return Gradient(
-        grid,
-        shard.height / shard.total_rows,
-        Steps(words.update, config.problem.l2, rate.at, each),
-        task.backend,
-        task.columns,
-        buckets,
-        lambda state, buffer: _sender(config, grid, state, buffer),
-        ReplicaCheck(grid.replicas, config.run.check_members),
+    means = Means(
+        steps=Steps(
+            make_rule(config.update, words.update), config.problem.l2, rate.at, each
+        ),
+        backend=task.backend,
+        columns=task.columns,
+        held=shard.columns,
+        buckets=buckets,
+        opener=lambda state, buffer: _sender(config, grid, state, buffer),
+        check=ReplicaCheck(grid.replicas, config.run.check_members),
+        settings=config.agreement,
+        loss_scale=_loss_scale(task.backend),
+        shapers=make_shapers(config, shard.total_columns, task.columns),
     )
+    return KINDS[words.agreement](grid, shard.height / shard.total_rows, means)
+
+
+def _loss_scale(backend: Backend) -> LossScale | None:
+    """That of residuals, which waits for what all replicas say."""
+    if not isinstance(backend, RoundedBackend) or backend.loss_scale is None:
+        return None
+    backend.loss_scale.waits = True
+    return backend.loss_scale
 
 
 def _sender(config: RunConfig, grid: Grid, state: State, buffer: Buffer) -> Sender:

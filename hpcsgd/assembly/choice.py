@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import log2
 from pathlib import Path
 
+from hpcsgd.agreement.kinds import takes_gradients
 from hpcsgd.assembly.gpu_choice import choose_on_gpu
 from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.backends import cpu
@@ -62,7 +63,7 @@ def choose_run(
 ) -> Chosen:
     """Everything that is left open, the same on all members."""
     kind, steps = config.products.kind, config.schedule.steps
-    if words.agreement == "gradient":
+    if takes_gradients(words.agreement):
         return _one_step(config)
     _check(config)
     if earlier is not None:

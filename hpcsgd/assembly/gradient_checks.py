@@ -1,26 +1,33 @@
 """What the gradient agreement refuses, each in one sentence."""
 
+from hpcsgd.agreement.kinds import takes_gradients
 from hpcsgd.codecs import get_codec
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
 from hpcsgd.precision import Precision
 from hpcsgd.products import RECURS
+from hpcsgd.updates import ADAPTIVE
 
-KIND = "gradient"
-UPDATES = ("sgd", "momentum", "nesterov", "nesterov-classic")
+UPDATES = ("sgd", "momentum", "nesterov", "nesterov-classic", *ADAPTIVE)
+Wrong = tuple[bool, str]  # whether it is, and the sentence
 
 
 def check(config: RunConfig, precision: Precision) -> None:
     """Refuse what replicas could not agree on the gradient of."""
-    get_codec(config.agreement.codec)
-    if config.agreement.kind != KIND:
+    codec = config.agreement.codec
+    get_codec(codec)
+    if not takes_gradients(config.agreement.kind):
         _check_unused(config)
         return
-    said = "[agreement] kind = 'gradient'"
-    schedule, how = config.schedule, config.update.clip
-    kind, residual = config.products.kind, precision.residual
-    wrong = (
+    for is_wrong, why in (*_of_settings(config), *_of_formats(precision, codec)):
+        if is_wrong:
+            raise ConfigError(f"[agreement] kind = {config.agreement.kind!r} {why}")
+
+
+def _of_settings(config: RunConfig) -> tuple[Wrong, ...]:
+    schedule, how, kind = config.schedule, config.update.clip, config.products.kind
+    return (
         (
             schedule.steps > 1,
             f"takes one step an exchange and [schedule] steps = {schedule.steps}; use"
@@ -42,14 +49,19 @@ def check(config: RunConfig, precision: Precision) -> None:
             "is not built for GPUs yet; use --device cpu, or --agreement average",
         ),
         (
-            how != "none",
-            f"does not clip and [update] clip = {how!r}; use --set update.clip=none,"
-            " or a lower --rate",
+            how != "none" and config.update.clip_over != "step",
+            "has one step an exchange, and [update] clip_over = 'exchange' is for more;"
+            " leave it out",
         ),
         (
             config.update.kind not in UPDATES,
             f"steps by one gradient and [update] kind = {config.update.kind!r} does"
             " not; use --update sgd, momentum or nesterov",
+        ),
+        (
+            config.update.bits == 8 and config.update.kind == "nesterov-classic",
+            "keeps momentum in 8 bits for --update momentum and nesterov; use one of"
+            " them, or update.bits = 32",
         ),
         (
             config.sweep.is_many,
@@ -59,25 +71,42 @@ def check(config: RunConfig, precision: Precision) -> None:
             not config.problem.is_smooth,
             "does not know l1 and bounds; use --agreement average, or leave them out",
         ),
+    )
+
+
+def _of_formats(precision: Precision, codec: str) -> tuple[Wrong, ...]:
+    residual = precision.residual
+    return (
         (
             not get_format(precision.weights).is_wide,
             f"sums gradients in the format of the weights, and {precision.weights} is"
             " too narrow; use --set precision.weights=fp32",
         ),
         (
-            get_format(residual).wants_scale,
-            f"cannot leave a step out on one replica alone, as residuals in {residual}"
-            " ask for; use --set precision.residual=fp32",
+            get_format(residual).wants_scale and codec != "identity",
+            f"leaves a step out where residuals in {residual} overflow, of which"
+            f" codec = {codec!r} would have sent a part; use codec = 'identity', or"
+            " --set precision.residual=fp32",
         ),
     )
-    for is_wrong, why in wrong:
-        if is_wrong:
-            raise ConfigError(f"{said} {why}")
 
 
 def _check_unused(config: RunConfig) -> None:
     """Settings of gradients that would do nothing are a misunderstanding."""
-    agreement = config.agreement
+    agreement, shapes = config.agreement, config.update.shapes
+    if shapes:
+        value = getattr(config.update, shapes)
+        raise ConfigError(
+            f"[update] {shapes} = {value!r} works on gradients that replicas agree on,"
+            f" and [agreement] kind = {agreement.kind!r} has none; use --agreement"
+            " gradient, or leave it out"
+        )
+    if config.update.kind in ADAPTIVE:
+        raise ConfigError(
+            f"--update {config.update.kind} needs the gradient of every step, and"
+            f" [agreement] kind = {agreement.kind!r} has none to give; use --agreement"
+            " gradient, or --update sgd, momentum or nesterov"
+        )
     if agreement.codec != "identity" or agreement.accumulate != 1:
         key = "codec" if agreement.codec != "identity" else "accumulate"
         raise ConfigError(

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.agreement.kinds import takes_gradients
 from hpcsgd.assembly.agreed import make_gradient, of_feed
 from hpcsgd.assembly.casting import Place, cast
 from hpcsgd.assembly.choice import Chosen, Earlier, choose_run
 from hpcsgd.assembly.feed import Feed, make_feed, steps_in
 from hpcsgd.assembly.gpu_product import make_on_gpu
-from hpcsgd.assembly.gradient_checks import KIND as GRADIENT
 from hpcsgd.assembly.many import many_models, rates_of
 from hpcsgd.assembly.motor import Parts, make_engine
 from hpcsgd.assembly.proximal import settle_steps
@@ -129,7 +129,7 @@ def assemble(
     # A look holds residuals against their scores, not against two of them.
     watched = UNWATCHED if task.anchored else _monitor(config, name, feed)
     task = replace(task, monitor=watched)
-    if words.agreement == GRADIENT:
+    if takes_gradients(words.agreement):
         gradient = make_gradient(config, words, grid, loaded, task, feed)
         task = replace(task, gradient=gradient)
         one = _product(name, look_ahead, task)
@@ -188,6 +188,8 @@ def _task(config: RunConfig, words: Vocabulary, grid: Grid, loaded: Loaded) -> T
 def _clip(config: RunConfig, backend: Backend) -> Clip | None:
     update = config.update
     clip = make_clip(update.clip, update.clip_at, update.clip_over)
+    if takes_gradients(config.agreement.kind):
+        return None  # that of all replicas together is clipped, where they agree
     weights = get_format(backend.precision.weights)
     if clip is not None and not weights.is_wide:
         raise ConfigError(

@@ -17,7 +17,7 @@ from hpcsgd.products.choose import GRAM_KERNELS
 from hpcsgd.rates import RATES
 from hpcsgd.sections import DEVICES, DRIVERS, TRANSPORTS
 from hpcsgd.stopping import GOALS
-from hpcsgd.updates import UPDATES
+from hpcsgd.updates import ADAPTIVE, UPDATES
 
 # flag, the setting it stands for, and what argparse needs to know
 FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
@@ -68,7 +68,7 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (
         "--update",
         "update.kind",
-        {"choices": [*UPDATES, COORDINATE], "help": "step rule"},
+        {"choices": [*UPDATES, *ADAPTIVE, COORDINATE], "help": "step rule"},
     ),
     ("--momentum", "update.momentum", {"type": float, "help": "of momentum, nesterov"}),
     (

@@ -33,6 +33,15 @@ class Taker(Protocol):
         """What becomes of the gradient Yᵀr of one step."""
 
 
+class Sharing(Taker, Protocol):
+    """Takes gradients to share them, and knows where the weights are."""
+
+    def scores(
+        self, task: "Task", state: "State", rows: "Rows", point: Array, out: Array
+    ) -> None:
+        """out ← Y w of this member, whose weights may come tile by tile."""
+
+
 @dataclass(frozen=True)
 class Task:
     """What one member works on and with; nothing in it evolves."""
@@ -47,7 +56,7 @@ class Task:
     probe: Array  # q: scores are read at q · (w, v)
     clock: Clock
     clip: Clip | None = None
-    gradient: Taker | None = None  # shares it with other replicas, before any step
+    gradient: Sharing | None = None  # shares it with other replicas, before any step
     monitor: Unwatched = UNWATCHED  # checks the recurrence now and then
     anchored: bool = False  # residuals are less those at the second state
     models: Models | None = None  # several at once, `columns` of all of them together
@@ -258,6 +267,14 @@ def descend(task: Task, state: State, rows: Rows, residuals: Array, plan: Any) -
         task.backend.descend(state.weights, rows, residuals, plan)
     else:
         task.taker.descend(task, state, rows, residuals, plan)
+
+
+def score(task: Task, state: State, rows: Rows, point: Array, out: Array) -> None:
+    """out ← Y w of this member, by whoever holds the weights."""
+    if task.gradient is None:
+        task.backend.scores(rows, point, out)
+    else:
+        task.gradient.scores(task, state, rows, point, out)
 
 
 def movable_intercept(task: Task, state: State) -> Array | None:

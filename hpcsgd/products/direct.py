@@ -18,6 +18,7 @@ from hpcsgd.products.base import (
     descend,
     gather_rows,
     movable_intercept,
+    score,
     store_margins,
 )
 
@@ -159,12 +160,12 @@ def _margins(task: Task, state: State, rows: Rows, scratch: Scratch | None) -> A
     shape = len(rows), point.shape[1]
     if scratch is None:
         margins = np.empty(shape, dtype=task.margin_dtype)
-        task.backend.scores(rows, point, margins)
+        score(task, state, rows, point, margins)
         task.clock.lap("scores")
         return margins
     words, form = shape[0] * shape[1], task.precision.margin_sum
     message = scratch.message(task.members, "margins", words, form)
-    task.backend.scores(rows, point, message.array.reshape(shape))
+    score(task, state, rows, point, message.array.reshape(shape))
     task.clock.lap("scores")
     total = message.sum("products")
     task.clock.lap("communicate")

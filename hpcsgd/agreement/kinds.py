@@ -1,0 +1,8 @@
+"""Which agreements are about gradients, and which about weights."""
+
+GRADIENTS = ("gradient",)
+
+
+def takes_gradients(kind: str) -> bool:
+    """Whether replicas of this agreement share gradients, and step together."""
+    return kind in GRADIENTS

@@ -66,7 +66,7 @@ def compare(
     """
     check(settings, repeats, allow_unequal)
     comm = world if world is not None else open_world(_transport(settings))
-    entries = [_looked_up(entry, comm) for entry in settings]
+    entries = [_looked_up(entry, out, comm) for entry in settings]
 
     def run(setting: Setting, number: int) -> Result | Refusal:
         said = (setting.name, number, repeats)
@@ -172,12 +172,12 @@ def _transport(settings: Sequence[Entry]) -> str:
     return first.config.run.comm
 
 
-def _looked_up(entry: Entry, world: Communicator) -> Entry:
+def _looked_up(entry: Entry, out: str | Path | None, world: Communicator) -> Entry:
     """Refuse what is unknown, or does not fit, before anything is trained."""
     if isinstance(entry, Refusal):
         return entry
     try:
-        world.together(lambda: _look_up(entry.config, world))
+        world.together(lambda: _look_up(_placed(entry, out, 1), world))
     except ConfigError as error:
         if not entry.is_method:
             raise

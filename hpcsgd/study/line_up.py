@@ -23,6 +23,7 @@ DECIDED = {
     "agreement.method": "--method",
     "agreement.kind": "--agreement",
     "agreement.codec": "--codec",
+    "agreement.accumulate": "it",
 }
 
 
@@ -100,7 +101,7 @@ def _setting(name: str, base: Tables, grid: Grid, batch: int) -> Entry:
     """Of one method; what its own settings do not allow is its refusal."""
     method, (replicas, members) = LINE_UP[name], grid
     own: dict[str, dict[str, Any]] = {
-        "schedule": {"batch": batch // replicas},
+        **method.shares(batch, replicas),
         "grid": {"replicas": replicas, "members": members},
     }
     tables = method.tables(_without_steps(base) if method.sums_each else base, own)

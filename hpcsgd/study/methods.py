@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from math import isqrt
+from math import gcd, isqrt
 from typing import Any
 
 from hpcsgd import methods
@@ -26,6 +26,16 @@ class Method:
     over: Tables  # tables that lie over what all share
     product: str = ""  # where none is asked for; "" = `over` says which
     sums_each: bool = False
+    accumulate: int = 1  # batches that are one step, as far as they divide its rows
+
+    def shares(self, batch: int, replicas: int) -> dict[str, dict[str, Any]]:
+        """A replica's part of a global batch, in batches that accumulate."""
+        own = batch // replicas
+        together = gcd(own, self.accumulate)
+        said: dict[str, dict[str, Any]] = {"schedule": {"batch": own // together}}
+        if self.accumulate > 1:
+            said["agreement"] = {"accumulate": together}
+        return said
 
     def tables(self, base: Tables, own: Tables) -> dict[str, dict[str, Any]]:
         """What is trained: `base`, under what is its own, under what makes it one."""
@@ -35,7 +45,15 @@ class Method:
         for over in (own, self.over):
             for section, table in over.items():
                 tables.setdefault(section, {}).update(table)
+        if self.sums_each and _is_bent(base.get("problem", {})):
+            tables["schedule"]["steps"] = 1  # they act behind every step, not a group
         return {section: table for section, table in tables.items() if table}
+
+
+def _is_bent(problem: Mapping[str, Any]) -> bool:
+    """Whether l1 or bounds act behind every step."""
+    bounds = (problem.get("lower"), problem.get("upper"))
+    return bool(problem.get("l1")) or any(b not in (None, "") for b in bounds)
 
 
 def columns(ranks: int) -> list[Grid]:
@@ -76,7 +94,8 @@ def of_row(name: str, row: methods.Method) -> Method:
         over["products"] = DIRECT
     if PERIOD not in settings:
         over["schedule"] = {"period": 1}
-    return Method(row.says, rows, over, sums_each=True)
+    together = settings.get("agreement.accumulate", 1)
+    return Method(row.says, rows, over, sums_each=True, accumulate=together)
 
 
 ROWS = {name: of_row(name, row) for name, row in methods.METHODS.items()}

@@ -3,6 +3,8 @@
 import json
 from dataclasses import replace
 from functools import lru_cache
+from math import gcd
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -12,10 +14,11 @@ from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
 from hpcsgd.loss_plots import COSTS, loss_curves
-from hpcsgd.methods import METHODS
+from hpcsgd.methods import METHODS, Method
 from hpcsgd.study import compare, compare_methods
 from hpcsgd.study.comparison import BRIEF
 from hpcsgd.study.line_up import LINE_UP, line_up, parse_methods
+from hpcsgd.study.methods import of_row
 from hpcsgd.study.settings import Refusal
 from tests.harness import make_problem
 
@@ -24,9 +27,11 @@ BASE = {
     "schedule": {"batch": BATCH, "epochs": 2},
     "rate": {"value": 0.2},
     "precision": {"recipe": "fp32"},
+    "run": {"record": 0},
 }
+DIRECT = {"kind": "direct", "look_ahead": "off"}
 # Who is faster decides what these send and learn: no two runs are alike.
-FREE: tuple[str, ...] = ()
+FREE = ("anybatch",)
 
 
 def over(base, **sections):
@@ -36,14 +41,14 @@ def over(base, **sections):
     }
 
 
-def compared(ranks, names="all", data=None, **sections):
+def compared(ranks, names="all", data=None, out=None, **sections):
     """What rank 0 found, of one run each; all ranks must hold the same rows."""
     drawn = data or make_problem("logistic")
     config = over(BASE, **sections)
 
     def on_rank(world):
-        given = {"X": drawn.X, "y": drawn.y, "repeats": 1, "world": world}
-        return compare_methods(names, config, **given)
+        given = {"X": drawn.X, "y": drawn.y, "world": world}
+        return compare_methods(names, config, repeats=1, out=out, **given)
 
     found = run_ranks(ranks, on_rank)
     said = {tuple((e.name, isinstance(e, Refusal)) for e in f.entries) for f in found}
@@ -53,8 +58,9 @@ def compared(ranks, names="all", data=None, **sections):
 
 @lru_cache
 def everything(ranks):
-    """All methods on so many ranks."""
-    return compared(ranks)
+    """All methods on so many ranks; some keep what they have in a folder."""
+    with TemporaryDirectory() as out:
+        return compared(ranks, out=out)
 
 
 def alone(ranks, **sections):
@@ -62,20 +68,28 @@ def alone(ranks, **sections):
     problem = make_problem("logistic")
     config = over(BASE, **sections)
 
-    def on_rank(world):
-        return train(config, X=problem.X, y=problem.y, world=world)
+    with TemporaryDirectory() as out:
+        config["run"] = {**config.get("run", {}), "out": out}
 
-    return run_ranks(ranks, on_rank)[0]
+        def on_rank(world):
+            return train(config, X=problem.X, y=problem.y, world=world)
+
+        return run_ranks(ranks, on_rank)[0]
 
 
 def hand_written(name, ranks):
     """What each name stands for on so many ranks."""
     if name in METHODS:
+        own, row = BATCH // ranks, METHODS[name]
+        agreement, settings = {"method": name}, {**row.fixed, **row.defaults}
+        if "agreement.accumulate" in settings:
+            agreement["accumulate"] = gcd(own, settings["agreement.accumulate"])
+        direct = {} if "products.kind" in settings else DIRECT
         return {
             "grid": {"replicas": ranks, "members": 1},
-            "schedule": {"batch": BATCH // ranks},
-            "agreement": {"method": name},
-            "products": {"kind": "direct", "look_ahead": "off"},
+            "schedule": {"batch": own // agreement.get("accumulate", 1)},
+            "agreement": agreement,
+            "products": direct,
         }
     if name == "hybrid":
         return {
@@ -109,6 +123,22 @@ def test_every_row_sees_the_global_batch_on_all_ranks(ranks, squarest):
         placed = wanted.get(entry.name, (ranks, 1))
         assert (grid.replicas, grid.members) == placed, entry.name
         assert entry.global_batch == BATCH, entry.name
+
+
+def test_batches_that_accumulate_are_parts_of_the_global_batch():
+    """As many as the row says, or as many as divide a replica's rows."""
+    fixed = {"agreement.kind": "gradient", "schedule.steps": 1}
+    row = of_row("x", Method("a row", fixed, {"agreement.accumulate": 8}))
+    for batch, replicas, each, together in ((64, 2, 4, 8), (12, 2, 3, 2), (6, 2, 3, 1)):
+        found = row.shares(batch, replicas)
+        assert found["schedule"]["batch"] == each
+        assert found["agreement"]["accumulate"] == together
+        assert each * together * replicas == batch
+    assert row.over["products"]["kind"] == "direct"
+    own = of_row("x", Method("a row", {**fixed, "products.kind": "gather"}))
+    assert "products" not in own.over and own.shares(12, 2) == {
+        "schedule": {"batch": 6}
+    }
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -187,10 +217,10 @@ def test_settings_are_held_to_the_first_whatever_their_names():
 
 
 def test_settings_that_a_method_does_not_know_are_its_refusal():
-    found = compared(2, "sgd,ddp,topk,local", update={"clip": "norm"})
+    found = compared(2, "sgd,ddp,topk,local", update={"kind": "svrg"})
     why = {one.name: one.why for one in found.refused}
     assert set(why) == {"ddp", "topk"}
-    assert all("update.clip=none" in said for said in why.values())
+    assert all("--update sgd" in said for said in why.values())
     assert [row.name for row in found.rows] == ["sgd", "local"]
 
 
@@ -203,6 +233,16 @@ def test_what_only_the_run_finds_is_a_refusal_on_all_ranks():
     assert "setting" not in found.refused[0].why
 
 
+@pytest.mark.parametrize("bent", [{"l1": 0.01}, {"lower": -0.1}, {"upper": 0.0}])
+def test_sgd_takes_single_steps_where_something_acts_behind_each(bent):
+    """Where l1 is left out, or 0, its loop is 32 steps long."""
+    found = compared(2, "sgd,casgd,local", problem=bent)
+    assert [one.name for one in found.refused] == ["casgd"]
+    assert found.rows[0].result.report["schedule"]["steps"] == 1
+    (entry,) = line_up("sgd", over(BASE, problem={"l1": 0.0}), 2)
+    assert entry.config.schedule.steps == 32
+
+
 def test_products_that_sum_in_every_step_are_not_casgd():
     found = compared(4, "sgd,casgd,hybrid,ddp", products={"kind": "direct"})
     assert [one.name for one in found.refused] == ["casgd", "hybrid"]
@@ -212,8 +252,8 @@ def test_products_that_sum_in_every_step_are_not_casgd():
 def test_where_nothing_can_run_the_first_sentence_is_the_error():
     with pytest.raises(ConfigError, match=r"can run here; hybrid: of 2 ranks"):
         compared(2, "hybrid")
-    with pytest.raises(ConfigError, match=r"can run here; ddp: .*clip"):
-        compared(2, "ddp", update={"clip": "norm"})
+    with pytest.raises(ConfigError, match=r"can run here; ddp: .*svrg"):
+        compared(2, "ddp", update={"kind": "svrg"})
 
 
 def test_steps_are_of_casgd_and_hybrid_periods_of_those_that_have_one():

@@ -37,8 +37,10 @@ NETWORKS = {
 REPEATS = {"none": 3, "lan": 3, "wan": 1}
 STEPS = {"casgd s=2": 2, "casgd s=32": 32}  # beside the default of casgd, 8
 RATES = (1, 1 / 2, 1 / 4, 1 / 16)  # what loses much needs less than others
+ELEMENTWISE = 0.2  # the highest rate of rules that divide by the size of gradients
 FEW = "sgd,casgd,hybrid,ddp,bf16,local"
 RESULT = Path(__file__).parent / "results" / "bench_methods.json"
+LINEAR = ("sgd", "momentum", "nesterov")  # rates of these are of gradients
 COSTS = ("epoch", "seconds", "messages", "words", "bytes")
 LIMIT = 1800  # seconds of one shape
 
@@ -142,12 +144,12 @@ def _child(asked: Figures) -> None:
     world, shape = open_world("auto"), SHAPES[asked["shape"]]
     X, y = shape.data()
     given = {"X": X, "y": y, "world": world}
-    rates, ends = _rates(shape, asked["methods"], given)
+    parts, ends = _rates(shape, asked["methods"], given)
     found = {}
     for network in asked["networks"]:
         repeats = asked["repeats"] or REPEATS[network]
-        cell = _compare(shape, asked["methods"], network, rates, repeats, given)
-        found[network] = _cell(cell, rates, ends, world.size)
+        cell = _compare(shape, asked["methods"], network, parts, repeats, given)
+        found[network] = _cell(cell, ends, world.size)
     if world.rank == 0:
         Path(asked["out"]).write_text(json.dumps(found))
     world.close()
@@ -167,11 +169,11 @@ def _compare(
     shape: Shape,
     methods: str,
     network: str,
-    rates: dict[str, float],
+    parts: dict[str, float],
     repeats: int,
     given: Figures,
 ) -> Any:
-    """All methods, each at its rate."""
+    """All methods, each at its part of the highest rate."""
     from hpcsgd.study import compare
     from hpcsgd.study.line_up import ALL, line_up
     from hpcsgd.study.settings import Setting
@@ -182,9 +184,14 @@ def _compare(
         entries += [_casgd(base, name) for name in STEPS]
     for place, one in enumerate(entries):
         if isinstance(one, Setting):
-            rate = replace(one.config.rate, value=rates[one.name])
+            top = shape.rate if one.config.update.kind in LINEAR else ELEMENTWISE
+            rate = replace(one.config.rate, value=top * parts[one.name])
             entries[place] = replace(one, config=replace(one.config, rate=rate))
-    return compare(entries, repeats=repeats, **given)
+    with tempfile.TemporaryDirectory() as own:  # some keep states on disk
+        out = given["world"].exchange_objects(own)[0]
+        found = compare(entries, repeats=repeats, out=out, **given)
+        given["world"].max_flag(0)  # nobody is in the folder of rank 0 any more
+    return found
 
 
 def _casgd(base: Figures, name: str) -> Any:
@@ -196,26 +203,25 @@ def _casgd(base: Figures, name: str) -> Any:
 
 
 def _rates(shape: Shape, methods: str, given: Figures) -> tuple[Figures, Figures]:
-    """The rate of each method that ends lowest; name -> rate -> loss."""
+    """The part of the rate that each method ends lowest with; name -> part -> loss."""
     from hpcsgd.study.line_up import parse_methods
 
     names = [*parse_methods(methods), *STEPS]
     ends: dict[str, dict[float, float]] = {name: {} for name in names}
-    for rate in [shape.rate * part for part in RATES]:
-        found = _compare(shape, methods, "none", dict.fromkeys(names, rate), 1, given)
+    for part in RATES:
+        found = _compare(shape, methods, "none", dict.fromkeys(names, part), 1, given)
         for row in found.rows:
             if not row.diverged:
-                ends[row.name][rate] = row.result.loss
+                ends[row.name][part] = row.result.loss
+    lowest = {RATES[-1]: float("inf")}  # where every run diverged
     chosen = {
-        name: min(tried, key=lambda rate: tried[rate])
-        if tried
-        else shape.rate * RATES[-1]
+        name: min(tried or lowest, key=lambda part: (tried or lowest)[part])
         for name, tried in ends.items()
     }
     return chosen, ends
 
 
-def _cell(found: Any, rates: Figures, ends: Figures, ranks: int) -> Figures:
+def _cell(found: Any, ends: Figures, ranks: int) -> Figures:
     """A line for each method, and the target."""
     best = min(ends["sgd"].values())
     target, said = NEAR * best, found.as_dict()
@@ -224,8 +230,8 @@ def _cell(found: Any, rates: Figures, ends: Figures, ranks: int) -> Figures:
         curve = [{key: r[key] for key in (*COSTS, "loss")} for r in row.result.history]
         there = [point for point in curve if point["loss"] <= target]
         lines[row.name] |= {
-            "rate": rates[row.name],
-            "losses_of_rates": ends[row.name],
+            "rate": row.setting.config.rate.value,
+            "losses_of_parts": ends[row.name],
             "gap_to_best_sgd": row.result.loss / best - 1,
             "seconds_of_repeats": list(row.times),
             "to_target": there[0] if there else None,

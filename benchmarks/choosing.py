@@ -18,6 +18,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "choosing.md"
 BEGIN, END = "<!-- begin of tables -->", "<!-- end of tables -->"
 NAMES = {"none": "shared memory", "lan": "LAN", "wan": "WAN"}
 BASELINE, CROWD = "bf16", "crowd"
+CROWDED = 1.75  # times the cores: a load at which seconds say nothing
 
 
 def tables(document: Figures) -> str:
@@ -28,31 +29,45 @@ def tables(document: Figures) -> str:
         for network in NETWORKS
         if network in found
     }
+    every = cells
+    cells = {place: cell for place, cell in every.items() if is_quiet(cell)}
     parts = [
-        _machine(document["machine"], cells),
+        _machine(document["machine"], every),
         *("### First at the target", _firsts(cells)),
         *("### CA-SGD beside plain SGD", _ca_sgd(cells)),
         *("### Methods that send less, beside bf16", _beside(cells)),
-        *("### Fewest messages and bytes to the target", _fewest(cells)),
+        *("### Fewest messages and bytes to the target", _fewest(every)),
     ]
     for network in NETWORKS:
         parts += [f"### Seconds to the target: {NAMES[network]}"]
         parts += [_seconds(cells, network)]
-    parts += ["### How far each came", _gaps(cells)]
+    parts += ["### How far each came", _gaps(every)]
     crowds = {s: f[CROWD] for s, f in document["figures"].items() if CROWD in f}
     parts += ["### Four ranks", _crowd(crowds)]
     return "\n\n".join(parts)
+
+
+def is_quiet(cell: Figures) -> bool:
+    """Whether the ranks had their cores while it was measured."""
+    return bool(cell["load"] <= CROWDED * cell["cores"])
 
 
 def _machine(machine: Figures, cells: Figures) -> str:
     first = next(iter(cells.values()))
     loads = [cell["load"] for cell in cells.values()]
     repeats = sorted({cell["repeats"] for cell in cells.values()})
-    return (
+    said = (
         f"{first['ranks']} ranks on {machine['cores']} cores of {machine['model']};"
         f" load of the machine when a comparison ended: {min(loads):.1f} to"
         f" {max(loads):.1f}; repeats: {' or '.join(map(str, repeats))}."
     )
+    crowded = sum(not is_quiet(cell) for cell in cells.values())
+    if crowded:
+        said += (
+            f" In {crowded} of {len(cells)} cells other programs had the cores: their"
+            " seconds are left out; losses, messages and bytes do not depend on them."
+        )
+    return said
 
 
 def there(cell: Figures, name: str, cost: str = "seconds") -> float | None:
@@ -111,6 +126,8 @@ def _ca_sgd(cells: Figures) -> str:
         return f"{name} {ratio:.2f}x of sgd, {best / spent:.2f}x of {other}"
 
     table = _by_network(cells, said, with_place=True)
+    if not wins and not losses:
+        return table
     lost = ", ".join(f"{shape} ({NAMES[network]})" for shape, network in losses)
     said_so = f"Sooner than plain SGD in {len(wins)} of {len(wins) + len(losses)} cells"
     return f"{table}\n\n{said_so}; not in: {lost or 'none'}."

@@ -20,11 +20,11 @@ def line(seconds, messages=10, size=100, status="completed", met=True):
     }
 
 
-def document(**rows):
+def document(load=1.0, **rows):
     """One shape on one network."""
     refused = {"status": "refused", "reason": "no grid", "to_target": None}
     own = {"sgd": line(2.0), "hybrid": refused, **rows}
-    cell = {"ranks": 2, "load": 1.0, "repeats": 3, "target": 0.4, "rows": own}
+    cell = {"ranks": 2, "cores": 2, "load": load, "repeats": 3, "rows": own}
     machine = {"cores": 2, "model": "a processor"}
     return {"machine": machine, "figures": {"susy": {"lan": cell}}}
 
@@ -59,6 +59,14 @@ def test_what_sends_less_is_held_to_bf16():
     rows = {"bf16": line(1.0), "topk": line(0.5), "sign": line(1.5), "local": line(0.1)}
     made = section(choosing.tables(document(**rows)), "Methods that send less")
     assert "topk 2.0x" in made and "sign" not in made and "local" not in made
+
+
+def test_seconds_of_a_machine_that_others_used_are_left_out():
+    made = choosing.tables(document(load=9.0, ddp=line(0.5, 7, 77)))
+    assert "In 1 of 1 cells other programs had the cores" in made
+    assert "0.50 s" not in made and "2.00 s" not in made
+    assert "| susy | ddp 7, sgd 10 | ddp 77, sgd 100 |" in made
+    assert "other programs" not in choosing.tables(document(ddp=line(0.5)))
 
 
 def test_fewest_are_sorted_by_what_was_sent():

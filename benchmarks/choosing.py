@@ -29,21 +29,20 @@ def tables(document: Figures) -> str:
         for network in NETWORKS
         if network in found
     }
-    every = cells
-    cells = {place: cell for place, cell in every.items() if is_quiet(cell)}
-    parts = [
-        _machine(document["machine"], every),
-        *("### First at the target", _firsts(cells)),
-        *("### CA-SGD beside plain SGD", _ca_sgd(cells)),
-        *("### Methods that send less, beside bf16", _beside(cells)),
-        *("### Fewest messages and bytes to the target", _fewest(every)),
-    ]
-    for network in NETWORKS:
-        parts += [f"### Seconds to the target: {NAMES[network]}"]
-        parts += [_seconds(cells, network)]
-    parts += ["### How far each came", _gaps(every)]
+    quiet = {place: cell for place, cell in cells.items() if is_quiet(cell)}
     crowds = {s: f[CROWD] for s, f in document["figures"].items() if CROWD in f}
-    parts += ["### Four ranks", _crowd(crowds)]
+    parts = [_machine(document["machine"], cells)]
+    if quiet:
+        parts += ["### First at the target", _firsts(quiet)]
+        parts += ["### CA-SGD beside plain SGD", _ca_sgd(quiet)]
+        parts += ["### Methods that send less, beside bf16", _beside(quiet)]
+    parts += ["### Fewest messages and bytes to the target", _fewest(cells)]
+    for network in {network: None for _, network in quiet}:
+        parts += [f"### Seconds to the target: {NAMES[network]}"]
+        parts += [_seconds(quiet, network)]
+    parts += ["### How far each came", _gaps(cells)]
+    if crowds:
+        parts += ["### Four ranks", _crowd(crowds)]
     return "\n\n".join(parts)
 
 
@@ -175,13 +174,15 @@ def _seconds(cells: Figures, network: str) -> str:
 def _gaps(cells: Figures) -> str:
     """Method by shape: loss above the lowest of sgd, and the rate."""
 
+    network = next(iter(cells))[1]  # losses are those of every network
+
     def said(cell: Figures, name: str) -> str:
         row = cell["rows"].get(name, {})
         if row.get("gap_to_best_sgd") is None:
             return row.get("status", "—")
         return f"{100 * row['gap_to_best_sgd']:+.2f} % at {row['rate']:g}"
 
-    return _by_method(cells, "none", said)
+    return _by_method(cells, network, said)
 
 
 def _crowd(crowds: Figures) -> str:
@@ -205,7 +206,7 @@ def _crowd(crowds: Figures) -> str:
 def _by_network(cells: Figures, said: Any, with_place: bool = False) -> str:
     names = " | ".join(NAMES[network] for network in NETWORKS)
     lines = [f"| | {names} |", "|---" * (len(NETWORKS) + 1) + "|"]
-    for shape in SHAPES:
+    for shape in {shape: None for shape, _ in cells}:
         row = []
         for network in NETWORKS:
             cell, place = cells.get((shape, network)), (shape, network)

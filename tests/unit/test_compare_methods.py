@@ -22,9 +22,9 @@ from hpcsgd.study.methods import of_row
 from hpcsgd.study.settings import Refusal
 from tests.harness import make_problem
 
-BATCH = 12  # divided by 1, 2, 3, 4 and 6 replicas
+BATCH = 24  # divided by 1, 2, 3, 4 and 6 replicas, in two batches or more
 BASE = {
-    "schedule": {"batch": BATCH, "epochs": 2},
+    "schedule": {"batch": BATCH, "epochs": 4},
     "rate": {"value": 0.2},
     "precision": {"recipe": "fp32"},
     "run": {"record": 0},

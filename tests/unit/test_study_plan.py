@@ -75,7 +75,8 @@ def test_rows_of_the_table_of_methods_are_methods_of_studies(name):
     base = {"schedule": {"period": 3}}
     (point,) = plan(ranks=(4,), methods=(name,), steps=(8,), base=base).settings()
     config = RunConfig.parse(point.tables())
-    assert point.grid == (4, 1) and config.schedule.batch == 8
+    together = config.schedule.batch * config.agreement.accumulate
+    assert point.grid == (4, 1) and together == 8
     if name == "local":  # of studies: s steps of the list, then an average
         assert (config.agreement.kind, point.steps) == ("auto", 8)
         return

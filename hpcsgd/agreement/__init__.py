@@ -10,6 +10,7 @@ from hpcsgd.agreement.none import NoAgreement
 from hpcsgd.agreement.postlocal import PostLocal
 from hpcsgd.agreement.slowmo import SlowMo
 from hpcsgd.agreement.terms import Terms
+from hpcsgd.errors import ConfigError
 
 AGREEMENTS: dict[str, type[Agreement]] = {
     "none": NoAgreement,
@@ -21,6 +22,20 @@ AGREEMENTS: dict[str, type[Agreement]] = {
     "fedavg": FedAvg,
     "slowmo": SlowMo,
 }
+
+
+def register(name: str, kind: type[Agreement]) -> None:
+    """Let `[agreement] kind = name` be an agreement of yours, on the rank that calls.
+
+    Parameters
+    ----------
+    name : str, one that no agreement has
+    kind : subclass of Agreement
+    """
+    if AGREEMENTS.get(name, kind) is not kind:
+        raise ConfigError(f"there is an agreement {name!r} already; take another name")
+    AGREEMENTS[name] = kind
+
 
 __all__ = [
     "AGREEMENTS",
@@ -35,4 +50,5 @@ __all__ = [
     "PostLocal",
     "SlowMo",
     "Terms",
+    "register",
 ]

@@ -173,6 +173,27 @@ class Communicator(Hooks):
         what = "exchange of pieces"
         return Pending(out, lambda: self._wait(finish, purpose, number, what))
 
+    def swap(self, array: Array, out: Array, peer: int, purpose: str) -> Array:
+        """out ← what rank `peer` gives this one, which gives it `array`.
+
+        Both call it for each other; pairs need not wait for other pairs. With oneself
+        nothing is sent. Swaps of the same two are in the order of their calls.
+        """
+        return self.start_swap(array, out, peer, purpose).wait()
+
+    def start_swap(self, array: Array, out: Array, peer: int, purpose: str) -> Pending:
+        """Begin it; both arrays belong to it until `wait`."""
+        if peer == self.rank:
+            np.copyto(out, array)
+            return Pending(out)
+        self._check_swap(array, out, peer)
+        began, what = perf_counter(), f"swap with rank {peer}"
+        with self._inside(f"start of the {what}", purpose):
+            finish = self._start_swap(array, out, peer)
+        number = self.begun
+        self._book(purpose, array, wire.swap_bytes(array.nbytes), began)
+        return Pending(out, lambda: self._wait(finish, purpose, number, what))
+
     def deal(
         self,
         pieces: Array,
@@ -325,6 +346,18 @@ class Communicator(Hooks):
             raise TransportError(
                 f"rank {self.rank} exchanges {pieces.size} words for {out.size} and the"
                 f" counts are {list(counts)}; pass the same counts on all ranks"
+            )
+
+    def _check_swap(self, array: Array, out: Array, peer: int) -> None:
+        if not 0 <= peer < self.size:
+            raise TransportError(
+                f"rank {self.rank} would swap with rank {peer} of {self.size}; name a"
+                " rank of the group"
+            )
+        if array.dtype != out.dtype:
+            raise TransportError(
+                f"rank {self.rank} gives words of {array.dtype} and takes {out.dtype};"
+                " swap words of one type"
             )
 
     def _sum_in_one_place(self, buffer: Array, purpose: str) -> Array:

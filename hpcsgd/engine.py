@@ -204,11 +204,13 @@ class Engine:
         """The steps of `group`, which is None behind a replica that rests."""
         agreement = self.agreement
         self.view.steps += agreement.updates(len(group.blocks.sizes))
-        self.view.rows += len(group.rows) * agreement.workers
         if not agreement.trains(number):
+            self.view.rows += agreement.rows(len(group.rows))
             return state, None
         ahead = upcoming if agreement.trains(number + 1) else None
-        return self.product.advance(state, group, ahead), group
+        state = self.product.advance(state, group, ahead)
+        self.view.rows += agreement.rows(len(group.rows))
+        return state, group
 
     def _look(self, state: State, number: int) -> Status | None:
         """Whether to end: asked of all ranks together, so that all leave together."""

@@ -1,5 +1,6 @@
 """When and how replicas agree on weights."""
 
+from hpcsgd.agreement.anybatch import Anybatch
 from hpcsgd.agreement.average import BUFFERS, Average
 from hpcsgd.agreement.base import Agreement
 from hpcsgd.agreement.fedavg import FedAvg
@@ -18,12 +19,14 @@ AGREEMENTS: dict[str, type[Agreement]] = {
     "hierarchical": Hierarchical,
     "fedavg": FedAvg,
     "slowmo": SlowMo,
+    "anybatch": Anybatch,
 }
 
 __all__ = [
     "AGREEMENTS",
     "BUFFERS",
     "Agreement",
+    "Anybatch",
     "Average",
     "FedAvg",
     "Gradient",

@@ -54,10 +54,9 @@ class Mixer:
 
     def _parts(self, words: Array, peers: list[int]) -> dict[int, Array]:
         """What each peer has, and this replica itself; deg · words go out."""
-        sizes = [words.size if r in peers else 0 for r in range(self.replicas.size)]
-        sent = np.tile(words, len(peers))
-        came = np.empty_like(sent)
-        self.replicas.deal(sent, sizes, came, sizes, PURPOSE)
-        parts = came.reshape(len(peers), words.size)
-        found = dict(zip(peers, parts, strict=True))
+        swaps = {
+            peer: self.replicas.start_swap(words, np.empty_like(words), peer, PURPOSE)
+            for peer in peers
+        }
+        found = {peer: swap.wait() for peer, swap in swaps.items()}
         return found | {self.replicas.rank: words.copy()}

@@ -48,6 +48,8 @@ class Means:
     check: ReplicaCheck
     settings: Any  # the section [agreement]
     shapers: tuple[Shaper, ...] = ()
+    total: int = 0  # columns of the data
+    more: Any = None  # what one kind of agreement alone needs
 
 
 class Gradient(Agreement):

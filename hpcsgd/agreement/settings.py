@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from hpcsgd.agreement.average import BUFFERS
 from hpcsgd.errors import ConfigError
 
+ROUNDS = ("clock", "full")  # what ends a round of any batch
+
 
 @dataclass(frozen=True)
 class AgreementConfig:
@@ -25,6 +27,12 @@ class AgreementConfig:
     slow_momentum: float = 0.5  # slowmo: β; 0 with α = 1 is the base alone
     slow_period: int = 0  # slowmo: exchanges; 0 = whenever the base agrees
     slow_sharded: bool = False  # slowmo: each replica keeps a part of the slow state
+    rounds: str = "clock"  # anybatch: what ends them; full = accumulate batches each
+    deadline: float = 0.0  # anybatch: seconds a round computes; 0 = by the first round
+    replay: str = ""  # anybatch: the rounds.csv of a run, or its folder, to do again
+    graph: str = "ring"  # anybatch: full, ring, rings, matching, or edges as "0-1,1-2"
+    mixing: int = 1  # anybatch: consensus iterations of a round; larger = closer
+    weighted: bool = True  # anybatch: replicas count by the rows of their round
 
     def __post_init__(self) -> None:
         if self.momentum not in BUFFERS:
@@ -38,6 +46,9 @@ class AgreementConfig:
             ("slow_rate", 0.0 < self.slow_rate < float("inf"), "above 0 and finite"),
             ("slow_momentum", 0.0 <= self.slow_momentum < 1.0, "in [0, 1)"),
             ("slow_period", self.slow_period >= 0, "at least 0"),
+            ("deadline", 0.0 <= self.deadline < float("inf"), "at least 0 and finite"),
+            ("mixing", self.mixing >= 1, "at least 1"),
+            ("rounds", self.rounds in ROUNDS, f"one of {', '.join(ROUNDS)}"),
         ):
             if not holds:
                 value = getattr(self, name)

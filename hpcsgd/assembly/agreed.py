@@ -2,23 +2,27 @@
 
 from dataclasses import replace
 
+from hpcsgd.agreement.anybatch import Anybatch
 from hpcsgd.agreement.buckets import Buffer, bucket_count
 from hpcsgd.agreement.gradient import Gradient, Means
 from hpcsgd.agreement.kinds import takes_gradients
 from hpcsgd.agreement.replica_check import ReplicaCheck
 from hpcsgd.agreement.senders import Coded, Plain, Sender
 from hpcsgd.agreement.steps import Steps
+from hpcsgd.assembly.any_batches import terms_of
 from hpcsgd.assembly.feed import Feed
 from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.codecs import Bucket, Codec, make_codec
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
 from hpcsgd.load import Loaded
-from hpcsgd.products.base import Array, State, Task
+from hpcsgd.products.any_batches import AnyBatches
+from hpcsgd.products.base import Array, Product, State, Task
+from hpcsgd.products.micro import MicroBatches
 from hpcsgd.rates import make_rate
 from hpcsgd.updates import make_rule
 
-KINDS: dict[str, type[Gradient]] = {"gradient": Gradient}
+KINDS: dict[str, type[Gradient]] = {"gradient": Gradient, "anybatch": Anybatch}
 
 
 def of_feed(config: RunConfig) -> RunConfig:
@@ -59,8 +63,17 @@ def make_gradient(
         opener=lambda state, buffer: _sender(config, grid, state, buffer),
         check=ReplicaCheck(grid.replicas, config.run.check_members),
         settings=config.agreement,
+        total=shard.total_columns,
+        more=terms_of(config, grid, loaded, feed),
     )
     return KINDS[words.agreement](grid, shard.height / shard.total_rows, means)
+
+
+def in_exchanges(one: Product, gradient: Gradient, most: int) -> Product:
+    """Steps of the product, put together into what `gradient` calls an exchange."""
+    if isinstance(gradient, Anybatch):
+        return AnyBatches(one, gradient, gradient.stream, most)
+    return MicroBatches(one, gradient, most)
 
 
 def _sender(config: RunConfig, grid: Grid, state: State, buffer: Buffer) -> Sender:

@@ -18,8 +18,11 @@ def check(config: RunConfig, precision: Precision) -> None:
     get_codec(config.agreement.codec)
     if not takes_gradients(config.agreement.kind):
         _check_unused(config)
+        _check_rounds(config)
         return
-    for is_wrong, why in (*_of_settings(config), *_of_formats(precision)):
+    wrong = *_of_settings(config), *_of_any_batch(config), *_of_formats(precision)
+    _check_rounds(config)
+    for is_wrong, why in wrong:
         if is_wrong:
             raise ConfigError(f"[agreement] kind = {config.agreement.kind!r} {why}")
 
@@ -68,6 +71,29 @@ def _of_settings(config: RunConfig) -> tuple[Wrong, ...]:
     )
 
 
+def _of_any_batch(config: RunConfig) -> tuple[Wrong, ...]:
+    if config.agreement.kind != "anybatch":
+        return ()
+    codec, update = config.agreement.codec, config.update.kind
+    return (
+        (
+            codec != "identity" or config.codec.feedback == "on",
+            f"mixes weights and [agreement] codec = {codec!r} is for gradients; leave"
+            " the codec out, or use --agreement gradient",
+        ),
+        (
+            update != "sgd",
+            f"steps by its mirror map and [update] kind = {update!r} is another step;"
+            " use --update sgd, and [mirror] kind for the geometry",
+        ),
+        (
+            config.average.kind != "none",
+            "takes the mean of replicas when it is asked for, not after every round;"
+            " set average.kind = 'none'",
+        ),
+    )
+
+
 def _of_formats(precision: Precision) -> tuple[Wrong, ...]:
     residual = precision.residual
     return (
@@ -82,6 +108,22 @@ def _of_formats(precision: Precision) -> tuple[Wrong, ...]:
             " ask for; use --set precision.residual=fp32",
         ),
     )
+
+
+def _check_rounds(config: RunConfig) -> None:
+    """Geometries and replays are of any-batch rounds alone."""
+    if config.agreement.kind == "anybatch":
+        return
+    for given, what in (
+        (config.mirror.kind != "euclidean" or config.mirror.radius, "[mirror]"),
+        (config.agreement.replay, "[agreement] replay"),
+    ):
+        if given:
+            raise ConfigError(
+                f"{what} is for rounds of any batch, and [agreement] kind ="
+                f" {config.agreement.kind!r} has none; use --method anybatch, or leave"
+                " it out"
+            )
 
 
 def _check_unused(config: RunConfig) -> None:

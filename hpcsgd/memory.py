@@ -189,8 +189,21 @@ def _of_gradients(config: RunConfig) -> int:
     """
     if not takes_gradients(config.agreement.kind):
         return 0
+    if config.agreement.kind == "anybatch":
+        return _of_mixing(config)
     codec, moments = config.agreement.codec, ADAPTIVE.get(config.update.kind, 0)
     return moments + (1 if codec == "identity" else 3 + (codec == "dgc"))
+
+
+def _of_mixing(config: RunConfig) -> int:
+    """What a map keeps, the gradient, and words of every neighbour, mixed in float64."""
+    travels = {"entropy": 1, "eg": 2}.get(config.mirror.kind, 0)
+    kept = 2 if config.mirror.kind == "diagonal" else travels
+    few = {"full": 0, "ring": 2, "rings": 2, "matching": 1}
+    peers = config.grid.replicas - 1
+    if config.agreement.graph in few and not (config.agreement.graph == "full" and kept):
+        peers = min(peers, few[config.agreement.graph])
+    return 1 + kept + max(travels, 1) * (3 * peers + 5)
 
 
 def _sparse(

@@ -11,7 +11,7 @@ import hpcsgd
 from hpcsgd.agreement import Agreement
 from hpcsgd.callbacks.base import View
 from hpcsgd.callbacks.guards import MemberCheck
-from hpcsgd.checkpoint import ASKED, KEPT, SIZES, Checkpoint
+from hpcsgd.checkpoint import ASKED, KEPT, LOG, SIZES, Checkpoint
 from hpcsgd.columns import Columns
 from hpcsgd.comm.grid import Grid
 from hpcsgd.data.partition import split_range
@@ -21,7 +21,6 @@ from hpcsgd.timing import Clock
 
 # Before the names of what agreements and codecs keep, and of what is of all members.
 MEMORY, SHARED = "memory_", "shared_"
-LOG = "log_"  # before those of what is written down of the whole run
 
 
 @dataclass

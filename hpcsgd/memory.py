@@ -124,7 +124,7 @@ def predict(
     schedule = config.schedule
     rows = _length(reader.rows, grid.replicas.size, grid.replica)
     cols = _length(reader.cols, grid.members.size, grid.member)
-    m = min(schedule.batch * schedule.most_steps, rows)
+    m = max(min(schedule.batch * schedule.most_steps, rows), 1)
     working = precision.working.itemsize
     words = m * max(m - schedule.batch, 0) // 2
     gram = words * get_format(precision.gram_wire).carrier.itemsize

@@ -57,6 +57,7 @@ class Anybatch(Gradient):
         self._chunks: list[int] = []  # of every round so far, on this replica
         self._before: Array = np.zeros((grid.replicas.size, 0), dtype=np.int64)
         self._is_regridded = False
+        self._settled = -1  # the exchange behind which all became one
         self._started = 0  # chunks of the stream, where this round began
         self._taken = 0
 
@@ -184,8 +185,14 @@ class Anybatch(Gradient):
 
     def is_whole(self, exchanges: int) -> bool:
         """Only where all have heard all."""
-        alone = self.grid.replicas.size == 1
-        return alone or exchanges == 0 or self.mixer.graph.kind == "full"
+        if self.grid.replicas.size == 1 or exchanges in (0, self._settled):
+            return True
+        return self.mixer.graph.kind == "full"
+
+    def settle(self, state: State, exchanges: int) -> None:
+        """The end: from here on all hold the mean."""
+        super().settle(state, exchanges)
+        self._settled = exchanges
 
     def holds_one_state(self, state: State, exchanges: int) -> bool:
         """What a map keeps may be each replica's own."""

@@ -1,10 +1,12 @@
 """Any-batch rounds: against a plain restatement, their laws, their log, their edges."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from scipy.optimize import minimize
 
 from hpcsgd.agreement.anybatch_rounds import Timed
 from hpcsgd.agreement.graphs import Graph, sigma_2
@@ -14,8 +16,6 @@ from tests.anybatch import MAPS, any_batch, on_all, restated, script
 from tests.harness import make_problem, relative_error, train_on, union_oracle
 from tests.sparse import make_sparse
 from tests.unit.test_gradient import in_folder
-
-WEIGHTS = "logistic", "softmax", "gaussian"
 
 
 def budgets(replicas, rounds, most=3, seed=0):
@@ -36,7 +36,7 @@ def scripted(folder, drawn, replicas, members=1, /, *, most=3, rounds=8, **secti
     sections["agreement"] = {**told, **sections.get("agreement", {})}
     config = any_batch(drawn, replicas, members, **sections)
     each = -(-len(drawn.X) // replicas // (4 * most))
-    epochs = {"epochs": max(rounds // max(each, 1) - 1, 1)}
+    epochs = {"epochs": max(rounds // max(each, 1), 1)}
     tables = config.tables()
     tables["schedule"] |= epochs
     return type(config).parse(tables), chunks
@@ -134,10 +134,27 @@ def test_one_column_and_float32(tmp_path):
         assert relative_error(result, expected) < 1e-5
 
 
-def test_more_replicas_than_rows(tmp_path):
-    problem = make_problem("logistic", n=3)
-    result, _ = check(tmp_path, problem, 7, agreement={"graph": "ring"})
-    assert result.report["agreement"]["rows_by_replica"][3:] == [0] * 4
+def test_a_replica_that_never_gets_to_a_row(tmp_path):
+    """It mixes along; one row a replica is the least there is."""
+    problem = make_problem("logistic", n=7)
+    chunks = np.tile(np.array([[2], [0], [1], [0], [0], [2], [1]]), (1, 8))
+    for graph in ("ring", "matching", "full"):
+        config = any_batch(
+            problem,
+            7,
+            schedule={"epochs": 8},
+            agreement={
+                "replay": script(tmp_path, chunks),
+                "accumulate": 2,
+                "graph": graph,
+            },
+        )
+        result = train_on(7, config, problem)
+        _, mean, bias = restated(config, problem, chunks[:, : result.exchanges])
+        assert relative_error(result, (mean, bias)) <= 1e-12
+        assert result.report["agreement"]["rows_by_replica"] == [16, 0, 8, 0, 0, 16, 8]
+    with pytest.raises(HpcsgdError, match="replicas"):
+        train_on(7, any_batch(make_problem("logistic", n=3), 7), make_problem("gaussian", n=3))
 
 
 # -------------------------------------------------------------------------- laws
@@ -203,22 +220,21 @@ def test_simplex_iterates_stay_on_it(tmp_path):
     assert np.abs(result.weights).sum(axis=0).max() <= 3.0 * (1 + 1e-12)
 
 
-LOGISTIC_ROUNDS = 1500
-
-
 def sorted_problem():
     """Rows in the order of their margins: the worst of shards."""
     problem = make_problem("logistic", n=120, d=11, seed=3)
-    rng = np.random.default_rng(5)
-    order = np.argsort(problem.X @ rng.normal(size=11))
-    return type(problem)(
-        **{**vars(problem), "X": problem.X[order], "y": problem.y[order]}
-    )
+    order = np.argsort(problem.X @ np.random.default_rng(5).normal(size=11))
+    return replace(problem, X=problem.X[order], y=problem.y[order])
 
 
-def least(problem, l2):
-    from scipy.optimize import minimize
+def alike_shards():
+    """Four replicas with the same thirty rows."""
+    one = make_problem("logistic", n=30, d=11, seed=3)
+    return replace(one, X=np.tile(one.X, (4, 1)), y=np.tile(one.y, 4))
 
+
+def least(problem, l2=0.05):
+    """The objective at its minimum."""
     X, y = problem.X, problem.y
 
     def loss(w):
@@ -230,37 +246,83 @@ def least(problem, l2):
     return minimize(loss, np.zeros(11), jac=True, method="BFGS", tol=1e-12).fun
 
 
-def gap_of_random_batches(folder, drawn, weighted, mixing, rate=0.5, graph="ring"):
-    """Relative, after rounds of 0 to 7 chunks of single rows, unlike on replicas."""
-    rng = np.random.default_rng(7)
-    most = np.array([8, 8, 2, 2])[:, None]
-    chunks = rng.integers(0, most, size=(4, LOGISTIC_ROUNDS))
+def gaps(folder, problem, chunks, batch, sections, every=0, **agreement):
+    """Relative, at every evaluation, and how far replicas are apart at the end."""
+    most, rounds = int(chunks.max()), chunks.shape[1]
+    each = -(-30 // (batch * most))
     config = any_batch(
-        drawn,
+        problem,
         4,
-        schedule={"batch": 4, "epochs": LOGISTIC_ROUNDS},
+        schedule={"batch": batch, "epochs": rounds // each},
+        run={"evaluate_every": every},
         agreement={
-            "accumulate": 8,
+            "accumulate": most,
             "replay": script(folder, chunks),
-            "graph": graph,
-            "mixing": mixing,
-            "weighted": weighted,
+            "graph": "ring",
+            **agreement,
         },
-        rate={"kind": "inverse-sqrt", "value": rate, "decay": 0.1},
+        **sections,
     )
-    result = train_on(4, config, drawn)
-    assert result.exchanges == LOGISTIC_ROUNDS
-    best = least(drawn, 0.05)
-    return (result.loss - best) / best, result.report["agreement"]["disagreement"]
+    result = train_on(4, config, problem)
+    found = np.array([record["loss"] for record in result.history]) / least(problem)
+    return found - 1, result.report["agreement"]["disagreement"]
+
+
+DECAYING = {"rate": {"kind": "inverse-sqrt", "value": 2.0, "decay": 0.1}}
 
 
 def test_random_batches_converge_and_mixing_brings_replicas_together(tmp_path):
-    problem = make_problem("logistic", n=120, d=11, seed=3)
-    once, often = (
-        gap_of_random_batches(tmp_path, problem, True, k) for k in (1, 4)
+    """Rows sorted by margin, 0 to 30 rows a round."""
+    chunks = np.random.default_rng(7).integers(0, 4, size=(4, 400))
+    apart = {}
+    for weighted, bound in ((True, 2e-3), (False, 2e-4)):
+        for mixing in (1, 4):
+            gap, apart[weighted, mixing] = gaps(
+                tmp_path,
+                sorted_problem(),
+                chunks,
+                10,
+                DECAYING,
+                weighted=weighted,
+                mixing=mixing,
+            )
+            assert 0 <= gap[-1] < bound, (weighted, mixing)
+    assert apart[False, 4] < apart[False, 1] / 4
+    assert apart[True, 4] < apart[True, 1] / 2
+
+
+def test_average_regret_falls_on_a_fixed_target(tmp_path):
+    """Of the consensus: the mean of F − F* over rounds, at twice as many each time."""
+    chunks = np.random.default_rng(7).integers(0, 4, size=(4, 320))
+    gap, _ = gaps(tmp_path, sorted_problem(), chunks, 10, DECAYING, every=1)
+    average = np.cumsum(gap[1:]) / np.arange(1, len(gap))
+    seen = [average[rounds - 1] for rounds in (40, 80, 160, 320)]
+    assert all(later < 0.71 * earlier for earlier, later in pairwise(seen)), seen
+
+
+def test_unweighted_gives_noise_equal_weight(tmp_path):
+    """One replica has fifteen times the rows of a round: counting by rows pays."""
+    chunks = np.tile(np.array([[1], [1], [1], [15]]), (1, 200))
+    drawn = {"sampling": {"mode": "replacement"}, "rate": {"value": 1.0}}
+    floor = {
+        weighted: np.mean(
+            gaps(tmp_path, alike_shards(), chunks, 2, drawn, 4, weighted=weighted)[0][
+                -25:
+            ]
+        )
+        for weighted in (True, False)
+    }
+    assert floor[False] > 1.5 * floor[True]
+
+
+def test_rows_of_a_slow_replica_count_for_less_where_replicas_count_by_rows(tmp_path):
+    """One at a third of the speed, on shards that differ: another optimum, said so."""
+    chunks = np.tile(np.array([[1], [3], [3], [3]]), (1, 300))
+    by_rows, alike = (
+        gaps(tmp_path, sorted_problem(), chunks, 10, DECAYING, weighted=w)[0][-1]
+        for w in (True, False)
     )
-    assert 0 <= once[0] < 1e-3 and 0 <= often[0] < 1e-3
-    assert often[1] < once[1] / 4
+    assert alike < 1e-4 < 1e-3 < by_rows
 
 
 # --------------------------------------------------------------------------- bytes
@@ -379,12 +441,12 @@ def test_a_log_is_the_same_run_again(tmp_path, monkeypatch):
     config = any_batch(problem, 3, agreement=told)
     first = in_folder(tmp_path / "first", config, 3, problem)[0]
     log = tmp_path / "first" / "rounds.csv"
-    for replay in (log, log.parent):
+    for name, replay in (("file", log), ("folder", log.parent)):
         told["replay"] = str(replay)
         config = any_batch(problem, 3, agreement=told)
-        again = in_folder(tmp_path / "again", config, 3, problem)[0]
+        again = in_folder(tmp_path / name, config, 3, problem)[0]
         assert again.weights_sha256 == first.weights_sha256
-        assert (tmp_path / "again" / "rounds.csv").read_text() == log.read_text()
+        assert (tmp_path / name / "rounds.csv").read_text() == log.read_text()
     saved = json.loads((tmp_path / "first" / "result.json").read_text())
     rounds = saved["agreement"]["rounds"]
     assert np.sum(rounds["rows"], axis=1).tolist() == saved["agreement"][

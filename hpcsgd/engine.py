@@ -205,11 +205,11 @@ class Engine:
         agreement = self.agreement
         self.view.steps += agreement.updates(len(group.blocks.sizes))
         if not agreement.trains(number):
-            self.view.rows += agreement.rows(len(group.rows))
+            self.view.rows += agreement.visited(len(group.rows))
             return state, None
         ahead = upcoming if agreement.trains(number + 1) else None
         state = self.product.advance(state, group, ahead)
-        self.view.rows += agreement.rows(len(group.rows))
+        self.view.rows += agreement.visited(len(group.rows))
         return state, group
 
     def _look(self, state: State, number: int) -> Status | None:

@@ -196,13 +196,14 @@ def _of_gradients(config: RunConfig) -> int:
 
 
 def _of_mixing(config: RunConfig) -> int:
-    """What a map keeps, the gradient, and words of every neighbour, mixed in float64."""
+    """What a map keeps, the gradient, and words of neighbours, mixed in float64."""
     travels = {"entropy": 1, "eg": 2}.get(config.mirror.kind, 0)
     kept = 2 if config.mirror.kind == "diagonal" else travels
-    few = {"full": 0, "ring": 2, "rings": 2, "matching": 1}
+    few = {"ring": 2, "rings": 2, "matching": 1, "full": 0}
     peers = config.grid.replicas - 1
-    if config.agreement.graph in few and not (config.agreement.graph == "full" and kept):
-        peers = min(peers, few[config.agreement.graph])
+    if travels:  # logarithms have no sum: all peers of a full graph
+        del few["full"]
+    peers = min(peers, few.get(config.agreement.graph, peers))
     return 1 + kept + max(travels, 1) * (3 * peers + 5)
 
 

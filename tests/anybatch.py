@@ -111,7 +111,7 @@ def restated(config, problem, chunks):
     Returns weights and intercepts of all of them, and their consensus.
     """
     replicas, n = len(chunks), len(problem.X)
-    asked, schedule = config.agreement, config.schedule
+    asked = config.agreement
     X = problem.X.astype(np.longdouble)
     classes = problem.classes if problem.family == "softmax" else 1
     maps = [Map(config.mirror, X.shape[1], classes) for _ in range(replicas)]
@@ -151,9 +151,7 @@ def restated(config, problem, chunks):
 
 
 def mixed(W, parts):
-    return [
-        sum(w * part for w, part in zip(row, parts, strict=True)) for row in W
-    ]
+    return [sum(w * part for w, part in zip(row, parts, strict=True)) for row in W]
 
 
 def residuals(problem, X, rows, w, bias):

@@ -44,7 +44,7 @@ class Terms:
 
 
 class Anybatch(Gradient):
-    """Takes the gradients of a round, steps by itself, and mixes with its neighbours."""
+    """Takes the gradients of a round, steps by itself, and mixes with neighbours."""
 
     def __init__(self, grid: Grid, share: float, means: Means) -> None:
         super().__init__(grid, share, means)
@@ -169,10 +169,10 @@ class Anybatch(Gradient):
 
     def _mend_intercept(self, state: State) -> None:
         """Sums of other column blocks may have another last bit; members must not."""
-        members, many = self.grid.members, self.grid.replicas.size > 2
-        if state.intercept is not None and members.size > 1 and many:
-            if self.mixer.by_sum:
-                members.broadcast(state.intercept, 0, PURPOSE)
+        members = self.grid.members
+        sums = self.mixer.by_sum and self.grid.replicas.size > 2
+        if state.intercept is not None and members.size > 1 and sums:
+            members.broadcast(state.intercept, 0, PURPOSE)
 
     def _point(self, state: State) -> Point:
         return Point(
@@ -217,7 +217,8 @@ class Anybatch(Gradient):
         self.grid.replicas.sum(words, purpose)
         if words[-1] == 0.0:
             return None
-        return words[:-1] / words[-1]
+        mean: Array = words[:-1] / words[-1]
+        return mean
 
     def _measure(self, own: Array, mean: Array) -> None:
         """sqrt(mean_i |x_i − x̄|²) / |x̄|."""
@@ -243,7 +244,7 @@ class Anybatch(Gradient):
         rounds = np.zeros((self.grid.replicas.size, log.shape[1]), dtype=np.int64)
         self._before, self._is_regridded = rounds, True
 
-    def rows(self, dealt: int) -> int:
+    def visited(self, dealt: int) -> int:
         """Of R replicas such as this one; `facts` has what they really were."""
         own = self.stream.rows_in(self._started, self._taken)
         return own * self.grid.replicas.size

@@ -65,7 +65,7 @@ class Timed:
     """Until `deadline` seconds after the round began here; 0: found in the first round.
 
     A first round is then half of `most` chunks, and the deadline what these take the
-    median replica: one of usual speed takes half, one twice as fast or more all of them.
+    median replica: one of usual speed takes half, one twice as fast takes all of them.
     """
 
     def __init__(
@@ -167,5 +167,3 @@ def _check_script(chunks: Array, rounds: int, most: int, path: str) -> None:
             f"{path} has rounds of up to {chunks.max()} chunks and agreement.accumulate"
             f" = {most}; set it as in that run"
         )
-
-

@@ -87,7 +87,7 @@ class Agreement(ABC):
         """Make all replicas one after so many exchanges; booked under `purpose`."""
         self.agree(state, purpose)
 
-    def rows(self, dealt: int) -> int:
+    def visited(self, dealt: int) -> int:
         """Rows of all replicas in an exchange that dealt so many to this one."""
         return dealt * self.workers
 

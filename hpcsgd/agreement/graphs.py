@@ -56,7 +56,7 @@ def metropolis(edges: Array) -> Array:
     """W of a symmetric (R, R) array of booleans, whose diagonal is not looked at."""
     linked = edges & ~np.eye(len(edges), dtype=bool)
     degree = linked.sum(axis=1)
-    weights = linked / (1.0 + np.maximum.outer(degree, degree))
+    weights: Array = linked / (1.0 + np.maximum.outer(degree, degree))
     np.fill_diagonal(weights, 1.0 - weights.sum(axis=1))
     return weights
 
@@ -123,5 +123,3 @@ def _of_edges(text: str, size: int) -> Array:
             )
         edges[int(ends[0]), int(ends[1])] = True
     return metropolis(edges | edges.T)
-
-

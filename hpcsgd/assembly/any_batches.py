@@ -16,9 +16,7 @@ from hpcsgd.mirror import Mirror, make_mirror
 from hpcsgd.products.base import Array
 
 
-def terms_of(
-    config: RunConfig, grid: Grid, loaded: Loaded, feed: Feed
-) -> Terms | None:
+def terms_of(config: RunConfig, grid: Grid, loaded: Loaded, feed: Feed) -> Terms | None:
     """None where rounds are exchanges like any other."""
     if not isinstance(feed, Rounds) or feed.stream is None:
         return None

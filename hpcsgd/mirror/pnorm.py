@@ -1,6 +1,6 @@
 """ψ = ½|x|_p²: p near 1 for weights of which few are not zero, p = 2 for SGD.
 
-    θ = ∇ψ(x) = sign(x) |x|^(p−1) / |x|_p^(p−2),   θ ← θ − η g,   y = the same of q and θ
+    θ = ∇ψ(x) = sign(x) |x|^(p−1) / |x|_p^(p−2),  θ ← θ − η g,  y = the same of q and θ
 
 with 1/p + 1/q = 1. What is raised to a power is first divided by its Euclidean norm:
 the power of q, which is large where d is, underflows otherwise.

@@ -63,7 +63,7 @@ def check(folder, drawn, replicas, members=1, /, **sections):
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("name", MAPS)
 def test_every_map_is_its_formula(name, weighted, tmp_path):
-    """Random budgets, a ring, two iterations, an intercept; members who share columns."""
+    """Random budgets, two iterations, an intercept; members who share columns."""
     problem = make_problem("softmax")
     for replicas, members, graph in ((3, 1, "ring"), (2, 2, "full"), (4, 1, "ring")):
         result, _ = check(
@@ -154,7 +154,11 @@ def test_a_replica_that_never_gets_to_a_row(tmp_path):
         assert relative_error(result, (mean, bias)) <= 1e-12
         assert result.report["agreement"]["rows_by_replica"] == [16, 0, 8, 0, 0, 16, 8]
     with pytest.raises(HpcsgdError, match="replicas"):
-        train_on(7, any_batch(make_problem("logistic", n=3), 7), make_problem("gaussian", n=3))
+        train_on(
+            7,
+            any_batch(make_problem("logistic", n=3), 7),
+            make_problem("gaussian", n=3),
+        )
 
 
 # -------------------------------------------------------------------------- laws
@@ -174,7 +178,7 @@ def test_equal_batches_on_a_full_graph_are_synchronous_sgd(ranks):
 
 
 def test_uneven_batches_are_that_too_where_replicas_count_by_rows(tmp_path):
-    """Weighted, full: Σ b y / Σ b is the step on the union of all rows, however many."""
+    """Weighted, full: Σ b y / Σ b is the step on the union of all rows."""
     problem = make_problem("logistic")
     config, chunks = scripted(tmp_path, problem, 3, problem={"l2": 0.0})
     result = train_on(3, config, problem)
@@ -200,9 +204,7 @@ def test_unweighted_is_a_mean_of_means_and_another_method(tmp_path):
     problem = make_problem("logistic")
     found = []
     for weighted in (True, False):
-        config, _ = scripted(
-            tmp_path, problem, 3, agreement={"weighted": weighted}
-        )
+        config, _ = scripted(tmp_path, problem, 3, agreement={"weighted": weighted})
         found.append(train_on(3, config, problem).weights)
     assert np.linalg.norm(found[0] - found[1]) > 1e-3 * np.linalg.norm(found[0])
 
@@ -422,9 +424,7 @@ def test_the_first_round_finds_a_deadline(monkeypatch):
     """Half of eight chunks at the median of 1, 1.5 and 4 seconds: 6 seconds."""
     clocked(monkeypatch, [1.0, 1.5, 4.0])
     problem = make_problem("logistic", n=150)
-    config = any_batch(
-        problem, 3, agreement={"rounds": "clock", "accumulate": 8}
-    )
+    config = any_batch(problem, 3, agreement={"rounds": "clock", "accumulate": 8})
     result = train_on(3, config, problem)
     said = result.report["agreement"]
     assert said["deadline_seconds"] == pytest.approx(6.0)
@@ -449,9 +449,9 @@ def test_a_log_is_the_same_run_again(tmp_path, monkeypatch):
         assert (tmp_path / name / "rounds.csv").read_text() == log.read_text()
     saved = json.loads((tmp_path / "first" / "result.json").read_text())
     rounds = saved["agreement"]["rounds"]
-    assert np.sum(rounds["rows"], axis=1).tolist() == saved["agreement"][
-        "rows_by_replica"
-    ]
+    assert (
+        np.sum(rounds["rows"], axis=1).tolist() == saved["agreement"]["rows_by_replica"]
+    )
 
 
 @pytest.mark.parametrize("name", MAPS)
@@ -479,8 +479,9 @@ def test_a_run_goes_on_bit_for_bit(name, tmp_path):
         assert again[0].iterations == whole.iterations
         logs = [(place / n / "rounds.csv").read_text() for n in ("whole", "parts")]
         assert logs[0] == logs[1]
-        assert again[0].report["agreement"]["rounds"] == (
-            whole.report["agreement"]["rounds"]
+        assert (
+            again[0].report["agreement"]["rounds"]
+            == (whole.report["agreement"]["rounds"])
         )
 
 
@@ -568,7 +569,9 @@ def test_scripts_that_do_not_fit(text, remedy, tmp_path):
 
 
 GRAPHS = [
-    (kind, size) for kind in ("full", "ring", "rings", "matching") for size in (1, 2, 3, 4, 7)
+    (kind, size)
+    for kind in ("full", "ring", "rings", "matching")
+    for size in (1, 2, 3, 4, 7)
 ] + [("0-1,1-2,2-3,1-3", 4), ("0-1,0-2,0-3,0-4,0-5,0-6", 7)]
 
 

@@ -192,6 +192,8 @@ def _of_gradients(config: RunConfig) -> int:
     if config.agreement.kind == "anybatch":
         return _of_mixing(config)
     codec, moments = config.agreement.codec, ADAPTIVE.get(config.update.kind, 0)
+    if config.update.bits == 8:  # a quarter of a word each, momentum too
+        moments = 1
     return moments + (1 if codec == "identity" else 3 + (codec == "dgc"))
 
 

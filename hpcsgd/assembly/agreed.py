@@ -11,7 +11,11 @@ from hpcsgd.agreement.senders import Coded, Plain, Sender
 from hpcsgd.agreement.steps import Steps
 from hpcsgd.assembly.any_batches import terms_of
 from hpcsgd.assembly.feed import Feed
+from hpcsgd.assembly.shapers import make_shapers
 from hpcsgd.assembly.vocabulary import Vocabulary
+from hpcsgd.backends.base import Backend
+from hpcsgd.backends.loss_scale import LossScale
+from hpcsgd.backends.rounded import RoundedBackend
 from hpcsgd.codecs import Bucket, Codec, make_codec
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
@@ -65,6 +69,8 @@ def make_gradient(
         settings=config.agreement,
         total=shard.total_columns,
         more=terms_of(config, grid, loaded, feed),
+        loss_scale=_loss_scale(task.backend),
+        shapers=make_shapers(config, shard.total_columns, task.columns),
     )
     return KINDS[words.agreement](grid, shard.height / shard.total_rows, means)
 
@@ -74,6 +80,14 @@ def in_exchanges(one: Product, gradient: Gradient, most: int) -> Product:
     if isinstance(gradient, Anybatch):
         return AnyBatches(one, gradient, gradient.stream, most)
     return MicroBatches(one, gradient, most)
+
+
+def _loss_scale(backend: Backend) -> LossScale | None:
+    """That of residuals, which waits for what all replicas say."""
+    if not isinstance(backend, RoundedBackend) or backend.loss_scale is None:
+        return None
+    backend.loss_scale.waits = True
+    return backend.loss_scale
 
 
 def _sender(config: RunConfig, grid: Grid, state: State, buffer: Buffer) -> Sender:

@@ -15,12 +15,17 @@ Wrong = tuple[bool, str]  # whether it is, and the sentence
 
 def check(config: RunConfig, precision: Precision) -> None:
     """Refuse what replicas could not agree on the gradient of."""
-    get_codec(config.agreement.codec)
+    codec = config.agreement.codec
+    get_codec(codec)
     if not takes_gradients(config.agreement.kind):
         _check_unused(config)
         _check_rounds(config)
         return
-    wrong = *_of_settings(config), *_of_any_batch(config), *_of_formats(precision)
+    wrong = (
+        *_of_settings(config),
+        *_of_any_batch(config, precision),
+        *_of_formats(precision, codec),
+    )
     _check_rounds(config)
     for is_wrong, why in wrong:
         if is_wrong:
@@ -51,14 +56,19 @@ def _of_settings(config: RunConfig) -> tuple[Wrong, ...]:
             "is not built for GPUs yet; use --device cpu, or --agreement average",
         ),
         (
-            how != "none",
-            f"does not clip and [update] clip = {how!r}; use --set update.clip=none,"
-            " or a lower --rate",
+            how != "none" and config.update.clip_over != "step",
+            "has one step an exchange, and [update] clip_over = 'exchange' is for more;"
+            " leave it out",
         ),
         (
             config.update.kind not in UPDATES,
             f"steps by one gradient and [update] kind = {config.update.kind!r} does"
             " not; use --update sgd, momentum or nesterov",
+        ),
+        (
+            config.update.bits == 8 and config.update.kind == "nesterov-classic",
+            "keeps momentum in 8 bits for --update momentum and nesterov; use one of"
+            " them, or update.bits = 32",
         ),
         (
             config.sweep.is_many,
@@ -71,10 +81,11 @@ def _of_settings(config: RunConfig) -> tuple[Wrong, ...]:
     )
 
 
-def _of_any_batch(config: RunConfig) -> tuple[Wrong, ...]:
+def _of_any_batch(config: RunConfig, precision: Precision) -> tuple[Wrong, ...]:
     if config.agreement.kind != "anybatch":
         return ()
     codec, update = config.agreement.codec, config.update.kind
+    shapes, residual = config.update.shapes, precision.residual
     return (
         (
             codec != "identity" or config.codec.feedback == "on",
@@ -91,10 +102,25 @@ def _of_any_batch(config: RunConfig) -> tuple[Wrong, ...]:
             "takes the mean of replicas when it is asked for, not after every round;"
             " set average.kind = 'none'",
         ),
+        (
+            bool(shapes),
+            f"has gradients of single replicas and [update] {shapes} is for those that"
+            " they agree on; use --agreement gradient, or leave it out",
+        ),
+        (
+            get_format(residual).wants_scale,
+            f"has no scale that replicas share, as residuals in {residual} ask for; use"
+            " --set precision.residual=fp32",
+        ),
+        (
+            config.rate.per_batch > 0,
+            f"has steps of any number of rows and [rate] per_batch ="
+            f" {config.rate.per_batch} is for a known one; leave it out",
+        ),
     )
 
 
-def _of_formats(precision: Precision) -> tuple[Wrong, ...]:
+def _of_formats(precision: Precision, codec: str) -> tuple[Wrong, ...]:
     residual = precision.residual
     return (
         (
@@ -103,9 +129,10 @@ def _of_formats(precision: Precision) -> tuple[Wrong, ...]:
             " too narrow; use --set precision.weights=fp32",
         ),
         (
-            get_format(residual).wants_scale,
-            f"cannot leave a step out on one replica alone, as residuals in {residual}"
-            " ask for; use --set precision.residual=fp32",
+            get_format(residual).wants_scale and codec != "identity",
+            f"leaves a step out where residuals in {residual} overflow, of which"
+            f" codec = {codec!r} would have sent a part; use codec = 'identity', or"
+            " --set precision.residual=fp32",
         ),
     )
 
@@ -128,7 +155,14 @@ def _check_rounds(config: RunConfig) -> None:
 
 def _check_unused(config: RunConfig) -> None:
     """Settings of gradients that would do nothing are a misunderstanding."""
-    agreement = config.agreement
+    agreement, shapes = config.agreement, config.update.shapes
+    if shapes:
+        value = getattr(config.update, shapes)
+        raise ConfigError(
+            f"[update] {shapes} = {value!r} works on gradients that replicas agree on,"
+            f" and [agreement] kind = {agreement.kind!r} has none; use --agreement"
+            " gradient, or leave it out"
+        )
     if config.update.kind in ADAPTIVE:
         raise ConfigError(
             f"--update {config.update.kind} needs the gradient of every step, and"

@@ -493,6 +493,11 @@ def test_another_number_of_replicas_goes_on_from_the_mean(name, tmp_path):
     again = in_folder(tmp_path, any_batch(problem, 2, **told), 2, problem)
     assert again[0].status.value == "completed"
     assert again[0].loss < first.history[0]["loss"]
+    rounds = again[0].report["agreement"]["rounds"]
+    before = rounds["chunks"][0].index(2)  # rounds of other replicas are not theirs
+    sizes = np.array([4] * 11 + [1])  # 45 rows
+    taken = np.arange(2 * before, 2 * len(rounds["chunks"][0])).reshape(-1, 2)
+    assert before and rounds["rows"][0][before:] == sizes[taken % 12].sum(1).tolist()
     if name == "entropy":
         np.testing.assert_allclose(again[0].weights.sum(axis=0), 2.0, rtol=1e-12)
 
@@ -521,6 +526,9 @@ REFUSED = [
     ({"update": {"kind": "momentum"}}, "use --update sgd"),
     ({"update": {"kind": "adam"}}, "use --update sgd"),
     ({"average": {"kind": "tail"}}, "average.kind = 'none'"),
+    ({"update": {"clip": "norm"}}, "those that they agree on"),
+    ({"precision": {"residual": "fp16"}}, "precision.residual=fp32"),
+    ({"rate": {"per_batch": 8}}, "is for a known one"),
     ({"schedule": {"steps": 2}}, "use --steps 1"),
     ({"agreement": {"graph": "star"}}, "known: .*ring"),
     ({"agreement": {"graph": "0-3"}}, "unknown graph"),

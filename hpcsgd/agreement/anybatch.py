@@ -78,6 +78,8 @@ class Anybatch(Gradient):
     def start(self, state: State, exchanges: int) -> None:
         """Other replicas than before begin where full rounds would have ended."""
         if self._is_regridded:
+            shape = self.grid.replicas.size, exchanges
+            self._before = np.zeros(shape, dtype=np.int64)
             self.stream.taken = exchanges * self.means.settings.accumulate
             self.mirror.repair(self._point(state))
             state.shared[DEN][...] = 1.0
@@ -241,8 +243,7 @@ class Anybatch(Gradient):
             self._before = log
             self.stream.taken = int(log[self.grid.replica].sum())
             return
-        rounds = np.zeros((self.grid.replicas.size, log.shape[1]), dtype=np.int64)
-        self._before, self._is_regridded = rounds, True
+        self._is_regridded = True
 
     def visited(self, dealt: int) -> int:
         """Of R replicas such as this one; `facts` has what they really were."""

@@ -108,6 +108,10 @@ def _of_any_batch(config: RunConfig, precision: Precision) -> tuple[Wrong, ...]:
             " they agree on; use --agreement gradient, or leave it out",
         ),
         (
+            config.update.clip != "none",
+            "steps by its mirror map and does not clip; use --set update.clip=none",
+        ),
+        (
             get_format(residual).wants_scale,
             f"has no scale that replicas share, as residuals in {residual} ask for; use"
             " --set precision.residual=fp32",

@@ -490,7 +490,9 @@ def test_another_number_of_replicas_goes_on_from_the_mean(name, tmp_path):
     problem = make_problem("softmax", n=90)
     told = {"mirror": MAPS[name], "agreement": {"graph": "ring", "accumulate": 2}}
     first = in_folder(tmp_path, any_batch(problem, 3, **told), 3, problem, stop=4)[0]
-    again = in_folder(tmp_path, any_batch(problem, 2, **told), 2, problem)
+    config = any_batch(problem, 2, **told)
+    assert in_folder(tmp_path, config, 2, problem, stop=8)[0].exchanges == 8
+    again = in_folder(tmp_path, config, 2, problem)
     assert again[0].status.value == "completed"
     assert again[0].loss < first.history[0]["loss"]
     rounds = again[0].report["agreement"]["rounds"]
@@ -526,7 +528,8 @@ REFUSED = [
     ({"update": {"kind": "momentum"}}, "use --update sgd"),
     ({"update": {"kind": "adam"}}, "use --update sgd"),
     ({"average": {"kind": "tail"}}, "average.kind = 'none'"),
-    ({"update": {"clip": "norm"}}, "those that they agree on"),
+    ({"update": {"clip": "norm"}}, "update.clip=none"),
+    ({"update": {"normalise": True}}, "those that they agree on"),
     ({"precision": {"residual": "fp16"}}, "precision.residual=fp32"),
     ({"rate": {"per_batch": 8}}, "is for a known one"),
     ({"schedule": {"steps": 2}}, "use --steps 1"),

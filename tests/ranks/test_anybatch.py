@@ -55,13 +55,13 @@ def test_every_map_on_every_graph(comm, tmp_path):
 
 @pytest.mark.ranks(2, 4)
 def test_a_slow_rank_takes_fewer_chunks_and_nobody_waits_for_them(comm, monkeypatch):
-    """Rank 1 sleeps through half of the deadline in every chunk of its own."""
+    """Rank 1 sleeps through more than half of the deadline in every chunk."""
     problem = make_problem("logistic", n=120 * comm.size)
     if comm.rank == 1:
         advance = Direct.advance
 
         def slow(self, state, group, upcoming):
-            time.sleep(0.03)
+            time.sleep(0.09)
             return advance(self, state, group, upcoming)
 
         monkeypatch.setattr(Direct, "advance", slow)
@@ -70,7 +70,7 @@ def test_a_slow_rank_takes_fewer_chunks_and_nobody_waits_for_them(comm, monkeypa
         comm.size,
         agreement={
             "rounds": "clock",
-            "deadline": 0.05,
+            "deadline": 0.15,
             "accumulate": 10,
             "graph": "ring",
         },
@@ -80,7 +80,7 @@ def test_a_slow_rank_takes_fewer_chunks_and_nobody_waits_for_them(comm, monkeypa
     assert result.status.value == "completed"
     assert chunks[1].min() >= 1 and chunks[1].max() <= 2
     others = np.delete(chunks, 1, axis=0)
-    assert np.median(others) >= 5 * np.median(chunks[1])
+    assert np.median(others) >= 2.5 * np.median(chunks[1])
     rows = result.report["agreement"]["rows_by_replica"]
     assert rows == (4 * chunks.sum(axis=1)).tolist()
 

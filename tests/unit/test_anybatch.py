@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,8 +11,12 @@ from scipy.optimize import minimize
 
 from hpcsgd.agreement.anybatch_rounds import Timed
 from hpcsgd.agreement.graphs import Graph, sigma_2
+from hpcsgd.assembly.any_batches import terms_of
+from hpcsgd.assembly.feed import Rounds
 from hpcsgd.comm.threads import run_ranks
+from hpcsgd.data.stream import Streamed
 from hpcsgd.errors import HpcsgdError
+from hpcsgd.products.any_batches import Stream
 from tests.anybatch import MAPS, any_batch, on_all, restated, script
 from tests.harness import make_problem, relative_error, train_on, union_oracle
 from tests.sparse import make_sparse
@@ -556,6 +561,14 @@ def test_what_it_cannot_do_is_said_with_the_remedy(sections, remedy):
     problem = make_problem("logistic")
     with pytest.raises(HpcsgdError, match=remedy):
         on_all(3, any_batch(problem, 3, **sections), problem)
+
+
+def test_rows_that_are_read_ahead_are_refused():
+    """They come by plan, and a round does not know how far it gets."""
+    shard = SimpleNamespace(matrix=object.__new__(Streamed))
+    feed = Rounds(None, None, [], 1, 1, stream=Stream(None, None, []))
+    with pytest.raises(HpcsgdError, match="more ranks or a larger run.memory"):
+        terms_of(None, None, SimpleNamespace(shard=shard), feed)
 
 
 @pytest.mark.parametrize(

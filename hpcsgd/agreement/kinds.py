@@ -1,6 +1,6 @@
 """Which agreements are about gradients, and which about weights."""
 
-GRADIENTS = ("gradient", "anybatch")
+GRADIENTS = ("gradient", "growing", "anybatch")
 
 
 def takes_gradients(kind: str) -> bool:

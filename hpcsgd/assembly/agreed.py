@@ -5,6 +5,7 @@ from dataclasses import replace
 from hpcsgd.agreement.anybatch import Anybatch
 from hpcsgd.agreement.buckets import Buffer, bucket_count
 from hpcsgd.agreement.gradient import Gradient, Means
+from hpcsgd.agreement.growing import Growing
 from hpcsgd.agreement.kinds import takes_gradients
 from hpcsgd.agreement.replica_check import ReplicaCheck
 from hpcsgd.agreement.senders import Coded, Plain, Sender
@@ -19,6 +20,8 @@ from hpcsgd.backends.rounded import RoundedBackend
 from hpcsgd.codecs import Bucket, Codec, make_codec
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
+from hpcsgd.data.partition import split_range
+from hpcsgd.data.sampling import plan_groups
 from hpcsgd.load import Loaded
 from hpcsgd.products.any_batches import AnyBatches
 from hpcsgd.products.base import Array, Product, State, Task
@@ -26,7 +29,11 @@ from hpcsgd.products.micro import MicroBatches
 from hpcsgd.rates import make_rate
 from hpcsgd.updates import make_rule
 
-KINDS: dict[str, type[Gradient]] = {"gradient": Gradient, "anybatch": Anybatch}
+KINDS: dict[str, type[Gradient]] = {
+    "gradient": Gradient,
+    "growing": Growing,
+    "anybatch": Anybatch,
+}
 
 
 def of_feed(config: RunConfig) -> RunConfig:
@@ -69,6 +76,8 @@ def make_gradient(
         settings=config.agreement,
         total=shard.total_columns,
         more=terms_of(config, grid, loaded, feed),
+        accordion=config.accordion,
+        batches=_batches(config, loaded, grid),
         loss_scale=_loss_scale(task.backend),
         shapers=make_shapers(config, shard.total_columns, task.columns),
     )
@@ -80,6 +89,13 @@ def in_exchanges(one: Product, gradient: Gradient, most: int) -> Product:
     if isinstance(gradient, Anybatch):
         return AnyBatches(one, gradient, gradient.stream, most)
     return MicroBatches(one, gradient, most)
+
+
+def _batches(config: RunConfig, loaded: Loaded, grid: Grid) -> tuple[int, ...]:
+    """Of the largest replica, in each exchange of an epoch."""
+    rows = split_range(loaded.shard.total_rows, grid.replicas.size, 0).stop
+    batch, together = config.schedule.batch, config.agreement.accumulate
+    return tuple(len(sizes) for sizes in plan_groups(rows, batch, together))
 
 
 def _loss_scale(backend: Backend) -> LossScale | None:
@@ -113,7 +129,7 @@ def _sender(config: RunConfig, grid: Grid, state: State, buffer: Buffer) -> Send
             member=grid.member,
             room=room,
         )
-        codec = make_codec(agreement.codec, bucket, config.codec)
+        codec = make_codec(agreement.codec, bucket, config.codec, config.accordion)
         codecs[tile.columns.start] = codec
         for name, kept in codec.kept.items():
             state.kept[f"codec_{number}_{name}"] = kept

@@ -10,6 +10,7 @@ from hpcsgd.products import RECURS
 from hpcsgd.updates import ADAPTIVE
 
 UPDATES = ("sgd", "momentum", "nesterov", "nesterov-classic", *ADAPTIVE)
+MOMENTA = ("momentum", "nesterov", "nesterov-classic", "adam")
 Wrong = tuple[bool, str]  # whether it is, and the sentence
 
 
@@ -23,6 +24,7 @@ def check(config: RunConfig, precision: Precision) -> None:
         return
     wrong = (
         *_of_settings(config),
+        *_of_codec(config),
         *_of_any_batch(config, precision),
         *_of_formats(precision, codec),
     )
@@ -120,6 +122,23 @@ def _of_any_batch(config: RunConfig, precision: Precision) -> tuple[Wrong, ...]:
             config.rate.per_batch > 0,
             f"has steps of any number of rows and [rate] per_batch ="
             f" {config.rate.per_batch} is for a known one; leave it out",
+        ),
+    )
+
+
+def _of_codec(config: RunConfig) -> tuple[Wrong, ...]:
+    grows, times = config.agreement.kind == "growing", config.agreement.accumulate
+    codec, kind = config.agreement.codec, config.update.kind
+    wrapped = config.accordion.codec if codec == "accordion" else codec
+    return (
+        (
+            wrapped == "dgc" and config.codec.momentum > 0 and kind in MOMENTA,
+            f"has momentum in codec dgc already and [update] kind = {kind!r} takes it"
+            " of that again; use --update sgd, or codec.momentum = 0",
+        ),
+        (
+            grows and times == 1,
+            "makes batches grow agreement.accumulate times, which is 1; 4 is usual",
         ),
     )
 

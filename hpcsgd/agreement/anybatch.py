@@ -75,6 +75,17 @@ class Anybatch(Gradient):
         state.shared.setdefault(DEN, np.ones((1, self.columns)))
         self.mirror.begin(self._point(state))
 
+    def plan_in_words(self, state: State) -> dict[str, str]:
+        """Who swaps what with whom."""
+        graph = self.mixer.graph
+        return {
+            **super().plan_in_words(state),
+            "graph": f"{graph.kind} by seed {graph.seed}",
+            "consensus iterations": repr(self.mixer.iterations),
+            "replicas count by rows": repr(self.weighted),
+            "mirror map": type(self.mirror).__name__,
+        }
+
     def start(self, state: State, exchanges: int) -> None:
         """Other replicas than before begin where full rounds would have ended."""
         if self._is_regridded:

@@ -11,6 +11,7 @@ from scipy.optimize import minimize
 
 from hpcsgd.agreement.anybatch_rounds import Timed
 from hpcsgd.agreement.graphs import Graph, sigma_2
+from hpcsgd.api import train
 from hpcsgd.assembly.any_batches import terms_of
 from hpcsgd.assembly.feed import Rounds
 from hpcsgd.comm.threads import run_ranks
@@ -561,6 +562,27 @@ def test_what_it_cannot_do_is_said_with_the_remedy(sections, remedy):
     problem = make_problem("logistic")
     with pytest.raises(HpcsgdError, match=remedy):
         on_all(3, any_batch(problem, 3, **sections), problem)
+
+
+@pytest.mark.parametrize(
+    "section, key, values",
+    [
+        ("agreement", "graph", ("ring", "matching")),
+        ("agreement", "weighted", (True, False)),
+        ("mirror", "kind", ("euclidean", "diagonal")),
+    ],
+)
+def test_replicas_that_planned_unlike_are_refused_together(section, key, values):
+    problem = make_problem("logistic")
+
+    def on_rank(world):
+        asked = {section: {key: values[world.rank > 0]}}
+        return train(
+            any_batch(problem, 3, **asked), X=problem.X, y=problem.y, world=world
+        )
+
+    with pytest.raises(HpcsgdError, match="rank|replica"):
+        run_ranks(3, on_rank)
 
 
 def test_rows_that_are_read_ahead_are_refused():

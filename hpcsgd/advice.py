@@ -153,6 +153,15 @@ def _less_agreeing(result: Result) -> str:
             "agreeing dominates: --set agreement.accumulate="
             f"{2 * asked['accumulate']} sends half as often (as a batch twice as large)"
         )
+    if asked.get("kind") == "anybatch":
+        deadline = 2 * (result.report["agreement"]["deadline_seconds"] or 0.0)
+        longer = f"deadline={deadline:.2g}" if deadline else "accumulate="
+        if not deadline:
+            longer += str(2 * asked["accumulate"])
+        return (
+            f"agreeing dominates: --set agreement.{longer} agrees half as often (as a"
+            " batch twice as large)"
+        )
     period = 2 * result.report["schedule"]["period"]
     return (
         f"agreeing dominates: --period {period} agrees half as often (replicas drift"

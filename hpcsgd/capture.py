@@ -11,7 +11,7 @@ import hpcsgd
 from hpcsgd.agreement import Agreement
 from hpcsgd.callbacks.base import View
 from hpcsgd.callbacks.guards import MemberCheck
-from hpcsgd.checkpoint import ASKED, KEPT, SIZES, Checkpoint
+from hpcsgd.checkpoint import ASKED, KEPT, LOG, SIZES, Checkpoint
 from hpcsgd.columns import Columns
 from hpcsgd.comm.grid import Grid
 from hpcsgd.data.partition import split_range
@@ -56,7 +56,8 @@ class Capture:
             name: self.columns.of_all_replicas(array) if apart else array[None]
             for name, array in arrays.items()
         }
-        return arrays | self._kept(state) | self._good()
+        logs = {LOG + name: log for name, log in self.agreement.logs().items()}
+        return arrays | logs | self._kept(state) | self._good()
 
     def _kept(self, state: State) -> dict[str, Array]:
         """(R, bytes of all members) of what only the same grid can go on with."""
@@ -153,8 +154,11 @@ class Capture:
         arrays = {
             name: self._of_this_replica(copies, rows)
             for name, copies in checkpoint.arrays.items()
-            if not name.startswith(("good_", KEPT, MEMORY))
+            if not name.startswith(("good_", KEPT, MEMORY, LOG))
         }
+        for name, log in checkpoint.arrays.items():
+            if name.startswith(LOG):
+                self.agreement.recall(name.removeprefix(LOG), log)
         state.weights[...] = arrays["weights"][own]
         if state.intercept is not None:
             state.intercept[...] = arrays["intercept"]

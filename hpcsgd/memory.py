@@ -199,6 +199,8 @@ def _of_gradients(config: RunConfig) -> int:
     """
     if not takes_gradients(config.agreement.kind):
         return 0
+    if config.agreement.kind == "anybatch":
+        return _of_mixing(config)
     codec, moments = config.agreement.codec, ADAPTIVE.get(config.update.kind, 0)
     if config.update.bits == 8:  # a quarter of a word each, momentum too
         moments = 1
@@ -222,6 +224,18 @@ def _of_codec(
     if asked.kind == "growing":
         kept += held * dtype.itemsize
     return kept * copies
+
+
+def _of_mixing(config: RunConfig) -> int:
+    """What a map keeps, the gradient, and words of neighbours, mixed in float64."""
+    travels = {"entropy": 1, "eg": 2}.get(config.mirror.kind, 0)
+    kept = 2 if config.mirror.kind == "diagonal" else travels
+    few = {"ring": 2, "rings": 2, "matching": 1, "full": 0}
+    peers = config.grid.replicas - 1
+    if travels:  # logarithms have no sum: all peers of a full graph
+        del few["full"]
+    peers = min(peers, few.get(config.agreement.graph, peers))
+    return 1 + kept + max(travels, 1) * (3 * peers + 5)
 
 
 def _sparse(

@@ -93,6 +93,11 @@ METHODS = {
     "hierarchical": averaged("hierarchical", "nested groups average in their periods"),
     "fedavg": averaged("fedavg", "some of the replicas train in each round"),
     "slowmo": averaged("slowmo", "local, with slow momentum where weights agree"),
+    "anybatch": Method(
+        "rounds of a fixed time, whatever batch a replica gets through",
+        {"agreement.kind": "anybatch", "schedule.steps": 1, "update.kind": "sgd"},
+        {"agreement.accumulate": 8, "rate.kind": "inverse-sqrt", "rate.decay": 0.01},
+    ),
 }
 
 

@@ -1,5 +1,6 @@
 """When and how replicas agree on weights."""
 
+from hpcsgd.agreement.anybatch import Anybatch
 from hpcsgd.agreement.asynchronous import AsyncAverage
 from hpcsgd.agreement.average import BUFFERS, Average
 from hpcsgd.agreement.base import Agreement
@@ -29,6 +30,7 @@ AGREEMENTS: dict[str, type[Agreement]] = {
     "decentralized-low": LowPrecision,
     "async-average": AsyncAverage,
     "qadam": QAdam,
+    "anybatch": Anybatch,
 }
 
 
@@ -50,6 +52,7 @@ __all__ = [
     "BUFFERS",
     "Agreement",
     "AsyncAverage",
+    "Anybatch",
     "Average",
     "Decentralised",
     "FedAvg",

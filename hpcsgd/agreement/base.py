@@ -97,6 +97,17 @@ class Agreement(ABC):
         """Make all replicas one after so many exchanges; booked under `purpose`."""
         self.agree(state, purpose)
 
+    def visited(self, dealt: int) -> int:
+        """Rows of all replicas in an exchange that dealt so many to this one."""
+        return dealt * self.workers
+
+    def logs(self) -> dict[str, Array]:
+        """What is written down of all exchanges so far, the same on all ranks."""
+        return {}
+
+    def recall(self, name: str, log: Array) -> None:  # noqa: B027
+        """Go on with one array that `logs` gave; a local call, before `start`."""
+
     def updates(self, batches: int) -> int:
         """Steps that an exchange of so many batches takes."""
         return batches

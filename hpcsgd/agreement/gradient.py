@@ -56,6 +56,8 @@ class Means:
     accordion: AccordionConfig = AccordionConfig()
     batches: tuple[int, ...] = ()  # of the largest replica, in exchanges of an epoch
     shapers: tuple[Shaper, ...] = ()
+    total: int = 0  # columns of the data
+    more: Any = None  # what one kind of agreement alone needs
     loss_scale: LossScale | None = None  # of residuals; all replicas have the same
 
 

@@ -1,6 +1,13 @@
 """Which agreements are about gradients, and which about weights."""
 
-GRADIENTS = ("gradient", "growing", "decentralized", "decentralized-low", "qadam")
+GRADIENTS = (
+    "gradient",
+    "growing",
+    "decentralized",
+    "decentralized-low",
+    "qadam",
+    "anybatch",
+)
 # Their replicas step by their own gradients, and tell each other of weights.
 OWN_STEPS = ("decentralized", "decentralized-low")
 

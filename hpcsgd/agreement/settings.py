@@ -6,6 +6,7 @@ from hpcsgd.agreement.average import BUFFERS
 from hpcsgd.errors import ConfigError
 
 PEERS = ("all", "shift_one")  # whom the weights of a replica are mixed with
+ROUNDS = ("clock", "full")  # what ends a round of any batch
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,12 @@ class AgreementConfig:
     resync: int = 0  # decentralized-low: exchanges between weights as they are; 0 = off
     delay: int = 1  # async-average: exchanges that an average travels; 0 = average
     warmup_steps: int = 100  # qadam: of Adam, before v rests
+    rounds: str = "clock"  # anybatch: what ends them; full = accumulate batches each
+    deadline: float = 0.0  # anybatch: seconds a round computes; 0 = by the first round
+    replay: str = ""  # anybatch: the rounds.csv of a run, or its folder, to do again
+    graph: str = "ring"  # anybatch: full, ring, rings, matching, or edges as "0-1,1-2"
+    mixing: int = 1  # anybatch: consensus iterations of a round; larger = closer
+    weighted: bool = True  # anybatch: replicas count by the rows of their round
 
     def __post_init__(self) -> None:
         if self.momentum not in BUFFERS:
@@ -49,6 +56,9 @@ class AgreementConfig:
             ("resync", self.resync >= 0, "at least 0"),
             ("delay", self.delay >= 0, "at least 0"),
             ("warmup_steps", self.warmup_steps >= 1, "at least 1: v is from them"),
+            ("deadline", 0.0 <= self.deadline < float("inf"), "at least 0 and finite"),
+            ("mixing", self.mixing >= 1, "at least 1"),
+            ("rounds", self.rounds in ROUNDS, f"one of {', '.join(ROUNDS)}"),
         ):
             if not holds:
                 value = getattr(self, name)

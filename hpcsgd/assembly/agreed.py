@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from hpcsgd.agreement.anybatch import Anybatch
 from hpcsgd.agreement.buckets import Buffer, bucket_count
 from hpcsgd.agreement.by_leaders import ByLeaders, open_groups
 from hpcsgd.agreement.decentralised import Decentralised
@@ -13,6 +14,7 @@ from hpcsgd.agreement.qadam import QAdam
 from hpcsgd.agreement.replica_check import ReplicaCheck
 from hpcsgd.agreement.senders import Coded, Plain, Sender
 from hpcsgd.agreement.steps import Steps
+from hpcsgd.assembly.any_batches import terms_of
 from hpcsgd.assembly.feed import Feed
 from hpcsgd.assembly.shapers import make_shapers
 from hpcsgd.assembly.vocabulary import Vocabulary
@@ -26,7 +28,9 @@ from hpcsgd.config import RunConfig
 from hpcsgd.data.partition import lengths, split_range
 from hpcsgd.data.sampling import plan_groups
 from hpcsgd.load import Loaded
-from hpcsgd.products.base import Array, State, Task
+from hpcsgd.products.any_batches import AnyBatches
+from hpcsgd.products.base import Array, Product, State, Task
+from hpcsgd.products.micro import MicroBatches
 from hpcsgd.rates import make_rate
 from hpcsgd.updates import make_rule
 
@@ -36,6 +40,7 @@ KINDS: dict[str, type[Gradient]] = {
     "decentralized": Decentralised,
     "decentralized-low": LowPrecision,
     "qadam": QAdam,
+    "anybatch": Anybatch,
 }
 
 
@@ -78,12 +83,21 @@ def make_gradient(
         check=ReplicaCheck(grid.replicas, config.run.check_members),
         settings=config.agreement,
         rows=lengths(shard.total_rows, grid.replicas.size),
+        total=shard.total_columns,
+        more=terms_of(config, grid, loaded, feed),
         accordion=config.accordion,
         batches=_batches(config, loaded, grid),
         loss_scale=_loss_scale(task.backend),
         shapers=make_shapers(config, shard.total_columns, task.columns),
     )
     return KINDS[words.agreement](grid, shard.height / shard.total_rows, means)
+
+
+def in_exchanges(one: Product, gradient: Gradient, most: int) -> Product:
+    """Steps of the product, put together into what `gradient` calls an exchange."""
+    if isinstance(gradient, Anybatch):
+        return AnyBatches(one, gradient, gradient.stream, most)
+    return MicroBatches(one, gradient, most)
 
 
 def _batches(config: RunConfig, loaded: Loaded, grid: Grid) -> tuple[int, ...]:

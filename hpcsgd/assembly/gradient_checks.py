@@ -21,12 +21,15 @@ def check(config: RunConfig, precision: Precision) -> None:
     get_codec(codec)
     if not takes_gradients(config.agreement.kind):
         _check_unused(config)
+        _check_rounds(config)
         return
     check_groups(config.agreement.hierarchical)
+    _check_rounds(config)
     for is_wrong, why in (
         *_of_settings(config),
         *_of_formats(precision, codec),
         *_of_codec(config),
+        *_of_any_batch(config, precision),
         *of_kinds(config, precision),
     ):
         if is_wrong:
@@ -82,6 +85,49 @@ def _of_settings(config: RunConfig) -> tuple[Wrong, ...]:
     )
 
 
+def _of_any_batch(config: RunConfig, precision: Precision) -> tuple[Wrong, ...]:
+    if config.agreement.kind != "anybatch":
+        return ()
+    codec, update = config.agreement.codec, config.update.kind
+    shapes, residual = config.update.shapes, precision.residual
+    return (
+        (
+            codec != "identity" or config.codec.feedback == "on",
+            f"mixes weights and [agreement] codec = {codec!r} is for gradients; leave"
+            " the codec out, or use --agreement gradient",
+        ),
+        (
+            update != "sgd",
+            f"steps by its mirror map and [update] kind = {update!r} is another step;"
+            " use --update sgd, and [mirror] kind for the geometry",
+        ),
+        (
+            config.average.kind != "none",
+            "takes the mean of replicas when it is asked for, not after every round;"
+            " set average.kind = 'none'",
+        ),
+        (
+            bool(shapes),
+            f"has gradients of single replicas and [update] {shapes} is for those that"
+            " they agree on; use --agreement gradient, or leave it out",
+        ),
+        (
+            config.update.clip != "none",
+            "steps by its mirror map and does not clip; use --set update.clip=none",
+        ),
+        (
+            get_format(residual).wants_scale,
+            f"has no scale that replicas share, as residuals in {residual} ask for; use"
+            " --set precision.residual=fp32",
+        ),
+        (
+            config.rate.per_batch > 0,
+            f"has steps of any number of rows and [rate] per_batch ="
+            f" {config.rate.per_batch} is for a known one; leave it out",
+        ),
+    )
+
+
 def _of_codec(config: RunConfig) -> tuple[Wrong, ...]:
     grows, times = config.agreement.kind == "growing", config.agreement.accumulate
     codec, kind = config.agreement.codec, config.update.kind
@@ -114,6 +160,22 @@ def _of_formats(precision: Precision, codec: str) -> tuple[Wrong, ...]:
             " --set precision.residual=fp32",
         ),
     )
+
+
+def _check_rounds(config: RunConfig) -> None:
+    """Geometries and replays are of any-batch rounds alone."""
+    if config.agreement.kind == "anybatch":
+        return
+    for given, what in (
+        (config.mirror.kind != "euclidean" or config.mirror.radius, "[mirror]"),
+        (config.agreement.replay, "[agreement] replay"),
+    ):
+        if given:
+            raise ConfigError(
+                f"{what} is for rounds of any batch, and [agreement] kind ="
+                f" {config.agreement.kind!r} has none; use --method anybatch, or leave"
+                " it out"
+            )
 
 
 def _check_unused(config: RunConfig) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.agreement.kinds import takes_gradients
-from hpcsgd.assembly.agreed import make_gradient, of_feed
+from hpcsgd.assembly.agreed import in_exchanges, make_gradient, of_feed
 from hpcsgd.assembly.casting import Place, cast
 from hpcsgd.assembly.choice import Chosen, Earlier, choose_run
 from hpcsgd.assembly.feed import Feed, make_feed, steps_in
@@ -38,7 +38,6 @@ from hpcsgd.products.clip import Clip, make_clip
 from hpcsgd.products.gap import GapMonitor
 from hpcsgd.products.held import HeldState
 from hpcsgd.products.lookahead import LookAheadGram
-from hpcsgd.products.micro import MicroBatches
 from hpcsgd.products.on_device import OnDevice
 from hpcsgd.products.plan import Planner
 from hpcsgd.products.watcher import UNWATCHED, Unwatched
@@ -133,7 +132,7 @@ def assemble(
         gradient = make_gradient(config, words, grid, loaded, task, feed)
         task = replace(task, gradient=gradient)
         one = _product(name, look_ahead, task)
-        product: Product = MicroBatches(one, gradient, config.agreement.accumulate)
+        product = in_exchanges(one, gradient, config.agreement.accumulate)
     elif device is None:
         product = _product(name, look_ahead, task)
     else:

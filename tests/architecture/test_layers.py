@@ -24,7 +24,16 @@ LAYERS = (
         "compiled",
         "toml_text",
     ),
-    ("families", "penalties", "problem", "rates", "updates", "models", "codecs"),
+    (
+        "families",
+        "penalties",
+        "problem",
+        "rates",
+        "updates",
+        "models",
+        "codecs",
+        "mirror",
+    ),
     ("backends", "comm", "data"),
     (
         "products",

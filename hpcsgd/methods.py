@@ -56,6 +56,14 @@ METHODS = {
     "alq": ddp("alq", "as nuqsgd, with levels that follow the gradients"),
     "amq": ddp("amq", "as nuqsgd, with powers of a number that follows them"),
     "powersgd": ddp("powersgd", "matrices of low rank, with error feedback"),
+    "bytescheduler": Method(
+        "gradients by priority and credit, behind the next step's scores",
+        {"agreement.kind": "scheduled", "schedule.steps": 1},
+    ),
+    "wavelet": Method(
+        "half of a step's gradients travel while the others are computed",
+        {"agreement.kind": "ticktock", "schedule.steps": 1},
+    ),
     "local": averaged("average", "weights are averaged every --period exchanges"),
     "postlocal": averaged("postlocal", "after every exchange at first, then as local"),
     "hierarchical": averaged("hierarchical", "nested groups average in their periods"),

@@ -7,8 +7,10 @@ from hpcsgd.agreement.gradient import Gradient
 from hpcsgd.agreement.hierarchical import Hierarchical
 from hpcsgd.agreement.none import NoAgreement
 from hpcsgd.agreement.postlocal import PostLocal
+from hpcsgd.agreement.scheduled import Scheduled
 from hpcsgd.agreement.slowmo import SlowMo
 from hpcsgd.agreement.terms import Terms
+from hpcsgd.agreement.ticktock import TickTock
 
 AGREEMENTS: dict[str, type[Agreement]] = {
     "none": NoAgreement,
@@ -18,6 +20,8 @@ AGREEMENTS: dict[str, type[Agreement]] = {
     "hierarchical": Hierarchical,
     "fedavg": FedAvg,
     "slowmo": SlowMo,
+    "scheduled": Scheduled,
+    "ticktock": TickTock,
 }
 
 __all__ = [
@@ -30,6 +34,8 @@ __all__ = [
     "Hierarchical",
     "NoAgreement",
     "PostLocal",
+    "Scheduled",
     "SlowMo",
     "Terms",
+    "TickTock",
 ]

@@ -52,8 +52,8 @@ class Buffer:
         self.tiles.reverse()
 
     def _tile(self, part: slice) -> Tile:
-        first, last = part.start * self.width, part.stop * self.width
-        return Tile(part, self.gradient[part], self.flat[first:last])
+        gradient = self.gradient[part]
+        return Tile(part, gradient, gradient.reshape(-1))
 
     def with_tail(self, tile: Tile) -> Array:
         """What is sent of a tile: the first to go takes the tail along."""

@@ -181,9 +181,12 @@ class Gradient(Agreement):
         for tile in self.buffer:
             factor = self._receive(tile)
             tile.gradient[...] *= tile.gradient.dtype.type(factor)
+        self._shape_whole(self.buffer.gradient)
+
+    def _shape_whole(self, mean: Array) -> None:
         whole = Whole(self.means.held, self._total)
         for shaper in self.means.shapers:
-            shaper.shape(self.buffer.gradient, whole, self._moment)
+            shaper.shape(mean, whole, self._moment)
 
     def _total(self, words: Array) -> Array:
         """Over members, who hold other columns of the same mean gradient."""
@@ -191,7 +194,10 @@ class Gradient(Agreement):
 
     def _tail(self) -> Array:
         """Σ [Σr | count], the same on all members, who each summed their own."""
-        tail = self.sender.tail().astype(np.float64)
+        return self._same_on_members(self.sender.tail())
+
+    def _same_on_members(self, tail: Array) -> Array:
+        tail = tail.astype(np.float64)
         if self.grid.replicas.size > 2 and self.grid.members.size > 1:
             self.grid.members.broadcast(tail, 0, "agreement")
         return tail

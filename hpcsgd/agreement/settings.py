@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from hpcsgd.agreement.average import BUFFERS
+from hpcsgd.agreement.scheduled_wire import ORDERS
+from hpcsgd.agreement.ticktock import MODES
 from hpcsgd.errors import ConfigError
 
 
@@ -25,6 +27,11 @@ class AgreementConfig:
     slow_momentum: float = 0.5  # slowmo: β; 0 with α = 1 is the base alone
     slow_period: int = 0  # slowmo: exchanges; 0 = whenever the base agrees
     slow_sharded: bool = False  # slowmo: each replica keeps a part of the slow state
+    partition: float = 4.0  # scheduled: MiB of a message; smaller = can be overtaken
+    credit: float = 16.0  # scheduled: MiB under way; larger = the network is never idle
+    order: str = "forward"  # scheduled: in which tiles are computed; others for tests
+    tune_schedule: bool = False  # scheduled: measures partition and credit as it runs
+    mode: str = "exact-sum"  # ticktock: or delayed, another method than SGD
 
     def __post_init__(self) -> None:
         if self.momentum not in BUFFERS:
@@ -38,6 +45,10 @@ class AgreementConfig:
             ("slow_rate", 0.0 < self.slow_rate < float("inf"), "above 0 and finite"),
             ("slow_momentum", 0.0 <= self.slow_momentum < 1.0, "in [0, 1)"),
             ("slow_period", self.slow_period >= 0, "at least 0"),
+            ("partition", self.partition > 0.0, "above 0; 4 MiB is usual"),
+            ("credit", self.credit > 0.0, "above 0; 16 MiB is usual"),
+            ("order", self.order in ORDERS, f"one of {', '.join(ORDERS)}"),
+            ("mode", self.mode in MODES, f"one of {', '.join(MODES)}"),
         ):
             if not holds:
                 value = getattr(self, name)

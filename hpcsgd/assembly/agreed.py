@@ -4,10 +4,13 @@ from dataclasses import replace
 
 from hpcsgd.agreement.buckets import Buffer, bucket_count
 from hpcsgd.agreement.gradient import Gradient, Means
-from hpcsgd.agreement.kinds import takes_gradients
+from hpcsgd.agreement.kinds import batches_together, takes_gradients
 from hpcsgd.agreement.replica_check import ReplicaCheck
+from hpcsgd.agreement.scheduled import Scheduled
 from hpcsgd.agreement.senders import Coded, Plain, Sender
 from hpcsgd.agreement.steps import Steps
+from hpcsgd.agreement.ticktock import TickTock
+from hpcsgd.agreement.ticktock_delayed import LateTickTock
 from hpcsgd.assembly.feed import Feed
 from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.codecs import Bucket, Codec, make_codec
@@ -18,14 +21,20 @@ from hpcsgd.products.base import Array, State, Task
 from hpcsgd.rates import make_rate
 from hpcsgd.updates import make_rule
 
-KINDS: dict[str, type[Gradient]] = {"gradient": Gradient}
+# Where the mode says more than the kind.
+MODES: dict[tuple[str, str], type[Gradient]] = {("ticktock", "delayed"): LateTickTock}
+KINDS: dict[str, type[Gradient]] = {
+    "gradient": Gradient,
+    "scheduled": Scheduled,
+    "ticktock": TickTock,
+}
 
 
 def of_feed(config: RunConfig) -> RunConfig:
     """The settings that rows are dealt by: batches that travel together are a group."""
     if not takes_gradients(config.agreement.kind):
         return config
-    schedule = replace(config.schedule, steps=config.agreement.accumulate)
+    schedule = replace(config.schedule, steps=batches_together(config.agreement))
     return replace(config, schedule=schedule)
 
 
@@ -60,7 +69,9 @@ def make_gradient(
         check=ReplicaCheck(grid.replicas, config.run.check_members),
         settings=config.agreement,
     )
-    return KINDS[words.agreement](grid, shard.height / shard.total_rows, means)
+    kind = KINDS[words.agreement]
+    kind = MODES.get((words.agreement, config.agreement.mode), kind)
+    return kind(grid, shard.height / shard.total_rows, means)
 
 
 def _sender(config: RunConfig, grid: Grid, state: State, buffer: Buffer) -> Sender:

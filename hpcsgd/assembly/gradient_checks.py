@@ -26,6 +26,8 @@ def check(config: RunConfig, precision: Precision) -> None:
 
 def _of_settings(config: RunConfig) -> tuple[Wrong, ...]:
     schedule, how, kind = config.schedule, config.update.clip, config.products.kind
+    ticks = config.agreement.kind == "ticktock"
+    encodes = config.agreement.codec != "identity" or config.codec.feedback == "on"
     return (
         (
             schedule.steps > 1,
@@ -42,6 +44,17 @@ def _of_settings(config: RunConfig) -> tuple[Wrong, ...]:
             kind in RECURS,
             f"needs the gradient of every step and [products] kind = {kind!r} is for s"
             " steps together; use --products direct or gather",
+        ),
+        (
+            ticks and config.agreement.mode == "independent",
+            "runs one fit and mode = 'independent' is two; use hpcsgd.tick_tock, or"
+            " --set agreement.mode=exact-sum",
+        ),
+        (
+            ticks and encodes,
+            "sends gradients as they are and [agreement] codec ="
+            f" {config.agreement.codec!r}, feedback = {config.codec.feedback!r}; use"
+            " --codec identity, or --agreement gradient",
         ),
         (
             config.run.device == "cuda",

@@ -18,7 +18,7 @@ from hpcsgd.comm import wire
 from hpcsgd.comm.address import Address
 from hpcsgd.comm.hooks import Hooks
 from hpcsgd.comm.ledger import Ledger
-from hpcsgd.comm.pending import Pending
+from hpcsgd.comm.pending import Pending, has_come_of
 from hpcsgd.comm.place import Place
 from hpcsgd.comm.workspace import Workspace
 from hpcsgd.errors import HpcsgdError, TransportError
@@ -109,7 +109,8 @@ class Communicator(Hooks):
             finish = self._start_sum(buffer)
         number = self.begun
         self._book(purpose, buffer, wire.sum_bytes(buffer.nbytes, self.size), began)
-        return Pending(buffer, lambda: self._wait(finish, purpose, number))
+        wait = lambda: self._wait(finish, purpose, number)  # noqa: E731
+        return Pending(buffer, wait, has_come_of(finish))
 
     def gather(
         self, part: Array, counts: Sequence[int], out: Array, purpose: str

@@ -16,6 +16,7 @@ from hpcsgd.comm.base import Array, Communicator
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.comm.leftovers import remove_leftovers
 from hpcsgd.comm.mail import MpiMail
+from hpcsgd.comm.pending import Arrival
 from hpcsgd.comm.ulfm import is_loss, shrink, vanish
 from hpcsgd.comm.watch import Watchdog
 from hpcsgd.comm.ways import Ways
@@ -154,7 +155,7 @@ class MpiCommunicator(Communicator):
 
     def _start_sum(self, buffer: Array) -> Callable[[], None]:
         request = self._comm.Iallreduce(self._mpi.IN_PLACE, buffer)
-        return lambda: request.Wait()
+        return Arrival(request.Wait, request.Test)
 
     def _reduce(self, buffer: Array) -> None:
         if self.rank == 0:

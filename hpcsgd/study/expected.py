@@ -3,13 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
+from hpcsgd.agreement.kinds import takes_gradients
 from hpcsgd.precision import Precision
 from hpcsgd.products import GATHERS, RECURS
 from hpcsgd.schedule import Schedule
-from hpcsgd.verify.gradients import KIND, gradient_traffic
+from hpcsgd.verify.gradients import gradient_traffic
 from hpcsgd.verify.traffic import Shape, expected
 
 Report = Mapping[str, Any]
+BUCKETED = ("gradient", "scheduled")  # every word once, in so many messages
 
 
 def expected_traffic(report: Report) -> dict[str, int] | None:
@@ -25,7 +27,9 @@ def expected_traffic(report: Report) -> dict[str, int] | None:
         return None
     shape = _shape(report)
     counts = expected(shape, [_leg(report, shape)])
-    if shape.agreement["kind"] == KIND:
+    if takes_gradients(shape.agreement["kind"]):
+        if shape.agreement["kind"] not in BUCKETED or shape.agreement["tune_schedule"]:
+            return None
         told = report["agreement"]
         if told["codec"] != "identity" or report["config"]["codec"]["feedback"] == "on":
             return None
@@ -34,7 +38,7 @@ def expected_traffic(report: Report) -> dict[str, int] | None:
             epochs=report["schedule"]["epochs"],
             members=report["grid"]["members"],
             product=report["products"],
-            buckets=told["buckets"],
+            buckets=told.get("messages", told["buckets"]),
             twice=report["config"]["run"]["reproducible"],
         )
     by_purpose = counts.values()

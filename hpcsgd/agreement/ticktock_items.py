@@ -1,0 +1,66 @@
+"""A work item of tick-tock: its own buffer, sender and communicator."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hpcsgd.agreement.buckets import Buffer, Tile
+from hpcsgd.agreement.senders import Plain
+from hpcsgd.codecs import Moment
+from hpcsgd.comm.base import Communicator
+from hpcsgd.comm.grid import duplicate
+from hpcsgd.products.base import State
+
+
+@dataclass
+class Item:
+    """Tick (0) or tock (1)."""
+
+    name: int
+    buffer: Buffer
+    sender: Plain
+
+    # Told of what begins and ends, by tests and by whoever draws time lines.
+    watch: ClassVar[Callable[[str, int], None] | None] = None
+
+    def begin(self) -> None:
+        """Its batches are computed from now on."""
+        self.tell("computes")
+        self.buffer.clear()
+
+    def send(self, tile: Tile) -> None:
+        """A tile is there."""
+        if tile is self.buffer.tiles[0]:
+            self.sender.begin(self.buffer, Moment(0, 0, 1.0, 1.0))
+        self.sender.send(self.buffer, tile)
+        if tile is self.buffer.tiles[-1]:
+            self.tell("sent")
+
+    def receive(self, tile: Tile) -> None:
+        """Wait for its sum; that of the first tile brings the tail."""
+        self.sender.wait()
+        if tile is self.buffer.tiles[-1]:
+            self.tell("arrived")
+
+    def tell(self, event: str) -> None:
+        """To whoever wants to know."""
+        if self.watch is not None:
+            self.watch(event, self.name)
+
+
+def make_items(
+    state: State, columns: int, buckets: int, replicas: Communicator
+) -> tuple[Item, Item]:
+    """Both, each with a duplicate of the communicator; called by all replicas."""
+
+    def item(name: int) -> Item:
+        buffer = Buffer(
+            len(state.weights),
+            columns,
+            state.weights.dtype,
+            buckets,
+            state.intercept is not None,
+        )
+        return Item(name, buffer, Plain(duplicate(replicas)))
+
+    return item(0), item(1)

@@ -51,7 +51,7 @@ class Queue:
     """Pieces that wait, and those that travel."""
 
     # Told of everything that happens, by tests and by whoever draws time lines.
-    watch: ClassVar[Callable[[str, Piece], None] | None] = None
+    watchers: ClassVar[list[Callable[[str, Piece], None]]] = []
 
     def __init__(self, wire: Wire, credit: float, polls: bool) -> None:
         self.wire = wire
@@ -108,5 +108,5 @@ class Queue:
         self._tell("finish", piece)
 
     def _tell(self, event: str, piece: Piece) -> None:
-        if self.watch is not None:
-            self.watch(event, piece)
+        for watch in self.watchers:
+            watch(event, piece)

@@ -1,4 +1,4 @@
-"""Pieces of a gradient on the network: as they are, or tiles that a codec makes small."""
+"""Pieces of a gradient on the network: as they are, or tiles by a codec."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence

@@ -21,7 +21,7 @@ class Item:
     sender: Plain
 
     # Told of what begins and ends, by tests and by whoever draws time lines.
-    watch: ClassVar[Callable[[str, int], None] | None] = None
+    watchers: ClassVar[list[Callable[[str, int], None]]] = []
 
     def begin(self) -> None:
         """Its batches are computed from now on."""
@@ -44,8 +44,8 @@ class Item:
 
     def tell(self, event: str) -> None:
         """To whoever wants to know."""
-        if self.watch is not None:
-            self.watch(event, self.name)
+        for watch in self.watchers:
+            watch(event, self.name)
 
 
 def make_items(

@@ -1,7 +1,8 @@
-"""Partition and credit by measuring: a grid on a log scale, then golden sections.
+"""Partition and credit by measuring: a grid on a log scale, then sections of it.
 
-Five partitions at the middle credit, four more credits at the best of them, then three
-golden sections of each: 15 points. Rank 0 measures the median seconds of some
+Five partitions at the middle credit and three sections of them, then four more credits
+at the best of these and three sections: 15 points. A section is at the vertex of a
+parabola, or else golden, as Brent's. Rank 0 measures the median seconds of some
 exchanges; all ranks hear of it after the same exchange, and feed the same search.
 """
 
@@ -23,6 +24,7 @@ MOST = 2 * POINTS - 1 + 2 * SECTIONS
 ROUNDS = 6  # exchanges a point; the first still has what was under way before
 SMALLEST = 2.0**-4  # MiB; messages below it are all latency
 GOLDEN = (3 - 5**0.5) / 2
+NEAR = 1e-2  # of the bracket: a parabola that ends there says nothing new
 COSTS = "schedule_costs"  # in `State.kept`, for runs that go on
 Point = tuple[float, float]  # partition, credit, in MiB
 
@@ -37,8 +39,7 @@ class Search:
 
     def __init__(self, partitions: Sequence[float], credits: Sequence[float]) -> None:
         self.costs: dict[Point, float] = {}
-        self._axes = (list(partitions), list(credits))
-        self._steps = self._search()
+        self._steps = self._search(partitions, credits)
         self.point: Point | None = next(self._steps)  # to be measured; None: done
 
     @property
@@ -52,38 +53,55 @@ class Search:
         self.costs[self.point] = cost
         self.point = next(self._steps, None)
 
-    def _search(self) -> Generator[Point, None, None]:
-        partitions, credits = self._axes
+    def _search(
+        self, partitions: Sequence[float], credits: Sequence[float]
+    ) -> Generator[Point, None, None]:
         middle = credits[len(credits) // 2]
         for partition in partitions:
             yield from self._new((partition, middle))
+        yield from self._sections(0, partitions)
+        chosen = self.best[0]
         for credit in credits:
-            yield from self._new((self.best[0], credit))
-        for axis in (0, 1):
-            yield from self._sections(axis)
+            yield from self._new((chosen, credit))
+        yield from self._sections(1, credits)
 
     def _new(self, point: Point) -> Generator[Point, None, None]:
         if point not in self.costs:
             yield point
 
-    def _sections(self, axis: int) -> Generator[Point, None, None]:
+    def _sections(
+        self, axis: int, grid: Sequence[float]
+    ) -> Generator[Point, None, None]:
         """Between the neighbours of the best value of one axis, the other as it is."""
-        centre, grid = self.best, self._axes[axis]
+        centre = self.best
         place = grid.index(centre[axis])
         low, high = grid[max(place - 1, 0)], grid[min(place + 1, len(grid) - 1)]
+
+        def at(value: float) -> Point:
+            return (value, centre[1]) if axis == 0 else (centre[0], value)
+
         for _ in range(SECTIONS):
-            value = between(low, self.best[axis], high)
-            point = (value, centre[1]) if axis == 0 else (centre[0], value)
             before = self.best[axis]
-            yield from self._new(point)
+            known = [(log(x), self.costs[at(x)]) for x in (low, before, high)]
+            value = exp(between(*known))
+            yield from self._new(at(value))
             worse = before if self.best[axis] == value else value
             low, high = (worse, high) if worse < self.best[axis] else (low, worse)
 
 
-def between(low: float, best: float, high: float) -> float:
-    """The golden section of the longer side of `best`, on a log scale."""
-    a, b, c = log(low), log(best), log(high)
-    return exp(b + GOLDEN * (c - b)) if c - b > b - a else exp(b - GOLDEN * (b - a))
+def between(low: Point, best: Point, high: Point) -> float:
+    """Where to look next, given (place, cost) of three, the least in the middle.
+
+    The vertex of the parabola through them, if it is well inside and not where we are;
+    else the golden section of the longer side.
+    """
+    (a, fa), (b, fb), (c, fc) = low, best, high
+    left, right = (b - a) * (fb - fc), (b - c) * (fb - fa)
+    if left != right:
+        vertex = b - ((b - a) * left - (b - c) * right) / (2 * (left - right))
+        if a < vertex < c and abs(vertex - b) > NEAR * (c - a):
+            return vertex
+    return b + GOLDEN * (c - b) if c - b > b - a else b - GOLDEN * (b - a)
 
 
 class Tuning:

@@ -191,9 +191,7 @@ def test_what_starts_is_the_best_of_what_is_ready(trace, order):
     config = scheduled(problem, 3, agreement={**way, "order": order})
     result = train_on(3, config, problem)
     assert len(trace) == 3
-    starts = {
-        tuple(e[1:3] for e in own if e[0] == "start") for own in trace.values()
-    }
+    starts = {tuple(e[1:3] for e in own if e[0] == "start") for own in trace.values()}
     assert len(starts) == 1
     overtaken = 0
     for own in trace.values():
@@ -317,7 +315,7 @@ def test_a_checkpoint_that_does_not_wait_is_another_run(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("family", ["logistic", "softmax"])
 def test_sparse_rows_are_one_tile(family):
-    """Columns of CSR cannot be cut: scores wait for all of them; pieces still travel."""
+    """Columns of CSR cannot be cut: scores wait for all, which still come in pieces."""
     stored, dense = make_sparse(family)
     config = scheduled(dense, 2, agreement=WAYS["uneven pieces"])
     result = check(dense, config, stored)

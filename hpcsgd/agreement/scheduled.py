@@ -48,7 +48,9 @@ class Scheduled(Gradient):
         self.steps.prepare(state, self.columns)
         self.wire = self._open()
         self.order = self.buffer.in_order(asked.order)
-        polls = self.order == sorted(self.order)
+        # Nor where two fits take turns at waits, which have to be those of the program.
+        has_turns = self.grid.world.ledger.gives_way is not None
+        polls = self.order == sorted(self.order) and not has_turns
         self.partition = asked.partition
         self.queue = Queue(self.wire, asked.credit * 2**20, polls)
         self._travels = [False] * len(self.buffer.tiles)

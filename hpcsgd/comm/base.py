@@ -35,6 +35,7 @@ class Communicator(Hooks):
     is_patient = False  # True: they sleep where they exchange objects, and are slower
     timeout = 0.0  # seconds that a rank waits for one that does nothing; 0 = for ever
     node_sharing = "auto"  # whether ranks of a node share memory: auto, on or off
+    serves_threads = True  # False: one thread of a rank alone may call it
     address: Address | None = None  # of this rank, where it is not what the system says
 
     def __init__(

@@ -62,6 +62,8 @@ class MpiCommunicator(Communicator):
         self._comm = comm
         self._mpi = load_mpi()
         self.transport = library_name(self._mpi)
+        level = self._mpi.Query_thread()
+        self.serves_threads = level >= self._mpi.THREAD_SERIALIZED
         self._ways = ways or Ways(comm, self._mpi)
         # One word for flags, allocated once: they are asked for all the time.
         self._flag = np.zeros(1, dtype=np.int64)

@@ -93,6 +93,7 @@ LAYERS = (
         "sections",
         "methods",
         "api",
+        "alternate",
         "fitting",
         "paths",
     ),

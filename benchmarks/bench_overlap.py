@@ -5,8 +5,10 @@
 Two replicas that are threads of one process, behind an emulated network that sends one
 message of a rank after the other. The same rows, batches and buckets for all of them,
 in turns, again and again; medians. What is compared with what: `ddp` with `scheduled`
-(the same steps), `ddp of 2` (two batches a step) with `ticktock` (the same steps), and
-`late`, which takes other steps than `ddp` and says the same bytes.
+(the same steps; `scheduled, waits` has the same queue and waits at the end of a step),
+`ddp of 2` (two batches a step) with `ticktock` (the same steps), `late`, which takes
+other steps than `ddp` and says the same bytes, and `two fits` one after the other with
+`tick_tock` of both (an exchange is one of each).
 """
 
 import argparse
@@ -15,6 +17,8 @@ from statistics import median
 
 import numpy as np
 
+from hpcsgd.agreement import Scheduled
+from hpcsgd.alternate import tick_tock
 from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
@@ -26,26 +30,38 @@ METHODS = {
     "ddp of 2": {"method": "ddp", "accumulate": 2},
     "ticktock": {"method": "wavelet"},
     "late": {"method": "wavelet", "mode": "delayed"},
+    "two fits": {"method": "ddp"},
+    "tick_tock": {"method": "ddp"},
 }
 
 
-def waits_at_the_end():
+crossing = Scheduled.after_exchange
+
+
+def waiting(self, state, exchanges):
     """The same queue, but nothing crosses the step: what `scheduled` gains is that."""
-    from hpcsgd.agreement import Scheduled
+    crossing(self, state, exchanges)
+    self.arrive(state)
 
-    crossing = Scheduled.after_exchange
 
-    def waiting(self, state, exchanges):
-        crossing(self, state, exchanges)
-        self.arrive(state)
+def on_two(X, y, name, config):
+    """The results of rank 0."""
 
-    return crossing, waiting
+    def on_rank(world):
+        if name == "tick_tock":
+            return tick_tock(config, config, X=X, y=y, world=world)
+        fits = 2 if name == "two fits" else 1
+        return [train(config, X=X, y=y, world=world) for _ in range(fits)]
+
+    Scheduled.after_exchange = waiting if name == "scheduled, waits" else crossing
+    try:
+        return run_ranks(2, on_rank)[0]
+    finally:
+        Scheduled.after_exchange = crossing
 
 
 def run(X, y, name, options):
     """(seconds of an exchange, hidden share, seconds of transfer of an exchange)."""
-    from hpcsgd.agreement import Scheduled
-
     size = X.shape[1] * 4 / 2**20
     agreement = {
         **METHODS[name],
@@ -62,16 +78,17 @@ def run(X, y, name, options):
             "run": {"evaluate_every": 0, "network": options.network},
         }
     )
-    crossing, waiting = waits_at_the_end()
-    if name == "scheduled, waits":
-        Scheduled.after_exchange = waiting
-    try:
-        found = run_ranks(2, lambda world: train(config, X=X, y=y, world=world))[0]
-    finally:
-        Scheduled.after_exchange = crossing
-    said, exchanges = found.report["agreement"], found.exchanges
-    each = found.report["seconds_total"] / exchanges
-    return each, said["hidden_share"], said["transfer_seconds"] / exchanges
+    found = on_two(X, y, name, config)
+    exchanges = found[0].exchanges
+    said = [one.report["agreement"] for one in found]
+    seconds = [one.report["seconds_total"] for one in found]
+    # Of fits that take turns, both are there all the time.
+    total = max(seconds) if name == "tick_tock" else sum(seconds)
+    transfer, hidden = (
+        sum(one[figure] for one in said)
+        for figure in ("transfer_seconds", "hidden_seconds")
+    )
+    return total / exchanges, hidden / transfer, transfer / exchanges
 
 
 def main():

@@ -16,6 +16,7 @@ from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.codecs import Bucket, Codec, make_codec
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
+from hpcsgd.data.partition import split_range
 from hpcsgd.load import Loaded
 from hpcsgd.products.base import Array, State, Task
 from hpcsgd.rates import make_rate
@@ -69,9 +70,18 @@ def make_gradient(
         check=ReplicaCheck(grid.replicas, config.run.check_members),
         settings=config.agreement,
     )
-    kind = KINDS[words.agreement]
-    kind = MODES.get((words.agreement, config.agreement.mode), kind)
+    kind = _kind(config, words.agreement, grid, shard.total_rows)
     return kind(grid, shard.height / shard.total_rows, means)
+
+
+def _kind(config: RunConfig, name: str, grid: Grid, rows: int) -> type[Gradient]:
+    """Halves of a step are taken as one where no half has anything to hide behind."""
+    asked, replicas = config.agreement, grid.replicas.size
+    if (name, asked.mode) == ("ticktock", "exact-sum"):
+        most = split_range(rows, replicas, 0).stop
+        if replicas == 1 or most <= config.schedule.batch * asked.accumulate:
+            return Gradient
+    return MODES.get((name, asked.mode), KINDS[name])
 
 
 def _sender(config: RunConfig, grid: Grid, state: State, buffer: Buffer) -> Sender:

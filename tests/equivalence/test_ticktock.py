@@ -161,7 +161,7 @@ def test_it_is_stable_below_the_inverse_of_the_curvature(share, converges):
             problem,
             2,
             mode="delayed",
-            schedule={"batch": 15, "epochs": 600},
+            schedule={"batch": 15, "epochs": 500},
             problem={"l2": 0.0},
             rate={"value": float(share / curvature)},
             agreement={"kind": kind},
@@ -171,7 +171,7 @@ def test_it_is_stable_below_the_inverse_of_the_curvature(share, converges):
         if not converges and kind == "ticktock":
             assert result.status.value == "diverged" or gaps[kind] > 1.0
         else:
-            assert gaps[kind] < 1e-6
+            assert gaps[kind] < 1e-4
 
 
 def test_losses_are_those_with_the_late_gradient():
@@ -312,11 +312,15 @@ def test_what_it_cannot_do_is_said_with_the_remedy(sections, remedy):
         on_all(2, ticktock(problem, 2, **sections), problem)
 
 
-def test_nothing_is_hidden_on_one_replica():
-    """No second communicator, no message, the same steps."""
-    problem = make_problem("logistic")
-    result = train_on(1, ticktock(problem, 1), problem)
-    assert result.ledger["agreement"]["calls"] == 0
+@pytest.mark.parametrize("replicas, batch", [(1, 4), (3, 18)])
+def test_where_nothing_can_hide_it_is_plain(replicas, batch):
+    """One replica, or no second batch in any exchange: one sum a bucket, as ddp."""
+    problem = make_problem("softmax")
+    config = ticktock(problem, replicas, schedule={"batch": batch})
+    result = check_sum(problem, config)
+    buckets = 4 if replicas > 1 else 0
+    assert result.ledger["agreement"]["calls"] == buckets * result.exchanges
+    assert "mode" not in result.report["agreement"]
 
 
 def test_communicators_are_closed(monkeypatch):

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.agreement.buckets import Tile
-from hpcsgd.agreement.gradient import Gradient
+from hpcsgd.agreement.gradient import Gradient, Made
 from hpcsgd.agreement.scheduled_queue import Queue
 from hpcsgd.agreement.scheduled_tuner import Tuning
 from hpcsgd.agreement.scheduled_wire import AsTheyAre, Encoded, Ordered
@@ -36,16 +36,8 @@ class Scheduled(Gradient):
 
     def prepare(self, state: State) -> None:
         """The buffer, the wire, the queue before it, and what is being tuned."""
+        super().prepare(state)
         asked = self.means.settings
-        self.buffer = Ordered(
-            len(state.weights),
-            self.columns,
-            state.weights.dtype,
-            self.means.buckets(state),
-            state.intercept is not None,
-        )
-        self.sender = self.means.opener(state, self.buffer)
-        self.steps.prepare(state, self.columns)
         self.wire = self._open()
         self.order = self.buffer.in_order(asked.order)
         # Nor where two fits take turns at waits, which have to be those of the program.
@@ -55,7 +47,11 @@ class Scheduled(Gradient):
         self.queue = Queue(self.wire, asked.credit * 2**20, polls)
         self._travels = [False] * len(self.buffer.tiles)
         self._coming, self._is_begun = 0, False
+        self._is_good = True
         self.tuning = Tuning(self, state) if asked.tune_schedule else None
+
+    def _make_buffer(self, state: State, kind: type[Made]) -> Ordered:  # type: ignore[override]
+        return super()._make_buffer(state, Ordered)
 
     def _open(self) -> AsTheyAre | Encoded:
         """Pieces start when there is credit, here earlier and there later: between them
@@ -84,7 +80,7 @@ class Scheduled(Gradient):
         """Tile by tile, as they arrive; `point` is from before that."""
         tiles, room = self.buffer.tiles, None
         for number, tile in enumerate(tiles):
-            self._take(state, number, task)
+            self._need(state, number, task)
             there = probed(task, state.weights[tile.columns])
             if number == 0:
                 task.backend.scores(self._columns(rows, tile), there, out)
@@ -101,6 +97,7 @@ class Scheduled(Gradient):
         if not self._is_begun:
             self._begin(self._coming)
         self._left -= 1
+        self._flag_overflow()
         self.buffer.count_in(residuals)
         if self._left:
             self._add(self.buffer.gradient, rows, residuals)
@@ -128,7 +125,7 @@ class Scheduled(Gradient):
     def arrive(self, state: State) -> None:
         """All tiles, and their steps."""
         for number in range(len(self.buffer.tiles)):
-            self._take(state, number, None)
+            self._need(state, number, None)
 
     def settle(self, state: State, exchanges: int) -> None:
         """The end of a run waits for its last step."""
@@ -175,36 +172,39 @@ class Scheduled(Gradient):
             self.queue.push(piece)
         self.queue.pump()
 
-    def _take(self, state: State, number: int, task: Task | None) -> None:
+    def _need(self, state: State, number: int, task: Task | None) -> None:
         """Wait for a tile and step it, unless that is done; the first one first."""
         if not self._travels[number]:
             return
         if self.means.shapers:
-            self._take_all_shaped(state)
+            self._need_all(state)
             return
         if task is not None:
             task.clock.lap("scores")
         self.queue.take(number)
-        self._travels[number] = False
-        if task is not None:
-            task.clock.start()  # what a sum takes is booked by the ledger
-        self._step_tile(state, number, self.wire.factor(number))
-        if task is not None:
-            task.clock.lap("update")
+        if number == 0:  # the tail is here
+            self._is_good = self._counts(state)
+        self._step_tile(state, number, self.wire.factor(number), task)
 
-    def _step_tile(self, state: State, number: int, factor: float) -> None:
-        tile = self.buffer.tiles[number]
-        self.steps.take(state, tile.columns, tile.gradient, factor, self._moment)
+    def _step_tile(
+        self, state: State, number: int, factor: float, task: Task | None
+    ) -> None:
+        self._travels[number] = False
+        if not self._is_good:
+            return
+        self._take(state, self.buffer.tiles[number], factor, task)
         if number == 0 and state.intercept is not None:
             tail = self._tail()
-            self.steps.take_intercept(state, tail[:-1] / tail[-1], self._moment)
+            mean = tail[: self.buffer.sums] / tail[-1]
+            self.steps.take_intercept(state, mean, self._moment)
 
-    def _take_all_shaped(self, state: State) -> None:
+    def _need_all(self, state: State) -> None:
         """Who shapes a gradient has to see all of it."""
-        self._shape()
+        self._receive_all()
+        self._is_good = self._counts(state)
+        self._shape(self._is_good)
         for number in range(len(self.buffer.tiles)):
-            self._travels[number] = False
-            self._step_tile(state, number, 1.0)
+            self._step_tile(state, number, 1.0, None)
 
     def _receive(self, tile: Tile) -> float:
         number = self.buffer.tiles.index(tile)

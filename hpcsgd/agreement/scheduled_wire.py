@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,21 +18,18 @@ ORDERS = ("forward", "backward", "shuffled")
 
 
 class Ordered(Buffer):
-    """[Σr | count | gradient], its tiles in the order in which scores need them.
+    """[tail | gradient], its tiles in the order in which scores need them.
 
     The first tile takes along what all steps need: it is the first to be needed.
     """
 
-    def __init__(
-        self, columns: int, width: int, dtype: np.dtype, count: int, intercept: bool
-    ) -> None:
-        words, self.width = columns * width, width
-        self.sums = width if intercept else 0
-        ahead = self.sums + 1
-        self.flat: Array = np.zeros(ahead + words, dtype=dtype)
-        self.gradient = self.flat[ahead:].reshape(columns, width)
-        self.tail = self.flat[:ahead]
-        self.tiles = [self._tile(split_range(columns, count, k)) for k in range(count)]
+    def __init__(self, *sizes: Any, **more: Any) -> None:
+        super().__init__(*sizes, **more)
+        self.tiles.reverse()
+
+    def _parts(self, words: int) -> tuple[Array, Array]:
+        ahead = len(self.flat) - words
+        return self.flat[ahead:], self.flat[:ahead]
 
     def with_tail(self, tile: Tile) -> Array:
         """What is sent of a tile."""

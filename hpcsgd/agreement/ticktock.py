@@ -14,6 +14,7 @@ Two fits that share nothing are `hpcsgd.tick_tock`.
 
 from typing import Any
 
+from hpcsgd.agreement.buckets import Buffer
 from hpcsgd.agreement.gradient import Gradient
 from hpcsgd.agreement.ticktock_items import Item, make_items
 from hpcsgd.products.base import Array, Rows, State, Task
@@ -26,11 +27,10 @@ class TickTock(Gradient):
 
     def prepare(self, state: State) -> None:
         """Two buffers, and two communicators."""
-        replicas = self.grid.replicas
-        buckets = self.means.buckets(state)
-        self.items = make_items(state, self.columns, buckets, replicas)
-        self.buffer, self.sender = self.items[0].buffer, self.items[0].sender
-        self.steps.prepare(state, self.columns)
+        super().prepare(state)
+        buffers = self.buffer, self._make_buffer(state, Buffer)
+        self.items = make_items(buffers, self.grid.replicas)
+        self.sender = self.items[0].sender
         self.half = self.means.settings.accumulate  # batches of the tick
         self._seen = 0
 
@@ -120,9 +120,9 @@ class TickTock(Gradient):
             tock.receive(other)
             own.gradient[...] += other.gradient
         tick.buffer.tail[...] += tock.buffer.tail
-        self._take(state, tick.buffer.gradient, tick.buffer.tail, task)
+        self._take_whole(state, tick.buffer.gradient, tick.buffer.tail, task)
 
-    def _take(
+    def _take_whole(
         self, state: State, gradient: Array, tail: Array, task: Task | None
     ) -> None:
         """A step along a sum of gradients (destroyed), whose tail says of how many."""
@@ -131,7 +131,7 @@ class TickTock(Gradient):
         count, factor = self._same_on_members(tail), 1.0 / float(tail[-1])
         if self.means.shapers:
             gradient *= gradient.dtype.type(factor)
-            self._shape_whole(gradient)
+            self._shape_mean(gradient)
             factor = 1.0
         self.steps.take(state, slice(None), gradient, factor, self._moment)
         if state.intercept is not None:

@@ -124,7 +124,7 @@ class LateTickTock(TickTock):
     ) -> None:
         """At the rate of the exchange that it is the gradient of."""
         now, self._moment = self._moment, self.steps.moment(exchanges - 1)
-        self._take(state, gradient, tail, task)
+        self._take_whole(state, gradient, tail, task)
         self._moment = now
 
 

@@ -9,7 +9,6 @@ from hpcsgd.agreement.senders import Plain
 from hpcsgd.codecs import Moment
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.grid import duplicate
-from hpcsgd.products.base import State
 
 
 @dataclass
@@ -49,18 +48,8 @@ class Item:
 
 
 def make_items(
-    state: State, columns: int, buckets: int, replicas: Communicator
+    buffers: tuple[Buffer, Buffer], replicas: Communicator
 ) -> tuple[Item, Item]:
     """Both, each with a duplicate of the communicator; called by all replicas."""
-
-    def item(name: int) -> Item:
-        buffer = Buffer(
-            len(state.weights),
-            columns,
-            state.weights.dtype,
-            buckets,
-            state.intercept is not None,
-        )
-        return Item(name, buffer, Plain(duplicate(replicas)))
-
-    return item(0), item(1)
+    tick, tock = (Plain(duplicate(replicas)) for _ in buffers)
+    return Item(0, buffers[0], tick), Item(1, buffers[1], tock)

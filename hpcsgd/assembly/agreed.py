@@ -12,7 +12,11 @@ from hpcsgd.agreement.steps import Steps
 from hpcsgd.agreement.ticktock import TickTock
 from hpcsgd.agreement.ticktock_delayed import LateTickTock
 from hpcsgd.assembly.feed import Feed
+from hpcsgd.assembly.shapers import make_shapers
 from hpcsgd.assembly.vocabulary import Vocabulary
+from hpcsgd.backends.base import Backend
+from hpcsgd.backends.loss_scale import LossScale
+from hpcsgd.backends.rounded import RoundedBackend
 from hpcsgd.codecs import Bucket, Codec, make_codec
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
@@ -69,6 +73,8 @@ def make_gradient(
         opener=lambda state, buffer: _sender(config, grid, state, buffer),
         check=ReplicaCheck(grid.replicas, config.run.check_members),
         settings=config.agreement,
+        loss_scale=_loss_scale(task.backend),
+        shapers=make_shapers(config, shard.total_columns, task.columns),
     )
     kind = _kind(config, words.agreement, grid, shard.total_rows)
     return kind(grid, shard.height / shard.total_rows, means)
@@ -82,6 +88,14 @@ def _kind(config: RunConfig, name: str, grid: Grid, rows: int) -> type[Gradient]
         if replicas == 1 or most <= config.schedule.batch * asked.accumulate:
             return Gradient
     return MODES.get((name, asked.mode), KINDS[name])
+
+
+def _loss_scale(backend: Backend) -> LossScale | None:
+    """That of residuals, which waits for what all replicas say."""
+    if not isinstance(backend, RoundedBackend) or backend.loss_scale is None:
+        return None
+    backend.loss_scale.waits = True
+    return backend.loss_scale
 
 
 def _sender(config: RunConfig, grid: Grid, state: State, buffer: Buffer) -> Sender:

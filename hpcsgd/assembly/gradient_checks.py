@@ -15,19 +15,22 @@ Wrong = tuple[bool, str]  # whether it is, and the sentence
 
 def check(config: RunConfig, precision: Precision) -> None:
     """Refuse what replicas could not agree on the gradient of."""
-    get_codec(config.agreement.codec)
+    codec = config.agreement.codec
+    get_codec(codec)
     if not takes_gradients(config.agreement.kind):
         _check_unused(config)
         return
-    for is_wrong, why in (*_of_settings(config), *_of_formats(precision)):
+    for is_wrong, why in (
+        *_of_settings(config),
+        *_of_formats(precision, codec),
+        *_of_turns(config, precision),
+    ):
         if is_wrong:
             raise ConfigError(f"[agreement] kind = {config.agreement.kind!r} {why}")
 
 
 def _of_settings(config: RunConfig) -> tuple[Wrong, ...]:
     schedule, how, kind = config.schedule, config.update.clip, config.products.kind
-    ticks = config.agreement.kind == "ticktock"
-    encodes = config.agreement.codec != "identity" or config.codec.feedback == "on"
     return (
         (
             schedule.steps > 1,
@@ -46,29 +49,23 @@ def _of_settings(config: RunConfig) -> tuple[Wrong, ...]:
             " steps together; use --products direct or gather",
         ),
         (
-            ticks and config.agreement.mode == "independent",
-            "runs one fit and mode = 'independent' is two; use hpcsgd.tick_tock, or"
-            " --set agreement.mode=exact-sum",
-        ),
-        (
-            ticks and encodes,
-            "sends gradients as they are and [agreement] codec ="
-            f" {config.agreement.codec!r}, feedback = {config.codec.feedback!r}; use"
-            " --codec identity, or --agreement gradient",
-        ),
-        (
             config.run.device == "cuda",
             "is not built for GPUs yet; use --device cpu, or --agreement average",
         ),
         (
-            how != "none",
-            f"does not clip and [update] clip = {how!r}; use --set update.clip=none,"
-            " or a lower --rate",
+            how != "none" and config.update.clip_over != "step",
+            "has one step an exchange, and [update] clip_over = 'exchange' is for more;"
+            " leave it out",
         ),
         (
             config.update.kind not in UPDATES,
             f"steps by one gradient and [update] kind = {config.update.kind!r} does"
             " not; use --update sgd, momentum or nesterov",
+        ),
+        (
+            config.update.bits == 8 and config.update.kind == "nesterov-classic",
+            "keeps momentum in 8 bits for --update momentum and nesterov; use one of"
+            " them, or update.bits = 32",
         ),
         (
             config.sweep.is_many,
@@ -81,7 +78,7 @@ def _of_settings(config: RunConfig) -> tuple[Wrong, ...]:
     )
 
 
-def _of_formats(precision: Precision) -> tuple[Wrong, ...]:
+def _of_formats(precision: Precision, codec: str) -> tuple[Wrong, ...]:
     residual = precision.residual
     return (
         (
@@ -90,16 +87,50 @@ def _of_formats(precision: Precision) -> tuple[Wrong, ...]:
             " too narrow; use --set precision.weights=fp32",
         ),
         (
-            get_format(residual).wants_scale,
-            f"cannot leave a step out on one replica alone, as residuals in {residual}"
-            " ask for; use --set precision.residual=fp32",
+            get_format(residual).wants_scale and codec != "identity",
+            f"leaves a step out where residuals in {residual} overflow, of which"
+            f" codec = {codec!r} would have sent a part; use codec = 'identity', or"
+            " --set precision.residual=fp32",
+        ),
+    )
+
+
+def _of_turns(config: RunConfig, precision: Precision) -> tuple[Wrong, ...]:
+    """Two items that take turns."""
+    if config.agreement.kind != "ticktock":
+        return ()
+    encodes = config.agreement.codec != "identity" or config.codec.feedback == "on"
+    return (
+        (
+            config.agreement.mode == "independent",
+            "runs one fit and mode = 'independent' is two; use hpcsgd.tick_tock, or"
+            " --set agreement.mode=exact-sum",
+        ),
+        (
+            encodes,
+            "sends gradients as they are and [agreement] codec ="
+            f" {config.agreement.codec!r}, feedback = {config.codec.feedback!r}; use"
+            " --codec identity, or --agreement gradient",
+        ),
+        (
+            get_format(precision.residual).wants_scale,
+            "does not know in time that residuals overflowed, as those in"
+            f" {precision.residual} may; use --set precision.residual=fp32, or"
+            " --agreement gradient",
         ),
     )
 
 
 def _check_unused(config: RunConfig) -> None:
     """Settings of gradients that would do nothing are a misunderstanding."""
-    agreement = config.agreement
+    agreement, shapes = config.agreement, config.update.shapes
+    if shapes:
+        value = getattr(config.update, shapes)
+        raise ConfigError(
+            f"[update] {shapes} = {value!r} works on gradients that replicas agree on,"
+            f" and [agreement] kind = {agreement.kind!r} has none; use --agreement"
+            " gradient, or leave it out"
+        )
     if config.update.kind in ADAPTIVE:
         raise ConfigError(
             f"--update {config.update.kind} needs the gradient of every step, and"

@@ -109,6 +109,40 @@ def test_rules_that_keep_moments(kind):
     assert np.abs(a - b).max() <= 1e-12 * np.abs(a).max()
 
 
+ROUGH = {
+    "clipped": {"update": {"clip": "norm", "clip_at": 0.05}},
+    "moments of eight bits": {"update": {"kind": "adam", "bits": 8}},
+    "residuals of sixteen": {
+        "precision": {"recipe": "fp64", "residual": "fp16", "loss_scale": 2.0**15},
+        "problem": {"intercept": True},
+    },
+}
+
+
+@pytest.mark.parametrize("way", ROUGH)
+def test_what_is_done_to_gradients_is_done_to_late_tiles(way):
+    """Clipped, kept in few bits, left out where residuals overflow: as ddp does."""
+    problem = make_problem("softmax", d=300)
+    ddp, own = (
+        on_all(
+            3,
+            scheduled(
+                problem,
+                3,
+                agreement={"kind": kind, "bucket": 20 * TILE, "order": "backward"},
+                **ROUGH[way],
+            ),
+            problem,
+        )
+        for kind in ("gradient", "scheduled")
+    )
+    assert len({r.weights_sha256 for r in own}) == 1
+    np.testing.assert_allclose(own[0].weights, ddp[0].weights, rtol=1e-3, atol=1e-9)
+    if way == "clipped":
+        plain = train_on(3, scheduled(problem, 3), problem)
+        assert np.abs(plain.weights - own[0].weights).max() > 1e-3
+
+
 def test_one_tile_without_limits_is_ddp_bit_for_bit():
     """The same messages, too: one a bucket, in the order in which they are ready."""
     problem = make_problem("softmax")

@@ -82,6 +82,22 @@ def test_sparse_rows():
     check_sum(dense, ticktock(dense, 2, problem={"intercept": True}), stored)
 
 
+@pytest.mark.parametrize("mode", ["exact-sum", "delayed"])
+def test_gradients_are_shaped_and_kept_in_eight_bits(mode, tmp_path):
+    """The halves as ddp does it; both go on bit for bit."""
+    problem = make_problem("softmax", d=300)
+    for update in ({"clip": "norm", "clip_at": 0.05}, {"kind": "adam", "bits": 8}):
+        config = ticktock(problem, 2, mode=mode, update=update)
+        name = tmp_path / str(len(update)) / update.get("kind", "clip")
+        whole = in_folder(name / "whole", config, 2, problem)[0]
+        in_folder(name / "parts", config, 2, problem, stop=3)
+        again = in_folder(name / "parts", config, 2, problem)[0]
+        assert again.weights_sha256 == whole.weights_sha256
+        if mode == "exact-sum":
+            ddp = train_on(2, union_of_both(problem, config), problem)
+            np.testing.assert_allclose(whole.weights, ddp.weights, rtol=1e-3, atol=1e-9)
+
+
 @pytest.mark.parametrize("fault", ["the tock is dropped", "the tick counts twice"])
 def test_half_a_step_is_another_method(fault, monkeypatch):
     problem = make_problem("logistic")
@@ -304,6 +320,7 @@ def test_edges(edge, mode):
         ({"agreement": {"codec": "bf16"}}, "use --codec identity"),
         ({"codec": {"feedback": "on"}}, "use --codec identity"),
         ({"schedule": {"steps": 4}}, "use --steps 1"),
+        ({"precision": {"residual": "fp16"}}, "precision.residual=fp32"),
     ],
 )
 def test_what_it_cannot_do_is_said_with_the_remedy(sections, remedy):

@@ -52,10 +52,17 @@ METHODS = {
     "qsgd": ddp("qsgd", "gradients are rounded by dice to uniform levels"),
     "sign": ddp("sign", "one bit a word and a scale, with error feedback"),
     "byte": ddp("byte", "8 bits between the least and the greatest, with feedback"),
+    "bytegrad": ddp("bytegrad", "8 bits a word, added in pieces, with feedback"),
     "nuqsgd": ddp("nuqsgd", "gradients are rounded by dice to powers of two"),
     "alq": ddp("alq", "as nuqsgd, with levels that follow the gradients"),
     "amq": ddp("amq", "as nuqsgd, with powers of a number that follows them"),
     "powersgd": ddp("powersgd", "matrices of low rank, with error feedback"),
+    "accordion": ddp("accordion", "powersgd of more ranks while gradients change"),
+    "accordion-batch": Method(
+        "batches that grow where gradients have settled",
+        {"agreement.kind": "growing", "schedule.steps": 1},
+        {"agreement.accumulate": 4},
+    ),
     "bytescheduler": Method(
         "gradients by priority and credit, behind the next step's scores",
         {"agreement.kind": "scheduled", "schedule.steps": 1},

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-GRADIENTS = ("gradient", "scheduled", "ticktock")
+GRADIENTS = ("gradient", "growing", "scheduled", "ticktock")
 
 
 def takes_gradients(kind: str) -> bool:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from hpcsgd.agreement.buckets import Buffer, bucket_count
 from hpcsgd.agreement.gradient import Gradient, Means
+from hpcsgd.agreement.growing import Growing
 from hpcsgd.agreement.kinds import batches_together, takes_gradients
 from hpcsgd.agreement.replica_check import ReplicaCheck
 from hpcsgd.agreement.scheduled import Scheduled
@@ -21,6 +22,7 @@ from hpcsgd.codecs import Bucket, Codec, make_codec
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
 from hpcsgd.data.partition import split_range
+from hpcsgd.data.sampling import plan_groups
 from hpcsgd.load import Loaded
 from hpcsgd.products.base import Array, State, Task
 from hpcsgd.rates import make_rate
@@ -30,6 +32,7 @@ from hpcsgd.updates import make_rule
 MODES: dict[tuple[str, str], type[Gradient]] = {("ticktock", "delayed"): LateTickTock}
 KINDS: dict[str, type[Gradient]] = {
     "gradient": Gradient,
+    "growing": Growing,
     "scheduled": Scheduled,
     "ticktock": TickTock,
 }
@@ -73,6 +76,8 @@ def make_gradient(
         opener=lambda state, buffer: _sender(config, grid, state, buffer),
         check=ReplicaCheck(grid.replicas, config.run.check_members),
         settings=config.agreement,
+        accordion=config.accordion,
+        batches=_batches(config, loaded, grid),
         loss_scale=_loss_scale(task.backend),
         shapers=make_shapers(config, shard.total_columns, task.columns),
     )
@@ -88,6 +93,13 @@ def _kind(config: RunConfig, name: str, grid: Grid, rows: int) -> type[Gradient]
         if replicas == 1 or most <= config.schedule.batch * asked.accumulate:
             return Gradient
     return MODES.get((name, asked.mode), KINDS[name])
+
+
+def _batches(config: RunConfig, loaded: Loaded, grid: Grid) -> tuple[int, ...]:
+    """Of the largest replica, in each exchange of an epoch."""
+    rows = split_range(loaded.shard.total_rows, grid.replicas.size, 0).stop
+    batch, together = config.schedule.batch, config.agreement.accumulate
+    return tuple(len(sizes) for sizes in plan_groups(rows, batch, together))
 
 
 def _loss_scale(backend: Backend) -> LossScale | None:
@@ -121,7 +133,7 @@ def _sender(config: RunConfig, grid: Grid, state: State, buffer: Buffer) -> Send
             member=grid.member,
             room=room,
         )
-        codec = make_codec(agreement.codec, bucket, config.codec)
+        codec = make_codec(agreement.codec, bucket, config.codec, config.accordion)
         codecs[tile.columns.start] = codec
         for name, kept in codec.kept.items():
             state.kept[f"codec_{number}_{name}"] = kept

@@ -25,11 +25,13 @@ def expected_traffic(report: Report) -> dict[str, int] | None:
         return None
     if report["sparse"] and not _is_even(report):
         return None
+    asked = report["config"]["agreement"]
+    says_gradients = takes_gradients(asked["kind"])
+    if says_gradients and (asked["kind"] not in BUCKETED or asked["tune_schedule"]):
+        return None
     shape = _shape(report)
     counts = expected(shape, [_leg(report, shape)])
-    if takes_gradients(shape.agreement["kind"]):
-        if shape.agreement["kind"] not in BUCKETED or shape.agreement["tune_schedule"]:
-            return None
+    if says_gradients:
         told = report["agreement"]
         if told["codec"] != "identity" or report["config"]["codec"]["feedback"] == "on":
             return None

@@ -12,7 +12,7 @@ from hpcsgd.callbacks import Callback
 from hpcsgd.capture import Capture
 from hpcsgd.checkpoint import Checkpoint
 from hpcsgd.study.expected import expected_traffic
-from tests.contracts.codec import NAMES, ROWS, on_all
+from tests.contracts.codec import NAMES, ROWS, on_all, sections_of
 from tests.equivalence.test_gradient import agreed, check
 from tests.harness import make_problem, train_on
 from tests.sparse import make_sparse
@@ -170,7 +170,7 @@ def test_one_tile_without_limits_is_ddp_bit_for_bit():
 def test_codecs_travel_in_whole_tiles(name):
     """One tile has the bits of ddp with that codec; several learn, and all agree."""
     problem = make_problem("softmax")
-    sections = {"codec": ROWS[name].rough}
+    sections = sections_of(ROWS[name].rough)
     if name == "dgc":
         sections["update"] = {"kind": "sgd"}
     ddp, own = (

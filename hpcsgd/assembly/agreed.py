@@ -10,7 +10,7 @@ from hpcsgd.agreement.replica_check import ReplicaCheck
 from hpcsgd.agreement.scheduled import Scheduled
 from hpcsgd.agreement.senders import Coded, Plain, Sender
 from hpcsgd.agreement.steps import Steps
-from hpcsgd.agreement.ticktock import TickTock
+from hpcsgd.agreement.ticktock import AsOne, TickTock
 from hpcsgd.agreement.ticktock_delayed import LateTickTock
 from hpcsgd.assembly.feed import Feed
 from hpcsgd.assembly.shapers import make_shapers
@@ -91,7 +91,7 @@ def _kind(config: RunConfig, name: str, grid: Grid, rows: int) -> type[Gradient]
     if (name, asked.mode) == ("ticktock", "exact-sum"):
         most = split_range(rows, replicas, 0).stop
         if replicas == 1 or most <= config.schedule.batch * asked.accumulate:
-            return Gradient
+            return AsOne
     return MODES.get((name, asked.mode), KINDS[name])
 
 

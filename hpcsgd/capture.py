@@ -40,6 +40,7 @@ class Capture:
 
     def take(self, state: State, view: View) -> Checkpoint:
         """Everything that matters after the exchange that was just done."""
+        self.agreement.arrive(state)
         return Checkpoint(self._document(view), self._arrays(state, view.exchanges))
 
     def _arrays(self, state: State, exchanges: int) -> dict[str, Array]:

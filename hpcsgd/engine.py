@@ -132,6 +132,7 @@ class Engine:
         """So many exchanges and no more, for their time: no loss is taken."""
         self.pace = Pace(1, self.view.exchanges + more, 0)
         self._train(state, groups)
+        self.agreement.arrive(state)
 
     def _finish(self, state: State, status: Status) -> tuple[State, Status]:
         """What comes after the last step, told pass by pass."""

@@ -205,6 +205,8 @@ def _of_gradients(config: RunConfig) -> int:
     if config.update.bits == 8:  # a quarter of a word each, momentum too
         moments = 1
     moments += MIXED.get(config.agreement.kind, 0)
+    if config.agreement.kind == "ticktock":
+        return moments + 2 + (config.agreement.mode == "delayed")
     return moments + (1 if codec == "identity" else 3)
 
 

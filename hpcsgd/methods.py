@@ -88,6 +88,14 @@ METHODS = {
         {"agreement.kind": "growing", "schedule.steps": 1},
         {"agreement.accumulate": 4},
     ),
+    "bytescheduler": Method(
+        "gradients by priority and credit, behind the next step's scores",
+        {"agreement.kind": "scheduled", "schedule.steps": 1},
+    ),
+    "wavelet": Method(
+        "half of a step's gradients travel while the others are computed",
+        {"agreement.kind": "ticktock", "schedule.steps": 1},
+    ),
     "local": averaged("average", "weights are averaged every --period exchanges"),
     "postlocal": averaged("postlocal", "after every exchange at first, then as local"),
     "hierarchical": averaged("hierarchical", "nested groups average in their periods"),

@@ -54,6 +54,7 @@ class Recheck(Unchecked):
     def look(self, state: State, view: View) -> Outgrown | None:
         """What pilots from here say, on all ranks together; None: it is good enough."""
         began, live, world = perf_counter(), self.live, self.live.grid.world
+        live.engine.agreement.arrive(state)
         start = self._start(state)
 
         def judge() -> tuple[float, str | None]:

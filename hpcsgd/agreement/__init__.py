@@ -13,8 +13,10 @@ from hpcsgd.agreement.hierarchical import Hierarchical
 from hpcsgd.agreement.none import NoAgreement
 from hpcsgd.agreement.postlocal import PostLocal
 from hpcsgd.agreement.qadam import QAdam
+from hpcsgd.agreement.scheduled import Scheduled
 from hpcsgd.agreement.slowmo import SlowMo
 from hpcsgd.agreement.terms import Terms
+from hpcsgd.agreement.ticktock import TickTock
 from hpcsgd.errors import ConfigError
 
 AGREEMENTS: dict[str, type[Agreement]] = {
@@ -31,6 +33,8 @@ AGREEMENTS: dict[str, type[Agreement]] = {
     "async-average": AsyncAverage,
     "qadam": QAdam,
     "anybatch": Anybatch,
+    "scheduled": Scheduled,
+    "ticktock": TickTock,
 }
 
 
@@ -63,7 +67,9 @@ __all__ = [
     "NoAgreement",
     "PostLocal",
     "QAdam",
+    "Scheduled",
     "SlowMo",
     "Terms",
+    "TickTock",
     "register",
 ]

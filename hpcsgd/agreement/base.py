@@ -61,6 +61,13 @@ class Agreement(ABC):
         if self.is_whole(exchanges):
             self.conclude(state, exchanges, "agreement")
 
+    def arrive(self, state: State) -> None:  # noqa: B027
+        """Wait for what is under way, before anybody else reads or saves the state.
+
+        Called by all ranks at the same time; training goes on from there as it would
+        have done.
+        """
+
     def settle(self, state: State, exchanges: int) -> None:
         """Agree at the end of a run, unless the last exchange just did."""
         if not self.is_whole(exchanges):

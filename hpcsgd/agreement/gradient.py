@@ -10,7 +10,7 @@ sent while the rest of Yᵀr is computed, in one order on all replicas.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,9 @@ from hpcsgd.updates import Unrolled
 from hpcsgd.updates.codes8 import Eight
 
 LOSS_SCALE = "loss_scale"
+
+
+Made = TypeVar("Made", bound=Buffer)
 
 
 class Opener(Protocol):
@@ -81,7 +84,16 @@ class Gradient(Agreement):
 
     def prepare(self, state: State) -> None:
         """The buffer, cut into buckets, and what codecs keep."""
-        self.buffer = Buffer(
+        self.buffer = self._make_buffer(state, Buffer)
+        if self.means.loss_scale is not None:
+            state.shared.setdefault(LOSS_SCALE, self.means.loss_scale.kept())
+        self.sender = self.means.opener(state, self.buffer)
+        self.steps.prepare(state, self.columns)
+        for shaper in self.means.shapers:
+            shaper.prepare(state)
+
+    def _make_buffer(self, state: State, kind: type[Made]) -> Made:
+        return kind(
             len(state.weights),
             self.columns,
             state.weights.dtype,
@@ -90,12 +102,6 @@ class Gradient(Agreement):
             self.steps.rule.unit,
             flagged=self.means.loss_scale is not None,
         )
-        if self.means.loss_scale is not None:
-            state.shared.setdefault(LOSS_SCALE, self.means.loss_scale.kept())
-        self.sender = self.means.opener(state, self.buffer)
-        self.steps.prepare(state, self.columns)
-        for shaper in self.means.shapers:
-            shaper.prepare(state)
 
     def start(self, state: State, exchanges: int) -> None:
         """The scale of residuals goes on where it was."""
@@ -284,9 +290,13 @@ class Gradient(Agreement):
 
     def _shape(self, counts: bool) -> None:
         """What is left out is nothing that shapers should remember."""
+        if counts:
+            self._shape_mean(self.buffer.gradient)
+
+    def _shape_mean(self, mean: Array) -> None:
         whole = Whole(self.means.held, self._total)
-        for shaper in self.means.shapers if counts else ():
-            shaper.shape(self.buffer.gradient, whole, self._moment)
+        for shaper in self.means.shapers:
+            shaper.shape(mean, whole, self._moment)
 
     def _total(self, words: Array) -> Array:
         """Over members, who hold other columns of the same mean gradient."""
@@ -294,7 +304,10 @@ class Gradient(Agreement):
 
     def _tail(self) -> Array:
         """Σ [Σr | count], the same on all members, who each summed their own."""
-        tail = self.sender.tail().astype(np.float64)
+        return self._same_on_members(self.sender.tail())
+
+    def _same_on_members(self, tail: Array) -> Array:
+        tail = tail.astype(np.float64)
         if self.grid.replicas.size > 2 and self.grid.members.size > 1:
             self.grid.members.broadcast(tail, 0, "agreement")
         return tail

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from hpcsgd.agreement.average import BUFFERS
+from hpcsgd.agreement.scheduled_wire import ORDERS
+from hpcsgd.agreement.ticktock import MODES
 from hpcsgd.errors import ConfigError
 
 PEERS = ("all", "shift_one")  # whom the weights of a replica are mixed with
@@ -39,6 +41,11 @@ class AgreementConfig:
     graph: str = "ring"  # anybatch: full, ring, rings, matching, or edges as "0-1,1-2"
     mixing: int = 1  # anybatch: consensus iterations of a round; larger = closer
     weighted: bool = True  # anybatch: replicas count by the rows of their round
+    partition: float = 4.0  # scheduled: MiB of a message; smaller = can be overtaken
+    credit: float = 16.0  # scheduled: MiB under way; larger = the network is never idle
+    order: str = "forward"  # scheduled: in which tiles are computed; others for tests
+    tune_schedule: bool = False  # scheduled: measures partition and credit as it runs
+    mode: str = "exact-sum"  # ticktock: or delayed, another method than SGD
 
     def __post_init__(self) -> None:
         if self.momentum not in BUFFERS:
@@ -59,6 +66,10 @@ class AgreementConfig:
             ("deadline", 0.0 <= self.deadline < float("inf"), "at least 0 and finite"),
             ("mixing", self.mixing >= 1, "at least 1"),
             ("rounds", self.rounds in ROUNDS, f"one of {', '.join(ROUNDS)}"),
+            ("partition", self.partition > 0.0, "above 0; 4 MiB is usual"),
+            ("credit", self.credit > 0.0, "above 0; 16 MiB is usual"),
+            ("order", self.order in ORDERS, f"one of {', '.join(ORDERS)}"),
+            ("mode", self.mode in MODES, f"one of {', '.join(MODES)}"),
         ):
             if not holds:
                 value = getattr(self, name)

@@ -9,11 +9,14 @@ from hpcsgd.agreement.decentralised import Decentralised
 from hpcsgd.agreement.decentralised_low import LowPrecision
 from hpcsgd.agreement.gradient import Gradient, Means
 from hpcsgd.agreement.growing import Growing
-from hpcsgd.agreement.kinds import takes_gradients
+from hpcsgd.agreement.kinds import batches_together, takes_gradients
 from hpcsgd.agreement.qadam import QAdam
 from hpcsgd.agreement.replica_check import ReplicaCheck
+from hpcsgd.agreement.scheduled import Scheduled
 from hpcsgd.agreement.senders import Coded, Plain, Sender
 from hpcsgd.agreement.steps import Steps
+from hpcsgd.agreement.ticktock import AsOne, TickTock
+from hpcsgd.agreement.ticktock_delayed import LateTickTock
 from hpcsgd.assembly.any_batches import terms_of
 from hpcsgd.assembly.feed import Feed
 from hpcsgd.assembly.shapers import make_shapers
@@ -34,6 +37,8 @@ from hpcsgd.products.micro import MicroBatches
 from hpcsgd.rates import make_rate
 from hpcsgd.updates import make_rule
 
+# Where the mode says more than the kind.
+MODES: dict[tuple[str, str], type[Gradient]] = {("ticktock", "delayed"): LateTickTock}
 KINDS: dict[str, type[Gradient]] = {
     "gradient": Gradient,
     "growing": Growing,
@@ -41,6 +46,8 @@ KINDS: dict[str, type[Gradient]] = {
     "decentralized-low": LowPrecision,
     "qadam": QAdam,
     "anybatch": Anybatch,
+    "scheduled": Scheduled,
+    "ticktock": TickTock,
 }
 
 
@@ -48,7 +55,7 @@ def of_feed(config: RunConfig) -> RunConfig:
     """The settings that rows are dealt by: batches that travel together are a group."""
     if not takes_gradients(config.agreement.kind):
         return config
-    schedule = replace(config.schedule, steps=config.agreement.accumulate)
+    schedule = replace(config.schedule, steps=batches_together(config.agreement))
     return replace(config, schedule=schedule)
 
 
@@ -90,7 +97,18 @@ def make_gradient(
         loss_scale=_loss_scale(task.backend),
         shapers=make_shapers(config, shard.total_columns, task.columns),
     )
-    return KINDS[words.agreement](grid, shard.height / shard.total_rows, means)
+    kind = _kind(config, words.agreement, grid, shard.total_rows)
+    return kind(grid, shard.height / shard.total_rows, means)
+
+
+def _kind(config: RunConfig, name: str, grid: Grid, rows: int) -> type[Gradient]:
+    """Halves of a step are taken as one where no half has anything to hide behind."""
+    asked, replicas = config.agreement, grid.replicas.size
+    if (name, asked.mode) == ("ticktock", "exact-sum"):
+        most = split_range(rows, replicas, 0).stop
+        if replicas == 1 or most <= config.schedule.batch * asked.accumulate:
+            return AsOne
+    return MODES.get((name, asked.mode), KINDS[name])
 
 
 def in_exchanges(one: Product, gradient: Gradient, most: int) -> Product:

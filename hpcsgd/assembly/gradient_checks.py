@@ -31,6 +31,7 @@ def check(config: RunConfig, precision: Precision) -> None:
         *_of_codec(config),
         *_of_any_batch(config, precision),
         *of_kinds(config, precision),
+        *_of_turns(config, precision),
     ):
         if is_wrong:
             raise ConfigError(f"[agreement] kind = {config.agreement.kind!r} {why}")
@@ -176,6 +177,32 @@ def _check_rounds(config: RunConfig) -> None:
                 f" {config.agreement.kind!r} has none; use --method anybatch, or leave"
                 " it out"
             )
+
+
+def _of_turns(config: RunConfig, precision: Precision) -> tuple[Wrong, ...]:
+    """Two items that take turns."""
+    if config.agreement.kind != "ticktock":
+        return ()
+    encodes = config.agreement.codec != "identity" or config.codec.feedback == "on"
+    return (
+        (
+            config.agreement.mode == "independent",
+            "runs one fit and mode = 'independent' is two; use hpcsgd.tick_tock, or"
+            " --set agreement.mode=exact-sum",
+        ),
+        (
+            encodes,
+            "sends gradients as they are and [agreement] codec ="
+            f" {config.agreement.codec!r}, feedback = {config.codec.feedback!r}; use"
+            " --codec identity, or --agreement gradient",
+        ),
+        (
+            get_format(precision.residual).wants_scale,
+            "does not know in time that residuals overflowed, as those in"
+            f" {precision.residual} may; use --set precision.residual=fp32, or"
+            " --agreement gradient",
+        ),
+    )
 
 
 def _check_unused(config: RunConfig) -> None:

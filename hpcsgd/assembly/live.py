@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.agreement.kinds import takes_gradients
+from hpcsgd.agreement.kinds import batches_together, takes_gradients
 from hpcsgd.assembly.agreed import in_exchanges, make_gradient, of_feed
 from hpcsgd.assembly.casting import Place, cast
 from hpcsgd.assembly.choice import Chosen, Earlier, choose_run
@@ -132,7 +132,8 @@ def assemble(
         gradient = make_gradient(config, words, grid, loaded, task, feed)
         task = replace(task, gradient=gradient)
         one = _product(name, look_ahead, task)
-        product = in_exchanges(one, gradient, config.agreement.accumulate)
+        together = batches_together(config.agreement)
+        product = in_exchanges(one, gradient, together)
     elif device is None:
         product = _product(name, look_ahead, task)
     else:

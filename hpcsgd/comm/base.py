@@ -18,7 +18,7 @@ from hpcsgd.comm import wire
 from hpcsgd.comm.address import Address
 from hpcsgd.comm.hooks import Hooks
 from hpcsgd.comm.ledger import Ledger
-from hpcsgd.comm.pending import Pending
+from hpcsgd.comm.pending import Pending, has_come_of
 from hpcsgd.comm.place import Place
 from hpcsgd.comm.workspace import Workspace
 from hpcsgd.errors import HpcsgdError, TransportError
@@ -35,6 +35,7 @@ class Communicator(Hooks):
     is_patient = False  # True: they sleep where they exchange objects, and are slower
     timeout = 0.0  # seconds that a rank waits for one that does nothing; 0 = for ever
     node_sharing = "auto"  # whether ranks of a node share memory: auto, on or off
+    serves_threads = True  # False: one thread of a rank alone may call it
     address: Address | None = None  # of this rank, where it is not what the system says
 
     def __init__(
@@ -120,7 +121,8 @@ class Communicator(Hooks):
             finish = self._start_sum(buffer)
         number = self.begun
         self._book(purpose, buffer, wire.sum_bytes(buffer.nbytes, self.size), began)
-        return Pending(buffer, lambda: self._wait(finish, purpose, number))
+        wait = lambda: self._wait(finish, purpose, number)  # noqa: E731
+        return Pending(buffer, wait, has_come_of(finish))
 
     def gather(
         self, part: Array, counts: Sequence[int], out: Array, purpose: str

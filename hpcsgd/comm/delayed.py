@@ -21,6 +21,7 @@ import numpy as np
 
 from hpcsgd.comm import wire
 from hpcsgd.comm.base import Array, Communicator
+from hpcsgd.comm.pending import Arrival, has_come_of
 from hpcsgd.comm.workspace import Workspace
 from hpcsgd.errors import ConfigError
 
@@ -188,7 +189,10 @@ class Delayed(Communicator):
             finish()
             self.link.wait_until(done_at)
 
-        return wait
+        inner = has_come_of(finish)
+        if inner is None:
+            return wait
+        return Arrival(wait, lambda: perf_counter() >= done_at and inner())
 
     def _reduce(self, buffer: Array) -> None:
         self.inner._reduce(buffer)

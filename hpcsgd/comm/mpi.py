@@ -17,6 +17,7 @@ from hpcsgd.comm.base import Array, Communicator
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.comm.leftovers import remove_leftovers
 from hpcsgd.comm.mail import MpiMail
+from hpcsgd.comm.pending import Arrival
 from hpcsgd.comm.ulfm import is_loss, shrink, vanish
 from hpcsgd.comm.watch import Watchdog
 from hpcsgd.comm.ways import Ways
@@ -62,6 +63,8 @@ class MpiCommunicator(Communicator):
         self._comm = comm
         self._mpi = load_mpi()
         self.transport = library_name(self._mpi)
+        level = self._mpi.Query_thread()
+        self.serves_threads = level >= self._mpi.THREAD_SERIALIZED
         self._ways = ways or Ways(comm, self._mpi)
         # One word for flags, allocated once: they are asked for all the time.
         self._flag = np.zeros(1, dtype=np.int64)
@@ -155,7 +158,7 @@ class MpiCommunicator(Communicator):
 
     def _start_sum(self, buffer: Array) -> Callable[[], None]:
         request = self._comm.Iallreduce(self._mpi.IN_PLACE, buffer)
-        return lambda: request.Wait()
+        return Arrival(request.Wait, request.Test)
 
     def _reduce(self, buffer: Array) -> None:
         if self.rank == 0:

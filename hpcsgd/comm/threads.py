@@ -11,6 +11,7 @@ import numpy as np
 from hpcsgd.comm import wire
 from hpcsgd.comm.base import Array, Communicator
 from hpcsgd.comm.ledger import Ledger
+from hpcsgd.comm.pending import Arrival
 from hpcsgd.comm.verdict import PATIENCE
 from hpcsgd.errors import TransportError
 
@@ -89,6 +90,11 @@ class Board:
             if self.taken[number] == self.size:
                 del self.items[number], self.taken[number]
             return [said[rank] for rank in range(self.size)]
+
+    def is_complete(self, number: int) -> bool:
+        """Whether all ranks have said message `number`, which not all have taken."""
+        with self.changed:
+            return len(self.items.get(number, ())) == self.size
 
     def send(self, sender: int, receiver: int, item: Any) -> None:
         """Give one rank something, behind what it was given before."""
@@ -218,7 +224,7 @@ class ThreadCommunicator(Communicator):
             for part in parts[1:]:
                 np.add(buffer, part, out=buffer)
 
-        return finish
+        return Arrival(finish, lambda: self._board.is_complete(number))
 
     def _reduce(self, buffer: Array) -> None:
         parts = self._objects(buffer.copy())

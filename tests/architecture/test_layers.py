@@ -102,6 +102,7 @@ LAYERS = (
         "sections",
         "methods",
         "api",
+        "alternate",
         "fitting",
         "paths",
     ),

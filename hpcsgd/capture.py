@@ -45,7 +45,8 @@ class Capture:
     def _arrays(self, state: State, exchanges: int) -> dict[str, Array]:
         # Replicas that just agreed are one; between agreements each has its own.
         apart = not self.agreement.holds_one_state(state, exchanges)
-        arrays = {"weights": self.columns.join(self.to_host(state.weights))}
+        weights = self.to_host(self.agreement.whole(state))
+        arrays = {"weights": self.columns.join(weights)}
         if state.intercept is not None:
             arrays["intercept"] = state.intercept.copy()
         for name, kept in self.agreement.memory(state).items():
@@ -73,7 +74,7 @@ class Capture:
         if self.evaluation.good is None:
             return {}
         weights, intercept, _ = self.evaluation.good
-        good = {"good_weights": self.columns.join(weights)}
+        good = {"good_weights": self.columns.join(self.agreement.joined(weights))}
         if intercept is not None:
             good["good_intercept"] = intercept.copy()
         return good
@@ -154,10 +155,10 @@ class Capture:
             for name, copies in checkpoint.arrays.items()
             if not name.startswith(("good_", KEPT, MEMORY))
         }
-        state.weights[...] = arrays["weights"][own]
+        self.agreement.put_whole(state, arrays["weights"][own])
         if state.intercept is not None:
             state.intercept[...] = arrays["intercept"]
-        for name in state.memory:
+        for name in self.agreement.widths(state):
             kept = self._remembered(checkpoint.arrays[MEMORY + name])
             self.agreement.remember(state, name, kept[own])
         for name, kept in state.shared.items():
@@ -195,7 +196,7 @@ class Capture:
         weights = checkpoint.arrays.get("good_weights")
         if weights is not None:
             intercept = checkpoint.arrays.get("good_intercept")
-            kept = weights[self.columns.own].copy()
+            kept = self.agreement.parted(weights[self.columns.own]).copy()
             evaluation.good = (kept, intercept, said["good_loss"])
 
     def _of_this_replica(self, copies: Array, rows: int) -> Array:

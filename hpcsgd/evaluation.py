@@ -127,7 +127,9 @@ class Evaluation:
         if self.good is None:
             return math.nan
         weights, intercept, loss = self.good
-        state.weights[...] = weights
+        # Of a run that held velocities elsewhere they may be w alone.
+        shared = min(weights.shape[1], state.weights.shape[1])
+        state.weights[:, :shared] = weights[:, :shared]
         if state.intercept is not None and intercept is not None:
             state.intercept[...] = intercept
         return loss

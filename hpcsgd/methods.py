@@ -35,6 +35,12 @@ def averaged(kind: str, says: str) -> Method:
     return Method(says, {"agreement.kind": kind}, LOCAL)
 
 
+def sharded(stage: int, says: str) -> Method:
+    """ZeRO: what a step needs is held in slices, one of each tile a replica."""
+    fixed = {"agreement.kind": "sharded", "agreement.stage": stage, "schedule.steps": 1}
+    return Method(says, fixed)
+
+
 LOCAL = {"schedule.steps": 1, "schedule.period": 8}
 METHODS = {
     "ddp": ddp("identity", "gradients are summed in every step"),
@@ -61,6 +67,9 @@ METHODS = {
     "hierarchical": averaged("hierarchical", "nested groups average in their periods"),
     "fedavg": averaged("fedavg", "some of the replicas train in each round"),
     "slowmo": averaged("slowmo", "local, with slow momentum where weights agree"),
+    "zero1": sharded(1, "ddp with optimiser state in slices"),
+    "zero2": sharded(2, "ddp with optimiser state and gradient in slices"),
+    "zero3": sharded(3, "ddp with weights, gradient and state in slices"),
 }
 
 

@@ -225,9 +225,10 @@ def _check_arrays(live: Live, checkpoint: Checkpoint) -> None:
 def _wanted(live: Live, checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     """The last axes of every array that will be read; copies of replicas aside."""
     columns, state = live.task.shard.total_columns, live.state
-    wanted: dict[str, tuple[int, ...]] = {"weights": (columns, state.weights.shape[1])}
-    for name, kept in state.memory.items():
-        wanted[MEMORY + name] = (columns, kept.shape[1])
+    agreement = live.engine.agreement
+    wanted: dict[str, tuple[int, ...]] = {"weights": (columns, agreement.width(state))}
+    for name, width in agreement.widths(state).items():
+        wanted[MEMORY + name] = (columns, width)
     for name, kept in state.shared.items():
         wanted[SHARED + name] = kept.shape
     if state.intercept is not None:

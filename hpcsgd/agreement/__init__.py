@@ -7,6 +7,7 @@ from hpcsgd.agreement.gradient import Gradient
 from hpcsgd.agreement.hierarchical import Hierarchical
 from hpcsgd.agreement.none import NoAgreement
 from hpcsgd.agreement.postlocal import PostLocal
+from hpcsgd.agreement.sharded import Sharded
 from hpcsgd.agreement.slowmo import SlowMo
 from hpcsgd.agreement.terms import Terms
 
@@ -18,6 +19,7 @@ AGREEMENTS: dict[str, type[Agreement]] = {
     "hierarchical": Hierarchical,
     "fedavg": FedAvg,
     "slowmo": SlowMo,
+    "sharded": Sharded,
 }
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "Hierarchical",
     "NoAgreement",
     "PostLocal",
+    "Sharded",
     "SlowMo",
     "Terms",
 ]

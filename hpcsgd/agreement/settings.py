@@ -25,6 +25,7 @@ class AgreementConfig:
     slow_momentum: float = 0.5  # slowmo: β; 0 with α = 1 is the base alone
     slow_period: int = 0  # slowmo: exchanges; 0 = whenever the base agrees
     slow_sharded: bool = False  # slowmo: each replica keeps a part of the slow state
+    stage: int = 1  # sharded: optimiser state; 2 and gradient; 3 and weights
 
     def __post_init__(self) -> None:
         if self.momentum not in BUFFERS:
@@ -38,6 +39,7 @@ class AgreementConfig:
             ("slow_rate", 0.0 < self.slow_rate < float("inf"), "above 0 and finite"),
             ("slow_momentum", 0.0 <= self.slow_momentum < 1.0, "in [0, 1)"),
             ("slow_period", self.slow_period >= 0, "at least 0"),
+            ("stage", self.stage in (1, 2, 3), "1, 2 or 3"),
         ):
             if not holds:
                 value = getattr(self, name)

@@ -12,7 +12,7 @@ from hpcsgd.products.base import Array
 class Whole:
     """What a part of the gradient has to know of the others."""
 
-    columns: slice  # of all columns, those held here
+    columns: slice | Array  # of all columns, those held here; or their numbers
     total: Callable[[Array], Array]  # sums a few words over all who hold other parts
 
 

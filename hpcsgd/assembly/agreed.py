@@ -7,6 +7,7 @@ from hpcsgd.agreement.gradient import Gradient, Means
 from hpcsgd.agreement.kinds import takes_gradients
 from hpcsgd.agreement.replica_check import ReplicaCheck
 from hpcsgd.agreement.senders import Coded, Plain, Sender
+from hpcsgd.agreement.sharded import Sharded
 from hpcsgd.agreement.steps import Steps
 from hpcsgd.assembly.feed import Feed
 from hpcsgd.assembly.vocabulary import Vocabulary
@@ -18,7 +19,7 @@ from hpcsgd.products.base import Array, State, Task
 from hpcsgd.rates import make_rate
 from hpcsgd.updates import make_rule
 
-KINDS: dict[str, type[Gradient]] = {"gradient": Gradient}
+KINDS: dict[str, type[Gradient]] = {"gradient": Gradient, "sharded": Sharded}
 
 
 def of_feed(config: RunConfig) -> RunConfig:
@@ -41,12 +42,11 @@ def make_gradient(
     each, shard = feed.exchanges_per_epoch, loaded.shard
     rate = make_rate(config.rate, config.schedule.epochs * each)
 
-    def buckets(state: State) -> int:
+    def buckets(columns: int, itemsize: int) -> int:
         """One where the columns of rows cannot be cut, or nobody waits for them."""
         if shard.is_sparse or grid.replicas.size == 1:
             return 1
-        cap, size = config.agreement.bucket, state.weights.dtype.itemsize
-        return bucket_count(len(state.weights), task.columns, size, cap)
+        return bucket_count(columns, task.columns, itemsize, config.agreement.bucket)
 
     means = Means(
         steps=Steps(

@@ -1,6 +1,7 @@
 """What the gradient agreement refuses, each in one sentence."""
 
 from hpcsgd.agreement.kinds import takes_gradients
+from hpcsgd.assembly.sharded_checks import of_slices
 from hpcsgd.codecs import get_codec
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
@@ -19,7 +20,8 @@ def check(config: RunConfig, precision: Precision) -> None:
     if not takes_gradients(config.agreement.kind):
         _check_unused(config)
         return
-    for is_wrong, why in (*_of_settings(config), *_of_formats(precision)):
+    asked = *_of_settings(config), *_of_formats(precision), *of_slices(config)
+    for is_wrong, why in asked:
         if is_wrong:
             raise ConfigError(f"[agreement] kind = {config.agreement.kind!r} {why}")
 
@@ -92,6 +94,12 @@ def _check_unused(config: RunConfig) -> None:
             f"--update {config.update.kind} needs the gradient of every step, and"
             f" [agreement] kind = {agreement.kind!r} has none to give; use --agreement"
             " gradient, or --update sgd, momentum or nesterov"
+        )
+    if agreement.stage != 1:
+        raise ConfigError(
+            f"[agreement] stage = {agreement.stage} is for slices and kind ="
+            f" {agreement.kind!r} has none; use --method zero{agreement.stage}, or"
+            " leave it out"
         )
     if agreement.codec != "identity" or agreement.accumulate != 1:
         key = "codec" if agreement.codec != "identity" else "accumulate"

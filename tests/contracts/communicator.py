@@ -71,7 +71,8 @@ def starts_sums_of_parts(world):
             total = int(sum(counts))
             said = [np.arange(total, dtype=dtype) + k * own for k in (1, 10)]
             pendings = [world.start_sum_parts(b, counts, "products") for b in said]
-            for k, pending, buffer in zip((10, 1), pendings[::-1], said[::-1]):
+            for number, k in ((1, 10), (0, 1)):
+                pending, buffer = pendings[number], said[number]
                 got = pending.wait()
                 assert pending.wait() is got and got.size == counts[own]
                 assert np.shares_memory(got, buffer) or not got.size

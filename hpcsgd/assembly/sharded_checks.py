@@ -1,0 +1,55 @@
+"""What replicas that hold slices refuse, each in one sentence."""
+
+from hpcsgd.config import RunConfig
+from hpcsgd.products import GATHERS
+
+Wrong = tuple[bool, str]  # whether it is, and the sentence
+SHARDED = ("sharded",)  # kinds whose replicas hold slices
+
+
+def of_slices(config: RunConfig) -> tuple[Wrong, ...]:
+    """Of all stages, of those without a whole gradient, and of that without weights."""
+    agreement = config.agreement
+    if agreement.kind not in SHARDED:
+        return ()
+    stage = agreement.stage
+    return (
+        (
+            agreement.codec != "identity" or config.codec.feedback == "on",
+            "sends slices as they are and knows no codec; leave --codec out, or use"
+            " --agreement gradient",
+        ),
+        (
+            config.update.kind == "nesterov-classic",
+            "reads no scores at w + μv, which nobody holds whole; use --update nesterov",
+        ),
+        (
+            stage > 1 and agreement.accumulate > 1,
+            f"keeps no whole gradient in stage {stage} to add batches up in, and"
+            f" accumulate = {agreement.accumulate}; use a larger --batch, or"
+            " agreement.stage = 1",
+        ),
+        *(_of_stage_3(config) if stage == 3 else ()),
+    )
+
+
+def _of_stage_3(config: RunConfig) -> tuple[Wrong, ...]:
+    kind, takes, goal = config.products.kind, config.run.evaluate, config.stop.on
+    return (
+        (
+            kind in GATHERS,
+            f"holds slices of w in stage 3 and [products] kind = {kind!r} wants all of"
+            " them; use --products direct, or agreement.stage = 2",
+        ),
+        (
+            takes != "loss" or goal in ("gradient", "gap"),
+            "holds slices in stage 3, and the gradient of F is as long as w; use"
+            " run.evaluate = 'loss' and stop.on = 'none' or 'loss', or agreement.stage"
+            " = 2",
+        ),
+        (
+            config.polish.kind != "none",
+            "holds slices of w in stage 3, and [polish] works on all of it; set"
+            " polish.kind = 'none', or agreement.stage = 2",
+        ),
+    )

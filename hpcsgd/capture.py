@@ -57,7 +57,7 @@ class Capture:
             name: self.columns.of_all_replicas(array) if apart else array[None]
             for name, array in arrays.items()
         }
-        return arrays | self._kept(state) | self._good()
+        return arrays | self._kept(state) | self._good(state)
 
     def _kept(self, state: State) -> dict[str, Array]:
         """(R, bytes of all members) of what only the same grid can go on with."""
@@ -69,12 +69,17 @@ class Capture:
         self.grid.members.gather(own, sizes, whole, "control")
         return {KEPT: self.columns.of_all_replicas(whole), SIZES: np.array(sizes)}
 
-    def _good(self) -> dict[str, Array]:
+    def _good(self, state: State) -> dict[str, Array]:
         """The last weights that had a good loss: what a divergence goes back to."""
         if self.evaluation.good is None:
             return {}
         weights, intercept, _ = self.evaluation.good
-        good = {"good_weights": self.columns.join(self.agreement.joined(weights))}
+        whole = self.agreement.joined(weights)
+        # A velocity that is held elsewhere is none of them.
+        more = self.agreement.width(state) - whole.shape[1]
+        if more:
+            whole = np.hstack([whole, np.zeros((len(whole), more), whole.dtype)])
+        good = {"good_weights": self.columns.join(whole)}
         if intercept is not None:
             good["good_intercept"] = intercept.copy()
         return good

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.agreement.kinds import FREE, is_alike
 from hpcsgd.assembly.choice import Earlier
 from hpcsgd.assembly.live import Live
 from hpcsgd.capture import MEMORY, SHARED
@@ -204,6 +205,8 @@ def _check_section(section: str, then: Mapping[str, Any], config: RunConfig) -> 
     for key in sorted({*then, *now}):
         if (section, key) == ("schedule", "epochs") and config.rate.kind != "cosine":
             continue  # a run may be made longer
+        if section == "agreement" and key in FREE and is_alike(then, now):
+            continue  # the same steps, by other hands
         if then.get(key) != now.get(key):
             raise ConfigError(
                 f"[{section}] {key} = {now.get(key)!r} and the checkpoint was made with"

@@ -1,9 +1,21 @@
 """Which agreements are about gradients, and which about weights."""
 
+from collections.abc import Mapping
+from typing import Any
+
 GRADIENTS = ("gradient", "sharded")
 # These take the same steps, and save one vector for each word of state: a run may go on
-# as another of them.
+# as another of them, with other values of these settings.
 ALIKE = ("gradient", "sharded")
+FREE = ("method", "kind", "stage", "bucket")
+
+
+def is_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether these two sections [agreement] take the same steps."""
+    return all(
+        asked["kind"] in ALIKE and asked["codec"] == "identity"
+        for asked in (one, other)
+    )
 
 
 def takes_gradients(kind: str) -> bool:

@@ -21,7 +21,7 @@ def of_slices(config: RunConfig) -> tuple[Wrong, ...]:
         ),
         (
             config.update.kind == "nesterov-classic",
-            "reads no scores at w + μv, which nobody holds whole; use --update nesterov",
+            "reads no scores at w + μv, which nobody holds; use --update nesterov",
         ),
         (
             stage > 1 and agreement.accumulate > 1,

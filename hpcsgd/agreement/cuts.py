@@ -2,8 +2,8 @@
 
 Each replica owns a slice *inside* each tile, so that all of them have a part in every
 message. Its slices lie one behind the other in arrays of its own, in the order of the
-columns. Where a tile does not divide, slices differ by one column, and some may be
-empty: nothing is padded.
+columns. Where a tile does not divide, slices differ by one column, and the odd ones go
+round, so that replicas own as many columns each, give or take one: nothing is padded.
 """
 
 from collections.abc import Iterator
@@ -42,13 +42,15 @@ class Cuts:
     ) -> None:
         self.columns, self.width = columns, width
         self.all: list[Cut] = []
-        first = 0
+        first = turn = 0
         for number in range(tiles):
             tile = split_range(columns, tiles, number)
-            cut = _cut(tile, replicas, replica, first)
-            first = cut.place.stop
-            self.all.append(cut)
+            heights = dealt(tile.stop - tile.start, replicas, turn)
+            turn += (tile.stop - tile.start) % replicas
+            self.all.append(_cut(tile, heights, replica, first))
+            first += heights[replica]
         self.height = first  # columns that this replica owns
+        self.leaves_some_without = columns < replicas
 
     def __iter__(self) -> Iterator[Cut]:
         return iter(self.all)
@@ -72,13 +74,18 @@ class Cuts:
         return np.concatenate([whole[cut.own] for cut in self.all])
 
 
-def _cut(tile: slice, replicas: int, replica: int, first: int) -> Cut:
-    height = tile.stop - tile.start
-    parts = [split_range(height, replicas, r) for r in range(replicas)]
-    own = parts[replica]
+def dealt(columns: int, replicas: int, turn: int) -> tuple[int, ...]:
+    """Columns of each replica; those left over go to replica `turn` and on from it."""
+    size, extra = divmod(columns, replicas)
+    return tuple(size + ((r - turn) % replicas < extra) for r in range(replicas))
+
+
+def _cut(tile: slice, heights: tuple[int, ...], replica: int, first: int) -> Cut:
+    start = tile.start + sum(heights[:replica])
+    height = heights[replica]
     return Cut(
         columns=tile,
-        own=slice(tile.start + own.start, tile.start + own.stop),
-        place=slice(first, first + own.stop - own.start),
-        heights=tuple(part.stop - part.start for part in parts),
+        own=slice(start, start + height),
+        place=slice(first, first + height),
+        heights=heights,
     )

@@ -23,6 +23,7 @@ from hpcsgd.agreement.room import Room
 from hpcsgd.agreement.scatter import Scatter
 from hpcsgd.agreement.shaping import Whole
 from hpcsgd.comm.grid import Grid
+from hpcsgd.errors import ConfigError
 from hpcsgd.products.base import Array, Rows, State, Task
 from hpcsgd.updates import Part
 
@@ -61,6 +62,19 @@ class Sharded(Gradient):
         for name in self.steps.rule.kept:
             if state.intercept is not None:
                 state.shared[name] = np.zeros((1, self.columns))
+
+    def start(self, state: State, exchanges: int) -> None:
+        """Refused alike on all ranks where others keep something beside no columns."""
+        if self.stage < 3 or not self.cuts.leaves_some_without:
+            return
+        if set(state.memory) > set(self._sliced()):
+            error = ConfigError(
+                f"[agreement] stage = 3 leaves some of {self.replicas.size} replicas"
+                f" without any of {self.cuts.columns} columns, and [average] or rows"
+                " that are held out keep something beside each; use agreement.stage = 2"
+            )
+            error.on_all_ranks = True
+            raise error
 
     def _sliced(self) -> tuple[str, ...]:
         """Names in the memory that are slices in every stage."""

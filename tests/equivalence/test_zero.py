@@ -100,13 +100,16 @@ def test_a_gradient_of_zeros_and_one_that_is_no_number(stage):
 
 
 def own_words(columns, width, tiles, replicas, replica):
-    """Of the slices of one replica: of each tile its part, nothing is padded."""
-    found = 0
+    """Of the slices of one replica: columns go round, and nothing is padded."""
+    found = turn = 0
     for number in range(tiles):
         part = split_range(columns, tiles, number)
-        own = split_range(part.stop - part.start, replicas, replica)
-        found += (own.stop - own.start) * width
-    return found
+        each, over = divmod(part.stop - part.start, replicas)
+        found += each + (replica in [(turn + k) % replicas for k in range(over)])
+        turn += over
+    own = split_range(columns, replicas, 0)
+    assert 0 <= own.stop - found <= 1
+    return found * width
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -234,7 +237,7 @@ class Clip:
         square = np.array([np.sum(np.square(gradient, dtype=np.float64))])
         norm = float(np.sqrt(whole.total(square)[0]))
         self.norms.append(norm)
-        gradient *= min(1.0, self.most / norm)
+        gradient *= min(1.0, self.most / max(norm, 1e-300))
 
 
 def clipped(monkeypatch, stage, replicas, members, problem, most=0.02):
@@ -322,12 +325,13 @@ REFUSED = [
     ({"update": {"kind": "nesterov-classic"}}, "use --update nesterov"),
     ({"agreement": {"kind": "average", "stage": 2}}, "use --method zero2"),
     ({"agreement": {"stage": 4}}, "must be 1, 2 or 3"),
+    ({"agreement": {"stage": 3}, "average": {"kind": "tail"}}, "stage = 2"),
 ]
 
 
 @pytest.mark.parametrize("sections, said", REFUSED)
 def test_what_is_refused(sections, said):
-    problem = make_problem("logistic")
+    problem = make_problem("logistic", d=1 if "average" in sections else 7)
     with pytest.raises(ConfigError, match=said):
         train_on(2, sliced(problem, 1, 2, **sections), problem)
 
@@ -350,7 +354,7 @@ def test_the_optimum_of_the_worst_shards(stage):
         4,
         problem={"intercept": False},
         schedule={"batch": 30, "epochs": 300},
-        rate={"value": 1.0 / slope},
+        rate={"value": float(1.0 / slope)},
         sampling={"mode": "shuffle-once"},
     )
     result = train_on(4, config, problem)

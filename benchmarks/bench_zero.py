@@ -59,7 +59,7 @@ def measure(world, method, update, columns, tiles):
     y = np.arange(n) % 2.0
     config = RunConfig.parse(
         {
-            "schedule": {"batch": 1, "epochs": 3},
+            "schedule": {"batch": 1, "epochs": 2},
             "agreement": {"method": method, "bucket": WORD * columns / tiles / 2**20},
             "update": {"kind": update},
             "precision": {"recipe": "fp32"},

@@ -4,7 +4,8 @@ import os
 import socket
 from dataclasses import dataclass, replace
 
-from hpcsgd.agreement.kinds import takes_gradients
+from hpcsgd.agreement.buckets import MIB
+from hpcsgd.agreement.kinds import SHARDED, takes_gradients
 from hpcsgd.backends.sparse import HEAVY
 from hpcsgd.backends.uploads import PIECE
 from hpcsgd.comm.grid import Grid
@@ -149,7 +150,7 @@ def predict(
         columns=rows * (3 * working + 8),
         exchange=2 * (m * held * working + travelling) + looks * gram,
         kept=kept,
-        weights=held * states * get_format(precision.weights).carrier.itemsize * copies
+        weights=_state(config, held, states, copies, precision)
         + 2 * reader.cols * states * 8
         + _slow(config, held, precision),
         reading=max(3 * CHUNK_BYTES, block_rows(reader.cols) * cols * 16)
@@ -169,6 +170,24 @@ def _of_finisher(config: RunConfig, rows: int, cols: int, columns: int) -> int:
     if config.polish.kind == "none":
         return 0
     return 8 * (8 * rows + (2 * depth_for(columns) + 8) * cols)
+
+
+def _state(
+    config: RunConfig, held: int, states: int, copies: int, precision: Precision
+) -> int:
+    """Weights with what steps keep beside them, copies of both, and the gradient."""
+    word = get_format(precision.weights).carrier.itemsize
+    if config.agreement.kind not in SHARDED:
+        return held * states * word * copies
+    stage, replicas = config.agreement.stage, max(config.grid.replicas, 1)
+    own = -(-held // replicas)
+    tile = min(int(config.agreement.bucket * MIB), held * word)
+    weights = own if stage == 3 else held
+    kept = own * (states - 1 + ADAPTIVE.get(config.update.kind, 0))
+    gradient = held if stage == 1 else own
+    # The last good weights; good states that a run falls back to.
+    beside = weights + 4 * config.run.fall_back * (weights + kept)
+    return word * (weights + kept + gradient + beside) + 4 * tile
 
 
 def _slow(config: RunConfig, held: int, precision: Precision) -> int:

@@ -1,10 +1,10 @@
 """What replicas that hold slices refuse, each in one sentence."""
 
+from hpcsgd.agreement.kinds import SHARDED
 from hpcsgd.config import RunConfig
 from hpcsgd.products import GATHERS
 
 Wrong = tuple[bool, str]  # whether it is, and the sentence
-SHARDED = ("sharded",)  # kinds whose replicas hold slices
 
 
 def of_slices(config: RunConfig) -> tuple[Wrong, ...]:

@@ -7,6 +7,7 @@ from hpcsgd.precision import Precision
 from hpcsgd.products import GATHERS, RECURS
 from hpcsgd.schedule import Schedule
 from hpcsgd.verify.gradients import KIND, gradient_traffic
+from hpcsgd.verify.slices import slices_traffic
 from hpcsgd.verify.traffic import Shape, expected
 
 Report = Mapping[str, Any]
@@ -35,6 +36,15 @@ def expected_traffic(report: Report) -> dict[str, int] | None:
             members=report["grid"]["members"],
             product=report["products"],
             buckets=told["buckets"],
+            twice=report["config"]["run"]["reproducible"],
+        )
+    if shape.agreement["kind"] == "sharded":
+        counts |= slices_traffic(
+            shape,
+            epochs=report["schedule"]["epochs"],
+            members=report["grid"]["members"],
+            product=report["products"],
+            tiles=report["agreement"]["buckets"],
             twice=report["config"]["run"]["reproducible"],
         )
     by_purpose = counts.values()

@@ -11,6 +11,7 @@ from hpcsgd.checkpoint import Store
 from hpcsgd.config import RunConfig
 from hpcsgd.data.partition import split_range
 from hpcsgd.errors import ConfigError
+from hpcsgd.study.expected import expected_traffic
 from tests.contracts.codec import heterogeneous, on_all
 from tests.equivalence.test_gradient import agreed
 from tests.harness import make_problem, relative_error, train_on, union_oracle
@@ -138,6 +139,19 @@ def test_every_word_is_counted(stage, columns, replicas):
     ddp = train_on(replicas, sliced(problem, 0, replicas), problem)
     said = results[0].ledger["agreement"]["wire_bytes"]
     assert said == pytest.approx(ddp.ledger["agreement"]["wire_bytes"], rel=1e-12)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("replicas, members", [(1, 2), (3, 1), (3, 2)])
+def test_a_study_knows_what_a_run_must_have_said(stage, replicas, members):
+    problem = make_problem("softmax")
+    for reproducible in (False, True):
+        how = {"run": {"reproducible": reproducible}}
+        config = sliced(problem, stage, replicas, members, **how)
+        result = train_on(replicas * members, config, problem)
+        for figure, value in expected_traffic(result.as_dict()).items():
+            said = sum(result.ledger[p][figure] for p in ("products", "agreement"))
+            assert said == value, figure
 
 
 @pytest.mark.parametrize("kind", ["momentum", "adam"])

@@ -10,7 +10,8 @@ rate 1/L is half of what is stable. Two figures for it:
 
 The 1 is that of the intercept. The first needs one sum of n words over members, n the
 rows of a replica; the second b words more for every row it samples. Momentum adds up
-1/(1 − μ) steps, so that its rate is (1 − μ)/L.
+1/(1 − μ) steps, so that its rate is (1 − μ)/L; gradients that are one step late
+(`offload` with a delay) are stable half as far, and take half of either.
 """
 
 from collections.abc import Iterator
@@ -54,6 +55,8 @@ def settle_rate(
         error.on_all_ranks = True
         raise error
     slowed = 1.0 - update.momentum if update.kind in GATHERING else 1.0
+    if config.agreement.kind == "offload" and config.agreement.delay_after >= 0:
+        slowed *= 0.5  # a gradient that is one step late is stable half as far
     value = rounded_down(slowed / steepness) if steepness > 0.0 else 1.0
     return replace(config, rate=replace(config.rate, value=value))
 

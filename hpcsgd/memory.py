@@ -179,11 +179,15 @@ def _state(
     word = get_format(precision.weights).carrier.itemsize
     if config.agreement.kind not in SHARDED:
         return held * states * word * copies
+    is_offload = config.agreement.kind == "offload"
     stage, replicas = config.agreement.stage, max(config.grid.replicas, 1)
+    stage = 2 if is_offload else stage
     own = -(-held // replicas)
     tile = min(int(config.agreement.bucket * MIB), held * word)
     weights = own if stage == 3 else held
     kept = own * (states - 1 + ADAPTIVE.get(config.update.kind, 0))
+    # The host's weights and the gradient there, and one that is late.
+    kept += is_offload * own * (2 + (config.agreement.delay_after >= 0))
     gradient = held if stage == 1 else own
     # The last good weights; good states that a run falls back to.
     beside = weights + 4 * config.run.fall_back * (weights + kept)

@@ -70,6 +70,10 @@ METHODS = {
     "zero1": sharded(1, "ddp with optimiser state in slices"),
     "zero2": sharded(2, "ddp with optimiser state and gradient in slices"),
     "zero3": sharded(3, "ddp with weights, gradient and state in slices"),
+    "offload": Method(
+        "zero2 whose steps the host takes, one late if asked for",
+        {"agreement.kind": "offload", "schedule.steps": 1},
+    ),
 }
 
 

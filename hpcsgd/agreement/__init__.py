@@ -6,6 +6,7 @@ from hpcsgd.agreement.fedavg import FedAvg
 from hpcsgd.agreement.gradient import Gradient
 from hpcsgd.agreement.hierarchical import Hierarchical
 from hpcsgd.agreement.none import NoAgreement
+from hpcsgd.agreement.offload import Offload
 from hpcsgd.agreement.postlocal import PostLocal
 from hpcsgd.agreement.sharded import Sharded
 from hpcsgd.agreement.slowmo import SlowMo
@@ -20,6 +21,7 @@ AGREEMENTS: dict[str, type[Agreement]] = {
     "fedavg": FedAvg,
     "slowmo": SlowMo,
     "sharded": Sharded,
+    "offload": Offload,
 }
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "Gradient",
     "Hierarchical",
     "NoAgreement",
+    "Offload",
     "PostLocal",
     "Sharded",
     "SlowMo",

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-GRADIENTS = ("gradient", "sharded")
-SHARDED = ("sharded",)  # of these, whose replicas hold slices
+GRADIENTS = ("gradient", "sharded", "offload")
+SHARDED = ("sharded", "offload")  # of these, whose replicas hold slices
 # These take the same steps, and save one vector for each word of state: a run may go on
 # as another of them, with other values of these settings.
-ALIKE = ("gradient", "sharded")
+ALIKE = ("gradient", "sharded", "offload")
 FREE = ("method", "kind", "stage", "bucket")
 
 

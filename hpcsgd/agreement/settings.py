@@ -26,6 +26,7 @@ class AgreementConfig:
     slow_period: int = 0  # slowmo: exchanges; 0 = whenever the base agrees
     slow_sharded: bool = False  # slowmo: each replica keeps a part of the slow state
     stage: int = 1  # sharded: optimiser state; 2 and gradient; 3 and weights
+    delay_after: int = -1  # offload: exchanges until steps are one late; -1 = never
 
     def __post_init__(self) -> None:
         if self.momentum not in BUFFERS:
@@ -40,6 +41,7 @@ class AgreementConfig:
             ("slow_momentum", 0.0 <= self.slow_momentum < 1.0, "in [0, 1)"),
             ("slow_period", self.slow_period >= 0, "at least 0"),
             ("stage", self.stage in (1, 2, 3), "1, 2 or 3"),
+            ("delay_after", self.delay_after >= -1, "at least 0, or -1 for never"),
         ):
             if not holds:
                 value = getattr(self, name)

@@ -22,6 +22,7 @@ from hpcsgd.agreement.line import PURPOSE
 from hpcsgd.agreement.room import Room
 from hpcsgd.agreement.scatter import Scatter
 from hpcsgd.agreement.shaping import Whole
+from hpcsgd.codecs import Moment
 from hpcsgd.comm.grid import Grid
 from hpcsgd.errors import ConfigError
 from hpcsgd.products.base import Array, Rows, State, Task
@@ -225,18 +226,31 @@ class Sharded(Gradient):
 
     def _advance(self, state: State, cut: Cut, gradient: Array, factor: float) -> Array:
         """The own slice of a tile, stepped: a view in stage 3, else a copy."""
-        place, memory, held = cut.place, state.memory, state.weights
-        own = held[place] if self.stage == 3 else held[cut.own].copy()
-        kept = {name: memory[name][place] for name in self.steps.rule.kept}
-        if not len(own):  # a tile of fewer columns than replicas
-            return own
-        if self.states == 1:
-            self.steps.step(Part(own, kept), gradient, factor, self._moment)
-            return own
-        both = np.hstack([own, memory[VELOCITY][place]])
-        self.steps.step(Part(both, kept), gradient, factor, self._moment)
-        own[...], memory[VELOCITY][place] = np.split(both, 2, axis=1)
+        held = state.weights
+        own = held[cut.place] if self.stage == 3 else held[cut.own].copy()
+        self._step_slice(own, state.memory, cut, gradient, factor, self._moment)
         return own
+
+    def _step_slice(
+        self,
+        own: Array,
+        memory: dict[str, Array],
+        cut: Cut,
+        gradient: Array,
+        factor: float,
+        moment: Moment,
+    ) -> None:
+        """In place; a velocity lies beside the weights for as long as it takes."""
+        if not len(own):  # a tile of fewer columns than replicas
+            return
+        kept = {name: memory[name][cut.place] for name in self.steps.rule.kept}
+        if self.states == 1:
+            self.steps.step(Part(own, kept), gradient, factor, moment)
+            return
+        velocity = memory[VELOCITY][cut.place]
+        both = np.hstack([own, velocity])
+        self.steps.step(Part(both, kept), gradient, factor, moment)
+        own[...], velocity[...] = np.split(both, 2, axis=1)
 
     def _shape_slices(self, factor: float) -> None:
         """Shapers see all slices of this replica as one array."""

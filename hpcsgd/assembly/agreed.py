@@ -5,6 +5,7 @@ from dataclasses import replace
 from hpcsgd.agreement.buckets import Buffer, bucket_count
 from hpcsgd.agreement.gradient import Gradient, Means
 from hpcsgd.agreement.kinds import takes_gradients
+from hpcsgd.agreement.offload import Offload
 from hpcsgd.agreement.replica_check import ReplicaCheck
 from hpcsgd.agreement.senders import Coded, Plain, Sender
 from hpcsgd.agreement.sharded import Sharded
@@ -19,7 +20,11 @@ from hpcsgd.products.base import Array, State, Task
 from hpcsgd.rates import make_rate
 from hpcsgd.updates import make_rule
 
-KINDS: dict[str, type[Gradient]] = {"gradient": Gradient, "sharded": Sharded}
+KINDS: dict[str, type[Gradient]] = {
+    "gradient": Gradient,
+    "sharded": Sharded,
+    "offload": Offload,
+}
 
 
 def of_feed(config: RunConfig) -> RunConfig:

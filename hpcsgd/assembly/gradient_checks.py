@@ -21,6 +21,8 @@ def check(config: RunConfig, precision: Precision) -> None:
         _check_unused(config)
         return
     asked = *_of_settings(config), *_of_formats(precision), *of_slices(config)
+    if config.agreement.kind != "offload":
+        _check_delay(config)
     for is_wrong, why in asked:
         if is_wrong:
             raise ConfigError(f"[agreement] kind = {config.agreement.kind!r} {why}")
@@ -86,6 +88,16 @@ def _of_formats(precision: Precision) -> tuple[Wrong, ...]:
     )
 
 
+def _check_delay(config: RunConfig) -> None:
+    agreement = config.agreement
+    if agreement.delay_after >= 0:
+        raise ConfigError(
+            f"[agreement] delay_after = {agreement.delay_after} is for steps that the"
+            f" host takes and kind = {agreement.kind!r} has none late; use --method"
+            " offload, or leave it out"
+        )
+
+
 def _check_unused(config: RunConfig) -> None:
     """Settings of gradients that would do nothing are a misunderstanding."""
     agreement = config.agreement
@@ -95,6 +107,7 @@ def _check_unused(config: RunConfig) -> None:
             f" [agreement] kind = {agreement.kind!r} has none to give; use --agreement"
             " gradient, or --update sgd, momentum or nesterov"
         )
+    _check_delay(config)
     if agreement.stage != 1:
         raise ConfigError(
             f"[agreement] stage = {agreement.stage} is for slices and kind ="

@@ -12,8 +12,14 @@ def of_slices(config: RunConfig) -> tuple[Wrong, ...]:
     agreement = config.agreement
     if agreement.kind not in SHARDED:
         return ()
-    stage = agreement.stage
+    is_offload = agreement.kind == "offload"
+    stage = 2 if is_offload else agreement.stage
     return (
+        (
+            is_offload and agreement.stage != 1,
+            f"has the slices of stage 2, and stage = {agreement.stage} was given; leave"
+            " agreement.stage out",
+        ),
         (
             agreement.codec != "identity" or config.codec.feedback == "on",
             "sends slices as they are and knows no codec; leave --codec out, or use"
@@ -27,7 +33,7 @@ def of_slices(config: RunConfig) -> tuple[Wrong, ...]:
             stage > 1 and agreement.accumulate > 1,
             f"keeps no whole gradient in stage {stage} to add batches up in, and"
             f" accumulate = {agreement.accumulate}; use a larger --batch, or"
-            " agreement.stage = 1",
+            + (" --method zero1" if is_offload else " agreement.stage = 1"),
         ),
         *(_of_stage_3(config) if stage == 3 else ()),
     )

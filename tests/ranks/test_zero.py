@@ -1,10 +1,11 @@
-"""Slices on real MPI ranks: the steps of DDP, its bytes, and the memory of the table."""
+"""Slices on real MPI ranks: the steps of DDP, its bytes, the memory of the table."""
 
 import pytest
 
 from benchmarks.bench_zero import computed, measure
 from hpcsgd.api import train
 from hpcsgd.comm.mpi import MpiCommunicator
+from tests.equivalence.test_offload import late, offloaded
 from tests.equivalence.test_zero import STAGES, sliced
 from tests.harness import make_problem, relative_error, union_oracle
 from tests.ranks.counting import CountingComm
@@ -33,6 +34,21 @@ def test_the_steps_of_ddp(comm):
                 if kind != "adam":
                     expected = union_oracle(config, problem)
                     assert relative_error(result, expected) <= 1e-12
+
+
+@pytest.mark.ranks(2, 4)
+def test_steps_of_the_host(comm):
+    """At once those of zero2; late the recurrence."""
+    problem = make_problem("logistic")
+    for members in (1, 2) if comm.size == 4 else (1,):
+        replicas = comm.size // members
+        plain = run(comm, sliced(problem, 2, replicas, members), problem)
+        for delay in (-1, 3):
+            config = offloaded(problem, replicas, members, delay=delay)
+            result = run(comm, config, problem)
+            assert len(set(comm.allgather(result.weights_sha256))) == 1
+            expected = plain.weights if delay < 0 else late(config, problem)[0]
+            assert abs(result.weights - expected).max() < 1e-13
 
 
 @pytest.mark.ranks(4)

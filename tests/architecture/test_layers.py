@@ -30,6 +30,7 @@ LAYERS = (
         "products",
         "agreement",
         "objective",
+        "sliced_objective",
         "optimality",
         "polish",
         "cost",

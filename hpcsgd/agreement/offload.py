@@ -82,7 +82,9 @@ class Offload(Sharded):
         if self.late is not None:
             host, late = _Host(self.master, self._memory), self.late
             gradient = self._memory[PENDING]
-            self._under_way = self.worker.give(lambda: self._take(host, gradient, late))
+            self._under_way = self.worker.give(
+                lambda: self._apply(host, gradient, late)
+            )
 
     def _step(self, state: State, task: Task | None) -> None:
         """The gradient goes down; what the host has stepped goes up."""
@@ -103,7 +105,7 @@ class Offload(Sharded):
             gradient = self._fetch(number, cut, 1.0)
 
             def action(cut: Cut = cut, gradient: Array = gradient) -> None:
-                self._take_slice(host, cut, gradient, factor, moment)
+                self._apply_slice(host, cut, gradient, factor, moment)
 
             under_way.append((cut, self.worker.give(action)))
             if number:
@@ -162,12 +164,12 @@ class Offload(Sharded):
 
     # ------------------------------------------------------------------ on the host
 
-    def _take(self, host: "_Host", gradient: Array, moment: Moment) -> None:
+    def _apply(self, host: "_Host", gradient: Array, moment: Moment) -> None:
         """The step of all slices."""
         for cut in self.cuts:
-            self._take_slice(host, cut, gradient[cut.place], 1.0, moment)
+            self._apply_slice(host, cut, gradient[cut.place], 1.0, moment)
 
-    def _take_slice(
+    def _apply_slice(
         self, host: "_Host", cut: Cut, gradient: Array, factor: float, moment: Moment
     ) -> None:
         """As in every stage; the gradient is used up."""
@@ -188,7 +190,7 @@ class Offload(Sharded):
             shared={name: kept.copy() for name, kept in state.shared.items()},
         )
         master = self.master.copy()
-        self._take(_Host(master, seen.memory), seen.memory[PENDING], self.late)
+        self._apply(_Host(master, seen.memory), seen.memory[PENDING], self.late)
         seen.weights = self.joining.join(master, "evaluate")
         self._step_intercept(seen)
         return seen
@@ -197,7 +199,7 @@ class Offload(Sharded):
         """The last gradient is taken, too."""
         if self.late is None:
             return
-        self._take(_Host(self.master, state.memory), state.memory[PENDING], self.late)
+        self._apply(_Host(self.master, state.memory), state.memory[PENDING], self.late)
         self._raise_all(state)
         self.late = None
 

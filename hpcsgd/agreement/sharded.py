@@ -63,6 +63,8 @@ class Sharded(Gradient):
         for name in self.steps.rule.kept:
             if state.intercept is not None:
                 state.shared[name] = np.zeros((1, self.columns))
+        for shaper in self.means.shapers:
+            shaper.prepare(state)
 
     def start(self, state: State, exchanges: int) -> None:
         """Refused alike on all ranks where others keep something beside no columns."""
@@ -276,10 +278,12 @@ class Sharded(Gradient):
 
     def facts(self) -> dict[str, Any]:
         """For the report of a run."""
+        shaped = [shaper.facts() for shaper in self.means.shapers]
         scattered, joined = (o.overlap for o in (self.scatter, self.joining))
         transfer = scattered.transfer + joined.transfer
         hidden = scattered.hidden + joined.hidden
         return {
+            **{key: said for facts in shaped for key, said in facts.items()},
             "stage": self.stage,
             "buckets": len(self.cuts),
             "codec": "identity",

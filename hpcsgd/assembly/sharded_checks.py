@@ -2,12 +2,14 @@
 
 from hpcsgd.agreement.kinds import SHARDED
 from hpcsgd.config import RunConfig
+from hpcsgd.formats import get_format
+from hpcsgd.precision import Precision
 from hpcsgd.products import GATHERS
 
 Wrong = tuple[bool, str]  # whether it is, and the sentence
 
 
-def of_slices(config: RunConfig) -> tuple[Wrong, ...]:
+def of_slices(config: RunConfig, precision: Precision) -> tuple[Wrong, ...]:
     """Of all stages, of those without a whole gradient, and of that without weights."""
     agreement = config.agreement
     if agreement.kind not in SHARDED:
@@ -24,6 +26,16 @@ def of_slices(config: RunConfig) -> tuple[Wrong, ...]:
             agreement.codec != "identity" or config.codec.feedback == "on",
             "sends slices as they are and knows no codec; leave --codec out, or use"
             " --agreement gradient",
+        ),
+        (
+            config.update.bits == 8,
+            "holds slices that begin anywhere, and states in 8 bits are blocks; use"
+            " update.bits = 32",
+        ),
+        (
+            get_format(precision.residual).wants_scale,
+            f"cannot leave a step out, as residuals in {precision.residual} ask for;"
+            " use --set precision.residual=fp32",
         ),
         (
             config.update.kind == "nesterov-classic",

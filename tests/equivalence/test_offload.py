@@ -11,16 +11,9 @@ from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.rates import make_rate
 from tests.contracts.codec import heterogeneous, on_all
-from tests.equivalence.test_zero import own_words, sliced
+from tests.equivalence.test_zero import offloaded, own_words, sliced
 from tests.harness import make_problem, train_on, union_batches
 from tests.unit.test_gradient import in_folder
-
-
-def offloaded(drawn, replicas, members=1, /, delay=-1, **sections):
-    """Two columns a tile."""
-    how = {"kind": "offload", "stage": 1, "delay_after": delay}
-    asked = {**sections, "agreement": {**how, **sections.get("agreement", {})}}
-    return sliced(drawn, 2, replicas, members, **asked)
 
 
 def late(config, problem):

@@ -35,6 +35,13 @@ def sliced(drawn, stage, replicas, members=1, /, **sections):
     return agreed(drawn, replicas, members, **tables)
 
 
+def offloaded(drawn, replicas, members=1, /, delay=-1, **sections):
+    """Stage 2 whose steps the host takes."""
+    how = {"kind": "offload", "stage": 1, "delay_after": delay}
+    asked = {**sections, "agreement": {**how, **sections.get("agreement", {})}}
+    return sliced(drawn, 2, replicas, members, **asked)
+
+
 def test_all_stages_take_the_steps_of_ddp():
     """To the bit where scores are made in one piece: sums are in rank order in both."""
     for family, kind in [("softmax", k) for k in UPDATES] + [("logistic", "adam")]:
@@ -241,57 +248,43 @@ def test_batches_that_are_summed_first(stage):
     assert result.exchanges == 2 * ceil(18 / 8)
 
 
-class Clip:
-    """g ← g min(1, c / ‖g‖), by the norm of all columns."""
-
-    def __init__(self, most):
-        self.most, self.norms = most, []
-
-    def shape(self, gradient, whole, moment):
-        square = np.array([np.sum(np.square(gradient, dtype=np.float64))])
-        norm = float(np.sqrt(whole.total(square)[0]))
-        self.norms.append(norm)
-        gradient *= min(1.0, self.most / max(norm, 1e-300))
+SHAPED = [
+    {"clip": "norm", "clip_at": 0.02, "clip_over": "step"},
+    {"clip": "percentile", "clip_at": 20.0, "clip_over": "step"},
+    {"centre": "columns", "noise": 1e-4},
+    {"normalise": True},
+]
 
 
-def clipped(monkeypatch, stage, replicas, members, problem, most=0.02):
-    from hpcsgd.agreement.gradient import Gradient
-
-    begin, clips = Gradient.__init__, []
-
-    def with_clip(self, grid, share, means):
-        clips.append(Clip(most))
-        begin(self, grid, share, replace(means, shapers=(clips[-1],)))
-
-    monkeypatch.setattr(Gradient, "__init__", with_clip)
-    config = sliced(problem, stage, replicas, members)
-    return train_on(replicas * members, config, problem), clips
-
-
-@pytest.mark.parametrize("replicas, members", [(3, 1), (4, 1), (2, 2)])
-def test_the_norm_is_of_all_slices(replicas, members, monkeypatch):
-    """A clip by the global norm acts as in DDP; padding would be in no norm anyway."""
+@pytest.mark.parametrize("shaped", SHAPED, ids=lambda s: next(iter(s)))
+def test_norms_and_means_are_of_all_slices(shaped):
+    """What is done to the gradient first is done to all of it, as in DDP."""
     problem = make_problem("softmax")
-    with monkeypatch.context() as patch:
-        plain, seen = clipped(patch, 0, replicas, members, problem)
-    free = train_on(replicas * members, sliced(problem, 0, replicas, members), problem)
-    assert np.abs(free.weights - plain.weights).max() > 1e-3
-    for stage in STAGES:
-        with monkeypatch.context() as patch:
-            result, clips = clipped(patch, stage, replicas, members, problem)
-        np.testing.assert_allclose(result.weights, plain.weights, 0, 1e-12)
-        for clip in clips:
-            np.testing.assert_allclose(clip.norms, seen[0].norms, 1e-12)
+    for replicas, members in ((3, 1), (2, 2)):
+        ranks, update = replicas * members, {"update": {"kind": "momentum", **shaped}}
+        free = train_on(ranks, sliced(problem, 0, replicas, members), problem)
+        plain, *others = (
+            train_on(ranks, config, problem)
+            for config in (
+                *(
+                    sliced(problem, k, replicas, members, **update)
+                    for k in (0, 1, 2, 3)
+                ),
+                offloaded(problem, replicas, members, **update),
+            )
+        )
+        assert np.abs(free.weights - plain.weights).max() > 1e-4
+        for result in others:
+            np.testing.assert_allclose(result.weights, plain.weights, 0, 1e-12)
 
 
 def test_a_norm_of_own_slices_goes_elsewhere(monkeypatch):
     """The broken twin of that: each replica clips by what it holds."""
     problem = make_problem("softmax")
-    with monkeypatch.context() as patch:
-        plain, _ = clipped(patch, 0, 3, 1, problem)
-    with monkeypatch.context() as patch:
-        patch.setattr(Sharded, "_total", lambda self, words: words)
-        result, _ = clipped(patch, 2, 3, 1, problem)
+    shaped = {"update": {"kind": "sgd", **SHAPED[0]}}
+    plain = train_on(3, sliced(problem, 0, 3, **shaped), problem)
+    monkeypatch.setattr(Sharded, "_total", lambda self, words: words)
+    result = train_on(3, sliced(problem, 2, 3, **shaped), problem)
     assert np.abs(result.weights - plain.weights).max() > 1e-3
 
 
@@ -337,6 +330,8 @@ REFUSED = [
     ({"agreement": {"stage": 3}, "polish": {"kind": "lbfgs"}}, "works on all of it"),
     ({"agreement": {"codec": "fp16"}}, "knows no codec"),
     ({"update": {"kind": "nesterov-classic"}}, "use --update nesterov"),
+    ({"update": {"kind": "adam", "bits": 8}}, "use update.bits = 32"),
+    ({"precision": {"residual": "fp16"}}, "cannot leave a step out"),
     ({"agreement": {"kind": "average", "stage": 2}}, "use --method zero2"),
     ({"agreement": {"stage": 4}}, "must be 1, 2 or 3"),
     ({"agreement": {"stage": 3}, "average": {"kind": "tail"}}, "stage = 2"),

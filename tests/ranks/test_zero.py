@@ -5,8 +5,8 @@ import pytest
 from benchmarks.bench_zero import computed, measure
 from hpcsgd.api import train
 from hpcsgd.comm.mpi import MpiCommunicator
-from tests.equivalence.test_offload import late, offloaded
-from tests.equivalence.test_zero import STAGES, sliced
+from tests.equivalence.test_offload import late
+from tests.equivalence.test_zero import STAGES, offloaded, sliced
 from tests.harness import make_problem, relative_error, union_oracle
 from tests.ranks.counting import CountingComm
 

@@ -13,6 +13,7 @@ taken at the end of a run.
 import logging
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -82,9 +83,8 @@ class Offload(Sharded):
         if self.late is not None:
             host, late = _Host(self.master, self._memory), self.late
             gradient = self._memory[PENDING]
-            self._under_way = self.worker.give(
-                lambda: self._apply(host, gradient, late)
-            )
+            action = partial(self._apply, host, gradient, late)
+            self._under_way = self.worker.give(action)
 
     def _step(self, state: State, task: Task | None) -> None:
         """The gradient goes down; what the host has stepped goes up."""
@@ -103,10 +103,7 @@ class Offload(Sharded):
         under_way: list[tuple[Cut, Future[None]]] = []
         for number, cut in enumerate(self.cuts):
             gradient = self._fetch(number, cut, 1.0)
-
-            def action(cut: Cut = cut, gradient: Array = gradient) -> None:
-                self._apply_slice(host, cut, gradient, factor, moment)
-
+            action = partial(self._apply_slice, host, cut, gradient, factor, moment)
             under_way.append((cut, self.worker.give(action)))
             if number:
                 self._raise(state.weights, *under_way.pop(0))

@@ -2,9 +2,9 @@
 
     mpiexec -n 4 python -m benchmarks.bench_zero [--columns 2000000] [--tiles 16]
 
-`tracemalloc` counts every array of the process, from the end of the first evaluation on.
-Left out are the row that an exchange gathers and the copy of the last weights with a good
-loss, which every run keeps beside its state; the rows themselves are the caller's.
+`tracemalloc` counts every array of the process, from the end of the first evaluation
+on. Left out are the row that an exchange gathers and the copy of the last weights with
+a good loss, which every run keeps beside its state; the rows are the caller's.
 """
 
 import argparse
@@ -80,7 +80,7 @@ def measure(world, method, update, columns, tiles):
 
 
 def good(method, update, ranks):
-    """Words a column of the copy of the last good weights: a velocity is one of them."""
+    """Words a column of the copy of the last good weights, with a velocity in them."""
     if method == "ddp":
         return 1 + (update == "momentum")
     return 1 / ranks if method == "zero3" else 1
@@ -99,7 +99,7 @@ def main():
         for method in METHODS:
             shape = update, options.columns
             found = measure(world, method, *shape, options.tiles)
-            steps, look = (max(v) for v in zip(*world.exchange_objects(found)))
+            steps, look = np.max(world.exchange_objects(found), axis=0)
             wanted = computed(method, *shape, world.size, options.tiles)
             D = WORD * options.columns
             row = {"update": update, "method": method, "computed": wanted / D}

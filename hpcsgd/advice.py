@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from hpcsgd.agreement.kinds import SHARDED
 from hpcsgd.products import GATHERS
 from hpcsgd.result import Result, Status
 
@@ -152,10 +153,28 @@ def _less_agreeing(result: Result) -> str:
             "agreeing dominates: --set agreement.accumulate="
             f"{2 * asked['accumulate']} sends half as often (as a batch twice as large)"
         )
+    if asked.get("kind") in SHARDED:
+        return _instead_of_slices(result)
     period = 2 * result.report["schedule"]["period"]
     return (
         f"agreeing dominates: --period {period} agrees half as often (replicas drift"
         " further apart)"
+    )
+
+
+def _instead_of_slices(result: Result) -> str:
+    """Members hold no more, and send scores where these are fewer than the weights."""
+    report = result.report
+    ranks, batch = report["ranks"], report["schedule"]["global_batch"]
+    if batch < report["columns"]:
+        return (
+            f"agreeing dominates: members (--grid 1x{ranks} --agreement gradient"
+            f" --batch {batch}) hold as little, and sum {batch} scores in a step"
+            f" instead of {report['columns']} columns of gradient"
+        )
+    return (
+        f"agreeing dominates: --batch {2 * report['schedule']['batch']} sends half as"
+        " often (as a batch twice as large)"
     )
 
 

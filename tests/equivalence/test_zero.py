@@ -368,3 +368,12 @@ def test_the_optimum_of_the_worst_shards(stage):
     )
     result = train_on(4, config, problem)
     assert result.loss / least - 1 < 1e-10
+
+
+def test_advice_knows_what_members_would_send():
+    from hpcsgd import advice
+
+    wide, narrow = make_problem("logistic", d=31), make_problem("logistic")
+    for problem, said in ((wide, "--grid 1x2 --agreement"), (narrow, "--batch 8")):
+        result = train_on(2, sliced(problem, 3, 2), problem)
+        assert said in advice._less_agreeing(result)

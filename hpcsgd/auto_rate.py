@@ -35,6 +35,7 @@ Array = NDArray[Any]
 log = logging.getLogger(__name__)
 SAMPLED = 1024  # rows of a replica from which batches are made
 SAMPLED_VALUES = 2**21  # of these rows, where they are very wide
+GROWS = "growing"  # the agreement whose steps have more rows later, at a larger rate
 GATHERING = ("momentum", "nesterov", "nesterov-classic")  # updates with a velocity
 DIGITS = 3  # of the rate: sums of other grids differ in the last ones
 
@@ -48,7 +49,7 @@ def settle_rate(
     if not config.rate.is_open:
         return config
     steepness = _steepness(config, grid, loaded, family)
-    slowed = _slowed(config)
+    slowed = _slowed(config) / growth(config)
     value = rounded_down(slowed / steepness) if steepness > 0.0 else 1.0
     return replace(config, rate=replace(config.rate, value=value))
 
@@ -58,7 +59,14 @@ def rows_of_step(config: RunConfig) -> int:
     agreement, batch = config.agreement, config.schedule.batch
     if not takes_gradients(agreement.kind):
         return batch
-    return batch * config.grid.replicas * agreement.accumulate
+    together = 1 if agreement.kind == GROWS else agreement.accumulate
+    return batch * config.grid.replicas * together
+
+
+def growth(config: RunConfig) -> int:
+    """How many times the first rate a run takes in the end."""
+    grows = config.agreement.kind == GROWS and config.accordion.scale_rate
+    return config.agreement.accumulate if grows else 1
 
 
 def _scaled(config: RunConfig, steepness: float) -> RunConfig:
@@ -70,7 +78,7 @@ def _scaled(config: RunConfig, steepness: float) -> RunConfig:
     rate = config.rate
     slowed = _slowed(config)
     asked = rate.value * rows_of_step(config) / rate.per_batch
-    most = 2.0 * slowed / steepness if steepness > 0.0 else asked
+    most = 2.0 * slowed / growth(config) / steepness if steepness > 0.0 else asked
     if asked > most:
         log.warning(
             "a rate of %.3g, scaled from %d to %d rows a step, is above 2/L and would"

@@ -4,6 +4,7 @@ from hpcsgd.agreement.average import BUFFERS, Average
 from hpcsgd.agreement.base import Agreement
 from hpcsgd.agreement.fedavg import FedAvg
 from hpcsgd.agreement.gradient import Gradient
+from hpcsgd.agreement.growing import Growing
 from hpcsgd.agreement.hierarchical import Hierarchical
 from hpcsgd.agreement.none import NoAgreement
 from hpcsgd.agreement.offload import Offload
@@ -16,6 +17,7 @@ AGREEMENTS: dict[str, type[Agreement]] = {
     "none": NoAgreement,
     "average": Average,
     "gradient": Gradient,
+    "growing": Growing,
     "postlocal": PostLocal,
     "hierarchical": Hierarchical,
     "fedavg": FedAvg,
@@ -31,6 +33,7 @@ __all__ = [
     "Average",
     "FedAvg",
     "Gradient",
+    "Growing",
     "Hierarchical",
     "NoAgreement",
     "Offload",

@@ -119,6 +119,10 @@ class Agreement(ABC):
         """Steps that an exchange of so many batches takes."""
         return batches
 
+    def steps_taken(self, planned: int) -> int:
+        """Steps so far, of which `planned` are those that a schedule alone knows."""
+        return planned
+
     def facts(self) -> dict[str, Any]:
         """What it has to say in the report of a run."""
         return {}

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-GRADIENTS = ("gradient", "sharded", "offload")
+GRADIENTS = ("gradient", "growing", "sharded", "offload")
 SHARDED = ("sharded", "offload")  # of these, whose replicas hold slices
 # These take the same steps, and save one vector for each word of state: a run may go on
 # as another of them, with other values of these settings.

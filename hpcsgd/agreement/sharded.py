@@ -40,7 +40,7 @@ class Sharded(Gradient):
         self.states = self.steps.rule.states
         self.replicas = grid.replicas
 
-    # ------------------------------------------------------------------ what is held
+    # what is held
 
     def shape(self, columns: int, width: int) -> tuple[int, int]:
         """Velocities are kept apart; from stage 3 on there are slices alone."""
@@ -140,7 +140,7 @@ class Sharded(Gradient):
         for cut, tile in self.joining.tiles(held, "evaluate"):
             yield cut.columns, tile
 
-    # ------------------------------------------------------------------ a step
+    # a step
 
     def scores(
         self, task: Task, state: State, rows: Rows, point: Array, out: Array

@@ -12,6 +12,7 @@ from hpcsgd.agreement.postlocal import PostLocal
 from hpcsgd.agreement.sharded import Sharded
 from hpcsgd.agreement.slowmo import SlowMo
 from hpcsgd.agreement.terms import Terms
+from hpcsgd.errors import ConfigError
 
 AGREEMENTS: dict[str, type[Agreement]] = {
     "none": NoAgreement,
@@ -25,6 +26,20 @@ AGREEMENTS: dict[str, type[Agreement]] = {
     "sharded": Sharded,
     "offload": Offload,
 }
+
+
+def register(name: str, kind: type[Agreement]) -> None:
+    """Let `[agreement] kind = name` be an agreement of yours, on the rank that calls.
+
+    Parameters
+    ----------
+    name : str, one that no agreement has
+    kind : subclass of Agreement
+    """
+    if AGREEMENTS.get(name, kind) is not kind:
+        raise ConfigError(f"there is an agreement {name!r} already; take another name")
+    AGREEMENTS[name] = kind
+
 
 __all__ = [
     "AGREEMENTS",
@@ -41,4 +56,5 @@ __all__ = [
     "Sharded",
     "SlowMo",
     "Terms",
+    "register",
 ]

@@ -66,6 +66,16 @@ class Agreement(ABC):
     def start(self, state: State, exchanges: int) -> None:  # noqa: B027
         """The state that the run goes on from, after so many exchanges, is in place."""
 
+    def plan_in_words(self, state: State) -> dict[str, str]:
+        """What decides its messages, in words; replicas compare it before the first."""
+        return {
+            "agreement": type(self).__name__,
+            "period": repr(self.period),
+            "workers": repr(self.workers),
+            "columns held": repr(state.weights.shape),
+            "format of the weights": str(state.weights.dtype),
+        }
+
     def is_whole(self, exchanges: int) -> bool:
         """Whether all replicas agree right after exchange number `exchanges`."""
         return exchanges % self.period == 0

@@ -98,6 +98,16 @@ class Gradient(Agreement):
         if self.means.loss_scale is not None:
             self.means.loss_scale.put_back(state.shared[LOSS_SCALE])
 
+    def plan_in_words(self, state: State) -> dict[str, str]:
+        """Buckets too, where there are some, in the order in which they go."""
+        tiles = getattr(self, "buffer", ())
+        return {
+            **super().plan_in_words(state),
+            "buckets": " ".join(f"{t.columns.start}:{t.columns.stop}" for t in tiles),
+            "codec": repr(self.means.settings.codec),
+            "exchanges of an epoch": repr(self.steps.each),
+        }
+
     def begin(self, epoch: int, index: int, batches: int) -> None:
         """An exchange of so many batches, whose gradients are one message."""
         self._begin(epoch * self.steps.each + index)

@@ -55,6 +55,10 @@ class Offload(Sharded):
             state.memory[PENDING] = self.link.room(shape, dtype)
             state.shared[PENDING] = np.zeros((1, self.columns))
 
+    def plan_in_words(self, state: State) -> dict[str, str]:
+        """And from when on steps are late."""
+        return {**super().plan_in_words(state), "delay": repr(self.delay)}
+
     def _sliced(self) -> tuple[str, ...]:
         return (*super()._sliced(), *((PENDING,) if self.delay >= 0 else ()))
 

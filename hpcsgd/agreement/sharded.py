@@ -66,6 +66,16 @@ class Sharded(Gradient):
         for shaper in self.means.shapers:
             shaper.prepare(state)
 
+    def plan_in_words(self, state: State) -> dict[str, str]:
+        """Whole columns and their tiles: slices differ among replicas."""
+        tiles = (f"{cut.columns.start}:{cut.columns.stop}" for cut in self.cuts)
+        return {
+            **super().plan_in_words(state),
+            "columns held": repr((self.cuts.columns, self.width(state))),
+            "buckets": " ".join(tiles),
+            "stage": repr(self.stage),
+        }
+
     def start(self, state: State, exchanges: int) -> None:
         """Refused alike on all ranks where others keep something beside no columns."""
         if self.stage < 3 or not self.cuts.leaves_some_without:

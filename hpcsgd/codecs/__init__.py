@@ -80,6 +80,20 @@ def kept_bytes(
     return words * bucket.words * bucket.dtype.itemsize + tables
 
 
+def register(name: str, kind: type[Codec]) -> None:
+    """Let `[agreement] codec = name` be a codec of yours, on the rank that calls this.
+
+    Parameters
+    ----------
+    name : str, one that no codec has
+    kind : subclass of Codec, at the top of a module
+    """
+    where = f"{kind.__module__}:{kind.__qualname__}"
+    if CODECS.get(name, where) != where:
+        raise ConfigError(f"there is a codec {name!r} already; take another name")
+    CODECS[name] = where
+
+
 __all__ = [
     "CODECS",
     "AccordionConfig",
@@ -93,4 +107,5 @@ __all__ = [
     "get_codec",
     "kept_bytes",
     "make_codec",
+    "register",
 ]

@@ -377,3 +377,17 @@ def test_advice_knows_what_members_would_send():
     for problem, said in ((wide, "--grid 1x2 --agreement"), (narrow, "--batch 8")):
         result = train_on(2, sliced(problem, 3, 2), problem)
         assert said in advice._less_agreeing(result)
+
+
+def test_replicas_that_were_told_other_stages_are_refused(monkeypatch):
+    """Before the first message, which they would not share."""
+    begin = Sharded.__init__
+
+    def unlike(self, grid, share, means):
+        begin(self, grid, share, means)
+        self.stage += grid.replica
+
+    monkeypatch.setattr(Sharded, "__init__", unlike)
+    problem = make_problem("logistic")
+    with pytest.raises(ConfigError, match="stage is 1 on replica 0 and 2 on replica 1"):
+        train_on(2, sliced(problem, 1, 2), problem)

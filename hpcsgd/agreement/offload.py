@@ -79,8 +79,6 @@ class Offload(Sharded):
         """Whether every gradient has been taken."""
         return self.late is None
 
-    # a step
-
     def _begin(self, number: int) -> None:
         """Where a gradient is late, the host takes it while the device computes."""
         super()._begin(number)
@@ -163,8 +161,6 @@ class Offload(Sharded):
         self.joining.start(own, cut, weights[cut.columns], PURPOSE)
         self.joining.wait(behind=1)
 
-    # on the host
-
     def _apply(self, host: "_Host", gradient: Array, moment: Moment) -> None:
         """The step of all slices."""
         for cut in self.cuts:
@@ -176,8 +172,6 @@ class Offload(Sharded):
         """As in every stage; the gradient is used up."""
         own = host.weights[cut.place]
         self._step_slice(own, host.memory, cut, gradient, factor, moment)
-
-    # what is late
 
     def consensus(self, state: State, exchanges: int) -> State:
         """With the gradient that is late, on copies."""

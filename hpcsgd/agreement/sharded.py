@@ -40,8 +40,6 @@ class Sharded(Gradient):
         self.states = self.steps.rule.states
         self.replicas = grid.replicas
 
-    # what is held
-
     def shape(self, columns: int, width: int) -> tuple[int, int]:
         """Velocities are kept apart; from stage 3 on there are slices alone."""
         replicas, dtype = self.replicas, self.backend.zeros((0, 1)).dtype
@@ -149,8 +147,6 @@ class Sharded(Gradient):
         """Of slices, for a look at the objective."""
         for cut, tile in self.joining.tiles(held, "evaluate"):
             yield cut.columns, tile
-
-    # a step
 
     def scores(
         self, task: Task, state: State, rows: Rows, point: Array, out: Array

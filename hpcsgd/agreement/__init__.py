@@ -1,7 +1,10 @@
 """When and how replicas agree on weights."""
 
+from hpcsgd.agreement.asynchronous import AsyncAverage
 from hpcsgd.agreement.average import BUFFERS, Average
 from hpcsgd.agreement.base import Agreement
+from hpcsgd.agreement.decentralised import Decentralised
+from hpcsgd.agreement.decentralised_low import LowPrecision
 from hpcsgd.agreement.fedavg import FedAvg
 from hpcsgd.agreement.gradient import Gradient
 from hpcsgd.agreement.growing import Growing
@@ -9,6 +12,7 @@ from hpcsgd.agreement.hierarchical import Hierarchical
 from hpcsgd.agreement.none import NoAgreement
 from hpcsgd.agreement.offload import Offload
 from hpcsgd.agreement.postlocal import PostLocal
+from hpcsgd.agreement.qadam import QAdam
 from hpcsgd.agreement.sharded import Sharded
 from hpcsgd.agreement.slowmo import SlowMo
 from hpcsgd.agreement.terms import Terms
@@ -23,6 +27,10 @@ AGREEMENTS: dict[str, type[Agreement]] = {
     "hierarchical": Hierarchical,
     "fedavg": FedAvg,
     "slowmo": SlowMo,
+    "decentralized": Decentralised,
+    "decentralized-low": LowPrecision,
+    "async-average": AsyncAverage,
+    "qadam": QAdam,
     "sharded": Sharded,
     "offload": Offload,
 }
@@ -45,14 +53,18 @@ __all__ = [
     "AGREEMENTS",
     "BUFFERS",
     "Agreement",
+    "AsyncAverage",
     "Average",
+    "Decentralised",
     "FedAvg",
     "Gradient",
     "Growing",
     "Hierarchical",
+    "LowPrecision",
     "NoAgreement",
     "Offload",
     "PostLocal",
+    "QAdam",
     "Sharded",
     "SlowMo",
     "Terms",

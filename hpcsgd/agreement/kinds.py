@@ -3,7 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-GRADIENTS = ("gradient", "growing", "sharded", "offload")
+GRADIENTS = (
+    *("gradient", "growing", "decentralized", "decentralized-low", "qadam"),
+    *("sharded", "offload"),
+)
+# Their replicas step by their own gradients, and tell each other of weights.
+OWN_STEPS = ("decentralized", "decentralized-low")
 SHARDED = ("sharded", "offload")  # of these, whose replicas hold slices
 # These take the same steps, and save one vector for each word of state: a run may go on
 # as another of them, with other values of these settings.

@@ -3,10 +3,14 @@
 from dataclasses import replace
 
 from hpcsgd.agreement.buckets import Buffer, bucket_count
+from hpcsgd.agreement.by_leaders import ByLeaders, open_groups
+from hpcsgd.agreement.decentralised import Decentralised
+from hpcsgd.agreement.decentralised_low import LowPrecision
 from hpcsgd.agreement.gradient import Gradient, Means
 from hpcsgd.agreement.growing import Growing
 from hpcsgd.agreement.kinds import takes_gradients
 from hpcsgd.agreement.offload import Offload
+from hpcsgd.agreement.qadam import QAdam
 from hpcsgd.agreement.replica_check import ReplicaCheck
 from hpcsgd.agreement.senders import Coded, Plain, Sender
 from hpcsgd.agreement.sharded import Sharded
@@ -18,9 +22,10 @@ from hpcsgd.backends.base import Backend
 from hpcsgd.backends.loss_scale import LossScale
 from hpcsgd.backends.rounded import RoundedBackend
 from hpcsgd.codecs import Bucket, Codec, make_codec
+from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
-from hpcsgd.data.partition import split_range
+from hpcsgd.data.partition import lengths, split_range
 from hpcsgd.data.sampling import plan_groups
 from hpcsgd.load import Loaded
 from hpcsgd.products.base import Array, State, Task
@@ -30,6 +35,9 @@ from hpcsgd.updates import make_rule
 KINDS: dict[str, type[Gradient]] = {
     "gradient": Gradient,
     "growing": Growing,
+    "decentralized": Decentralised,
+    "decentralized-low": LowPrecision,
+    "qadam": QAdam,
     "sharded": Sharded,
     "offload": Offload,
 }
@@ -72,6 +80,7 @@ def make_gradient(
         opener=lambda state, buffer: _sender(config, grid, state, buffer),
         check=ReplicaCheck(grid.replicas, config.run.check_members),
         settings=config.agreement,
+        rows=lengths(shard.total_rows, grid.replicas.size),
         accordion=config.accordion,
         batches=_batches(config, loaded, grid),
         loss_scale=_loss_scale(task.backend),
@@ -96,11 +105,28 @@ def _loss_scale(backend: Backend) -> LossScale | None:
 
 
 def _sender(config: RunConfig, grid: Grid, state: State, buffer: Buffer) -> Sender:
-    """One replica has nobody to be short with: nothing is encoded."""
+    """Of all replicas, or of the leaders of groups of them."""
+    replicas, of = grid.replicas, config.agreement.hierarchical
+    if of == "off" or replicas.size == 1:
+        return _between(config, grid, state, buffer, replicas, replicas.size)
+    groups = open_groups(grid, of)
+    sender = _between(config, grid, state, buffer, groups.leaders, groups.count)
+    return ByLeaders(groups, sender)
+
+
+def _between(
+    config: RunConfig,
+    grid: Grid,
+    state: State,
+    buffer: Buffer,
+    speakers: Communicator,
+    count: int,
+) -> Sender:
+    """One alone has nobody to be short with: nothing is encoded."""
     agreement = config.agreement
     is_plain = agreement.codec == "identity" and config.codec.feedback != "on"
-    if is_plain or grid.replicas.size == 1:
-        return Plain(grid.replicas)
+    if is_plain or count == 1:
+        return Plain(speakers)
     codecs: dict[int, Codec] = {}
     for number, tile in enumerate(buffer):
 
@@ -122,4 +148,4 @@ def _sender(config: RunConfig, grid: Grid, state: State, buffer: Buffer) -> Send
         codecs[tile.columns.start] = codec
         for name, kept in codec.kept.items():
             state.kept[f"codec_{number}_{name}"] = kept
-    return Coded(grid.replicas, codecs, agreement.codec)
+    return Coded(speakers, codecs, agreement.codec)

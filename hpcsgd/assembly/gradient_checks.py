@@ -1,6 +1,8 @@
 """What the gradient agreement refuses, each in one sentence."""
 
+from hpcsgd.agreement.by_leaders import check_groups
 from hpcsgd.agreement.kinds import takes_gradients
+from hpcsgd.assembly.kind_checks import Wrong, check_asynchronous, of_kinds
 from hpcsgd.assembly.sharded_checks import of_slices
 from hpcsgd.codecs import get_codec
 from hpcsgd.config import RunConfig
@@ -12,7 +14,6 @@ from hpcsgd.updates import ADAPTIVE
 
 UPDATES = ("sgd", "momentum", "nesterov", "nesterov-classic", *ADAPTIVE)
 MOMENTA = ("momentum", "nesterov", "nesterov-classic", "adam")
-Wrong = tuple[bool, str]  # whether it is, and the sentence
 
 
 def check(config: RunConfig, precision: Precision) -> None:
@@ -24,10 +25,11 @@ def check(config: RunConfig, precision: Precision) -> None:
         return
     if config.agreement.kind != "offload":
         _check_delay(config)
+    check_groups(config.agreement.hierarchical)
     for is_wrong, why in (
         *_of_settings(config),
-        *_of_codec(config),
         *_of_formats(precision, codec),
+        *of_kinds(config, precision),
         *of_slices(config, precision),
     ):
         if is_wrong:
@@ -137,6 +139,8 @@ def _check_unused(config: RunConfig) -> None:
             f" and [agreement] kind = {agreement.kind!r} has none; use --agreement"
             " gradient, or leave it out"
         )
+    if agreement.kind == "async-average":
+        check_asynchronous(config)
     if config.update.kind in ADAPTIVE:
         raise ConfigError(
             f"--update {config.update.kind} needs the gradient of every step, and"
@@ -150,8 +154,10 @@ def _check_unused(config: RunConfig) -> None:
             f" {agreement.kind!r} has none; use --method zero{agreement.stage}, or"
             " leave it out"
         )
-    if agreement.codec != "identity" or agreement.accumulate != 1:
-        key = "codec" if agreement.codec != "identity" else "accumulate"
+    given = {"codec": "identity", "accumulate": 1, "hierarchical": "off"}
+    others = [key for key, usual in given.items() if getattr(agreement, key) != usual]
+    if others:
+        key = others[0]
         raise ConfigError(
             f"[agreement] {key} = {getattr(agreement, key)!r} is for gradients and kind"
             f" = {agreement.kind!r} sends none; use --agreement gradient, or leave it"

@@ -28,6 +28,11 @@ def of_slices(config: RunConfig, precision: Precision) -> tuple[Wrong, ...]:
             " --agreement gradient",
         ),
         (
+            agreement.hierarchical != "off",
+            "cuts every tile over all replicas and knows no leaders of nodes; leave"
+            " agreement.hierarchical out",
+        ),
+        (
             config.update.bits == 8,
             "holds slices that begin anywhere, and states in 8 bits are blocks; use"
             " update.bits = 32",

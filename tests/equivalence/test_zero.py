@@ -330,6 +330,7 @@ REFUSED = [
     ({"agreement": {"stage": 3}, "run": {"evaluate": "gradient"}}, "as long as w"),
     ({"agreement": {"stage": 3}, "polish": {"kind": "lbfgs"}}, "works on all of it"),
     ({"agreement": {"codec": "fp16"}}, "knows no codec"),
+    ({"agreement": {"hierarchical": "2"}}, "no leaders of nodes"),
     ({"update": {"kind": "nesterov-classic"}}, "use --update nesterov"),
     ({"update": {"kind": "adam", "bits": 8}}, "use update.bits = 32"),
     ({"precision": {"residual": "fp16"}}, "cannot leave a step out"),

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.agreement import Agreement
+from hpcsgd.backends.looks import all_finite
 from hpcsgd.callbacks.base import View
 from hpcsgd.objective import Losses, Objective, Slope
 from hpcsgd.optimality import gap_of, gradient_of
@@ -114,7 +115,7 @@ class Evaluation:
         """Whether nothing is left to train: a NaN, in each of several models."""
         models = self.objective.models
         if models is None:
-            return not np.isfinite(weights).all()
+            return not all_finite(weights)  # without a mask as long as they are
         states = weights.shape[1] // self.columns
         return not models.are_finite(weights, states).any()
 

@@ -4,8 +4,8 @@ import os
 import socket
 from dataclasses import dataclass, replace
 
-from hpcsgd.agreement.buckets import bucket_count
-from hpcsgd.agreement.kinds import takes_gradients
+from hpcsgd.agreement.buckets import MIB, bucket_count
+from hpcsgd.agreement.kinds import SHARDED, takes_gradients
 from hpcsgd.backends.sparse import HEAVY
 from hpcsgd.backends.uploads import PIECE
 from hpcsgd.codecs import Bucket, kept_bytes
@@ -151,7 +151,7 @@ def predict(
         columns=rows * (3 * working + 8),
         exchange=2 * (m * held * working + travelling) + looks * gram,
         kept=kept,
-        weights=held * states * get_format(precision.weights).carrier.itemsize * copies
+        weights=_state(config, held, states, copies, precision)
         + 2 * reader.cols * states * 8
         + _slow(config, held, precision)
         + _of_codec(config, grid, held, precision, is_sparse(reader)),
@@ -172,6 +172,28 @@ def _of_finisher(config: RunConfig, rows: int, cols: int, columns: int) -> int:
     if config.polish.kind == "none":
         return 0
     return 8 * (8 * rows + (2 * depth_for(columns) + 8) * cols)
+
+
+def _state(
+    config: RunConfig, held: int, states: int, copies: int, precision: Precision
+) -> int:
+    """Weights with what steps keep beside them, copies of both, and the gradient."""
+    word = get_format(precision.weights).carrier.itemsize
+    if config.agreement.kind not in SHARDED:
+        return held * states * word * copies
+    is_offload = config.agreement.kind == "offload"
+    stage, replicas = config.agreement.stage, max(config.grid.replicas, 1)
+    stage = 2 if is_offload else stage
+    own = -(-held // replicas)
+    tile = min(int(config.agreement.bucket * MIB), held * word)
+    weights = own if stage == 3 else held
+    kept = own * (states - 1 + ADAPTIVE.get(config.update.kind, 0))
+    # The host's weights and the gradient there, and one that is late.
+    kept += is_offload * own * (2 + (config.agreement.delay_after >= 0))
+    gradient = held if stage == 1 else own
+    # The last good weights; good states that a run falls back to.
+    beside = weights + 4 * config.run.fall_back * (weights + kept)
+    return word * (weights + kept + gradient + beside) + 4 * tile
 
 
 def _slow(config: RunConfig, held: int, precision: Precision) -> int:

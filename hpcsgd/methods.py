@@ -40,6 +40,12 @@ def averaged(kind: str, says: str) -> Method:
     return Method(says, {"agreement.kind": kind}, LOCAL)
 
 
+def sharded(stage: int, says: str) -> Method:
+    """ZeRO: what a step needs is held in slices, one of each tile a replica."""
+    fixed = {"agreement.kind": "sharded", "agreement.stage": stage, "schedule.steps": 1}
+    return Method(says, fixed)
+
+
 LOCAL = {"schedule.steps": 1, "schedule.period": 8}
 METHODS = {
     "ddp": ddp("identity", "gradients are summed in every step"),
@@ -105,6 +111,13 @@ METHODS = {
         "rounds of a fixed time, whatever batch a replica gets through",
         {"agreement.kind": "anybatch", "schedule.steps": 1, "update.kind": "sgd"},
         {"agreement.accumulate": 8, "rate.kind": "inverse-sqrt", "rate.decay": 0.01},
+    ),
+    "zero1": sharded(1, "ddp with optimiser state in slices"),
+    "zero2": sharded(2, "ddp with optimiser state and gradient in slices"),
+    "zero3": sharded(3, "ddp with weights, gradient and state in slices"),
+    "offload": Method(
+        "zero2 whose steps the host takes, one late if asked for",
+        {"agreement.kind": "offload", "schedule.steps": 1},
     ),
 }
 

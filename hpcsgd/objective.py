@@ -164,7 +164,7 @@ class Objective:
     ) -> tuple[Array, Array, Array]:
         """t of whole rows, their targets and their weights, in float64."""
         shard = self.shard
-        scores = exact_scores(self.read(rows), weights)
+        scores = self._own_scores(rows, weights)
         self.grid.members.sum(scores, "evaluate")
         if intercept is not None:
             scores += intercept
@@ -175,6 +175,10 @@ class Objective:
             return scores, targets, np.ones((len(scores), 1))
         c = self._of_models(shard.weights[rows].astype(np.float64))
         return scores, targets, c
+
+    def _own_scores(self, rows: slice, weights: Array) -> Array:
+        """What this member's columns add to t."""
+        return exact_scores(self.read(rows), weights)
 
     def _of_models(self, weights: Array) -> Array:
         """Sample weights, (m, 1) or (m, models)."""

@@ -30,7 +30,8 @@ def report(
 ) -> Result:
     """Gather the weights and everything measured; every rank gets the same model."""
     columns = live.task.columns
-    weights = live.columns.join(live.task.backend.to_host(state.weights[:, :columns]))
+    held = live.task.backend.to_host(state.weights[:, :columns])
+    weights = live.columns.join(live.engine.agreement.joined(held))
     intercept = None if state.intercept is None else state.intercept[0].copy()
     # Several models stay side by side, whatever each of them has.
     scalar = live.task.family.targets != "classes" and live.task.models is None

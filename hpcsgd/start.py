@@ -16,7 +16,7 @@ class Start:
     def put_into(self, live: Live) -> None:
         """On every rank: its columns, in the format that its weights have."""
         state, precision = live.state, live.task.precision
-        state.weights[...] = self.weights[live.columns.own]
+        live.engine.agreement.put_whole(state, self.weights[live.columns.own])
         live.task.backend.round(state.weights, precision.weights)
         if state.intercept is not None:
             state.intercept[...] = self.intercept

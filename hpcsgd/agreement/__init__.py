@@ -11,9 +11,11 @@ from hpcsgd.agreement.gradient import Gradient
 from hpcsgd.agreement.growing import Growing
 from hpcsgd.agreement.hierarchical import Hierarchical
 from hpcsgd.agreement.none import NoAgreement
+from hpcsgd.agreement.offload import Offload
 from hpcsgd.agreement.postlocal import PostLocal
 from hpcsgd.agreement.qadam import QAdam
 from hpcsgd.agreement.scheduled import Scheduled
+from hpcsgd.agreement.sharded import Sharded
 from hpcsgd.agreement.slowmo import SlowMo
 from hpcsgd.agreement.terms import Terms
 from hpcsgd.agreement.ticktock import TickTock
@@ -35,6 +37,8 @@ AGREEMENTS: dict[str, type[Agreement]] = {
     "anybatch": Anybatch,
     "scheduled": Scheduled,
     "ticktock": TickTock,
+    "sharded": Sharded,
+    "offload": Offload,
 }
 
 
@@ -65,9 +69,11 @@ __all__ = [
     "Hierarchical",
     "LowPrecision",
     "NoAgreement",
+    "Offload",
     "PostLocal",
     "QAdam",
     "Scheduled",
+    "Sharded",
     "SlowMo",
     "Terms",
     "TickTock",

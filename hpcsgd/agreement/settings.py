@@ -46,6 +46,8 @@ class AgreementConfig:
     order: str = "forward"  # scheduled: in which tiles are computed; others for tests
     tune_schedule: bool = False  # scheduled: measures partition and credit as it runs
     mode: str = "exact-sum"  # ticktock: or delayed, another method than SGD
+    stage: int = 1  # sharded: optimiser state; 2 and gradient; 3 and weights
+    delay_after: int = -1  # offload: exchanges until steps are one late; -1 = never
 
     def __post_init__(self) -> None:
         if self.momentum not in BUFFERS:
@@ -70,6 +72,8 @@ class AgreementConfig:
             ("credit", self.credit > 0.0, "above 0; 16 MiB is usual"),
             ("order", self.order in ORDERS, f"one of {', '.join(ORDERS)}"),
             ("mode", self.mode in MODES, f"one of {', '.join(MODES)}"),
+            ("stage", self.stage in (1, 2, 3), "1, 2 or 3"),
+            ("delay_after", self.delay_after >= -1, "at least 0, or -1 for never"),
         ):
             if not holds:
                 value = getattr(self, name)

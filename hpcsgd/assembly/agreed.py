@@ -10,10 +10,12 @@ from hpcsgd.agreement.decentralised_low import LowPrecision
 from hpcsgd.agreement.gradient import Gradient, Means
 from hpcsgd.agreement.growing import Growing
 from hpcsgd.agreement.kinds import batches_together, takes_gradients
+from hpcsgd.agreement.offload import Offload
 from hpcsgd.agreement.qadam import QAdam
 from hpcsgd.agreement.replica_check import ReplicaCheck
 from hpcsgd.agreement.scheduled import Scheduled
 from hpcsgd.agreement.senders import Coded, Plain, Sender
+from hpcsgd.agreement.sharded import Sharded
 from hpcsgd.agreement.steps import Steps
 from hpcsgd.agreement.ticktock import AsOne, TickTock
 from hpcsgd.agreement.ticktock_delayed import LateTickTock
@@ -48,6 +50,8 @@ KINDS: dict[str, type[Gradient]] = {
     "anybatch": Anybatch,
     "scheduled": Scheduled,
     "ticktock": TickTock,
+    "sharded": Sharded,
+    "offload": Offload,
 }
 
 
@@ -71,12 +75,11 @@ def make_gradient(
     each, shard = feed.exchanges_per_epoch, loaded.shard
     rate = make_rate(config.rate, config.schedule.epochs * each)
 
-    def buckets(state: State) -> int:
+    def buckets(columns: int, itemsize: int) -> int:
         """One where the columns of rows cannot be cut, or nobody waits for them."""
         if shard.is_sparse or grid.replicas.size == 1:
             return 1
-        cap, size = config.agreement.bucket, state.weights.dtype.itemsize
-        return bucket_count(len(state.weights), task.columns, size, cap)
+        return bucket_count(columns, task.columns, itemsize, config.agreement.bucket)
 
     means = Means(
         steps=Steps(

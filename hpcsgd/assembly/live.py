@@ -239,11 +239,11 @@ def _first_state(
     columns: Columns,
     engine: Engine,
 ) -> State:
-    height, width = columns.own.stop - columns.own.start, task.states * task.columns
+    whole = columns.own.stop - columns.own.start, task.states * task.columns
     intercept = np.zeros((task.states, task.columns))
     kind = HeldState if isinstance(product, OnDevice) else State
     state = kind(
-        weights=task.backend.zeros((height, width)),
+        weights=task.backend.zeros(engine.agreement.shape(*whole)),
         intercept=intercept if config.problem.intercept else None,
     )
     if isinstance(product, OnDevice):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.agreement import AGREEMENTS, Agreement, Terms
+from hpcsgd.agreement import AGREEMENTS, Agreement, Sharded, Terms
 from hpcsgd.assembly.feed import Feed
 from hpcsgd.assembly.hooks import make_hooks
 from hpcsgd.assembly.proximal import penalty_of
@@ -32,6 +32,7 @@ from hpcsgd.products.base import Product, Task
 from hpcsgd.products.watcher import UNWATCHED
 from hpcsgd.recording import NAME, Recorder, choose_exchanges
 from hpcsgd.saving import Saver
+from hpcsgd.sliced_objective import SlicedObjective
 from hpcsgd.stopping import MEASURES
 from hpcsgd.timing import Clock
 
@@ -189,6 +190,8 @@ def _evaluation(parts: Parts, agreement: Agreement) -> Evaluation:
         task.models,
     )
     own = loaded.shard.columns if parts.columns.whole else slice(None)
+    if isinstance(agreement, Sharded) and agreement.stage == 3:
+        objective = SlicedObjective(**vars(objective), tiles=agreement.tiles)
     takes = _measure(parts.config, several=task.models is not None)
     return Evaluation(objective, agreement, task.columns, own, takes)
 

@@ -47,10 +47,11 @@ class KnownModel(Start):
                 f"start has weights of shape {self.weights.shape} and these data need"
                 f" {wanted}; give the model of the same columns and classes"
             )
-        weights = np.zeros_like(state.weights)
-        weights[:, :columns] = self.weights[live.columns.own]
+        agreement, own = live.engine.agreement, self.weights[live.columns.own]
+        weights = np.zeros((len(own), agreement.width(state)), state.weights.dtype)
+        weights[:, :columns] = own
         live.task.backend.round(weights, live.task.precision.weights)
-        state.weights[...] = weights
+        agreement.put_whole(state, weights)
         if state.intercept is not None and self.intercept is not None:
             state.intercept[:1] = self.intercept
 

@@ -39,6 +39,7 @@ LAYERS = (
         "products",
         "agreement",
         "objective",
+        "sliced_objective",
         "optimality",
         "polish",
         "cost",

@@ -1,0 +1,146 @@
+"""The states of one rank in a folder, and the step that they are complete for.
+
+    tiles/2x1/r0c0/    weights.state  adam_m.state  adam_v.state  stamp
+
+A step reads the half of the last commit and writes the other one. `commit` has the
+drive take all of it, then the stamp: whatever a kill leaves behind, the newest whole
+stamp names a half that nobody has touched since. Ranks commit the same step together,
+so that they differ by one at most, and the older one is still in the other half.
+"""
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.errors import DataError
+from hpcsgd.tiles.files import StateFile
+from hpcsgd.tiles.pipeline import Pipeline, Words
+from hpcsgd.tiles.plan import Plan
+from hpcsgd.tiles.stamp import Stamp, Stamps
+from hpcsgd.tiles.traffic import Traffic
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the files of all ranks together hold, and how it is dealt to them."""
+
+    columns: int  # of the data
+    widths: dict[str, int]  # words a column, by state
+    dtype: str
+    height: int  # columns of a tile
+    replicas: int
+    first: int  # column of this member
+    held: int  # columns of this member
+
+    def plan(self, replica: int) -> Plan:
+        """Of one replica."""
+        return Plan(self.held, self.height, self.replicas, replica)
+
+
+class Store:
+    """The files of one rank."""
+
+    def __init__(
+        self,
+        folder: Path,
+        layout: Layout,
+        replica: int,
+        direct: bool = False,
+        sync: bool = True,
+    ) -> None:
+        self.folder, self.layout, self.sync = folder, layout, sync
+        self.plan = layout.plan(replica)
+        self.traffic = Traffic()  # of steps
+        dtype = np.dtype(layout.dtype)
+        self.files = {
+            name: StateFile(
+                folder / f"{name}.state", self.plan, width, dtype, self.traffic, direct
+            )
+            for name, width in layout.widths.items()
+        }
+        self.stamps = Stamps(folder / "stamp")
+        self.version = 0
+        self.document: dict[str, Any] = {}
+        self._pipeline: Pipeline | None = None
+
+    @property
+    def half(self) -> int:
+        """That holds the last complete step."""
+        return self.version % 2
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The buffers and threads, made when they are first needed."""
+        if self._pipeline is None:
+            self._pipeline = Pipeline(self.files)
+        return self._pipeline
+
+    def create(self, document: dict[str, Any]) -> None:
+        """All zeros; what was there before is gone."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for file in self.files.values():
+            file.create()
+        self.version, self.document = 0, document
+        self.stamps.create(Stamp(0, self._full(document)))
+        self._open()
+
+    def versions(self) -> list[Stamp]:
+        """What could be gone on from, the newest first."""
+        if not self.stamps.path.exists():
+            return []
+        return [stamp for stamp in self.stamps.read() if self._fits(stamp)]
+
+    def open_at(self, version: int) -> None:
+        """Stand where a stamp says that all was complete."""
+        stamp = next((s for s in self.versions() if s.version == version), None)
+        if stamp is None:
+            raise DataError(
+                f"{self.folder} holds no complete step {version}, which other ranks"
+                " stand at; bring the files of all ranks back, or start anew with"
+                " --resume no"
+            )
+        self.version, self.document = version, stamp.document["state"]
+        self._open()
+
+    def commit(self, document: dict[str, Any]) -> None:
+        """The other half is complete: from now on it is the one to read."""
+        if self.sync:
+            for file in self.files.values():
+                file.flush()
+        stamp = Stamp(self.version + 1, self._full(document))
+        self.stamps.write(stamp, self.sync)
+        self.version, self.document = stamp.version, document
+
+    def read(self, *names: str) -> Iterator[tuple[int, Words]]:
+        """Every tile of the last complete step, read ahead."""
+        return self.pipeline.read(self.half, self.plan, names or None)
+
+    def update(self, step: Callable[[int, Words], None]) -> None:
+        """Every tile through `step`, in place, into the other half."""
+        self.pipeline.update(self.half, self.plan, step)
+
+    def close(self) -> None:
+        """Let go of files and threads; the states stay."""
+        if self._pipeline is not None:
+            self._pipeline.close()
+            self._pipeline = None
+        for file in self.files.values():
+            file.close()
+
+    def _full(self, document: dict[str, Any]) -> dict[str, Any]:
+        return {"layout": asdict(self.layout), "state": document}
+
+    def _fits(self, stamp: Stamp) -> bool:
+        return bool(stamp.document["layout"] == asdict(self.layout))
+
+    def _open(self) -> None:
+        for file in self.files.values():
+            file.open()

@@ -179,6 +179,12 @@ class Delayed(Communicator):
         finish = self.inner._start_sum(buffer)
         return self._late(finish, wire.sum_bytes(buffer.nbytes, self.felt))
 
+    def _start_sum_parts(
+        self, buffer: Array, counts: Sequence[int]
+    ) -> Callable[[], None]:
+        finish = self.inner._start_sum_parts(buffer, counts)
+        return self._late(finish, wire.reduce_bytes(buffer.nbytes, self.felt))
+
     def _late(
         self, finish: Callable[[], None], wire_bytes: float
     ) -> Callable[[], None]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.agreement import Agreement
+from hpcsgd.agreement.on_disk import OnDisk
 from hpcsgd.callbacks.base import View
 from hpcsgd.objective import Losses, Objective, Slope
 from hpcsgd.optimality import gap_of, gradient_of
@@ -113,6 +114,8 @@ class Evaluation:
     def are_broken(self, weights: Array) -> bool:
         """Whether nothing is left to train: a NaN, in each of several models."""
         models = self.objective.models
+        if isinstance(weights, OnDisk):
+            return weights.is_broken
         if models is None:
             return not np.isfinite(weights).all()
         states = weights.shape[1] // self.columns

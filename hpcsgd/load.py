@@ -51,6 +51,7 @@ class Loaded:
     targets: Targets
     columns: int  # K
     read_exact: Callable[[slice], Any]  # rows that multiply weights: dense, or sparse
+    read_some: Callable[[slice, slice], Any]  # of these rows, some of the columns
     source: dict[str, Any]
     fingerprint: str  # of every value of the data, whatever the grid
     stored: int  # values of the whole data that are held; all of them if dense
@@ -111,6 +112,7 @@ def load(
         targets=targets,
         columns=len(targets.labels) if family.targets == "classes" else 1,
         read_exact=_exact(reader, shard, precision),
+        read_some=_exact_columns(reader, shard, precision),
         source=reader.describe(),
         stored=_count_stored(grid, shard, precision),
         fingerprint=seen.total(reader.rows, reader.cols, world.exchange_objects),
@@ -285,15 +287,35 @@ def _exact(
     reader: RowReader, shard: Shard, precision: Precision
 ) -> Callable[[slice], Any]:
     """Local rows with the values of the data: from the shard where it holds them."""
-    stored, matrix = get_format(precision.matrix), shard.matrix
-    read = reader.read_csr if shard.is_sparse else reader.read
-    source = read(slice(0, 0), slice(0, 0)).dtype
-    held = stored.is_wide and np.can_cast(source, stored.dtype, casting="safe")
-    if held and not isinstance(matrix, Unheld):
+    matrix = shard.matrix
+    if _is_exact(reader, shard, precision):
         if isinstance(matrix, Csr):
             return lambda rows: matrix[rows].to_scipy()
         return lambda rows: matrix[rows]
-    first = shard.rows.start
-    return lambda rows: read(
-        slice(first + rows.start, first + rows.stop), shard.columns
+    some = _exact_columns(reader, shard, precision)
+    return lambda rows: some(rows, slice(0, shard.width))
+
+
+def _exact_columns(
+    reader: RowReader, shard: Shard, precision: Precision
+) -> Callable[[slice, slice], Any]:
+    """Some local columns of local rows, the same way."""
+    matrix, row, column = shard.matrix, shard.rows.start, shard.columns.start
+    if _is_exact(reader, shard, precision):
+        if isinstance(matrix, Csr):
+            return lambda rows, part: matrix[rows].to_scipy()[:, part]
+        return lambda rows, part: matrix[rows, part]
+    read = reader.read_csr if shard.is_sparse else reader.read
+    return lambda rows, part: read(
+        slice(row + rows.start, row + rows.stop),
+        slice(column + part.start, column + part.stop),
     )
+
+
+def _is_exact(reader: RowReader, shard: Shard, precision: Precision) -> bool:
+    """Whether what is held are the values of the data themselves."""
+    stored = get_format(precision.matrix)
+    read = reader.read_csr if shard.is_sparse else reader.read
+    source = read(slice(0, 0), slice(0, 0)).dtype
+    held = stored.is_wide and np.can_cast(source, stored.dtype, casting="safe")
+    return held and not isinstance(shard.matrix, Unheld)

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 import hpcsgd
+from hpcsgd.agreement import Infinity
 from hpcsgd.assembly.live import Live
 from hpcsgd.backends.rounded import RoundedBackend
 from hpcsgd.backends.ways import ways
 from hpcsgd.energy import total
+from hpcsgd.from_disk.model import model_of
 from hpcsgd.products.base import State
 from hpcsgd.profiling import profile
 from hpcsgd.result import Result, Status
@@ -30,7 +32,11 @@ def report(
 ) -> Result:
     """Gather the weights and everything measured; every rank gets the same model."""
     columns = live.task.columns
-    weights = live.columns.join(live.task.backend.to_host(state.weights[:, :columns]))
+    if isinstance(live.engine.agreement, Infinity):
+        weights = model_of(live)
+    else:
+        held = live.task.backend.to_host(state.weights[:, :columns])
+        weights = live.columns.join(held)
     intercept = None if state.intercept is None else state.intercept[0].copy()
     # Several models stay side by side, whatever each of them has.
     scalar = live.task.family.targets != "classes" and live.task.models is None

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.agreement.on_disk import OnDisk
 from hpcsgd.assembly.choice import Earlier
 from hpcsgd.assembly.live import Live
 from hpcsgd.capture import MEMORY, SHARED
@@ -224,6 +225,8 @@ def _check_arrays(live: Live, checkpoint: Checkpoint) -> None:
 
 def _wanted(live: Live, checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     """The last axes of every array that will be read; copies of replicas aside."""
+    if isinstance(live.state.weights, OnDisk):
+        return {}
     columns, state = live.task.shard.total_columns, live.state
     wanted: dict[str, tuple[int, ...]] = {"weights": (columns, state.weights.shape[1])}
     for name, kept in state.memory.items():

@@ -23,6 +23,7 @@ FILES = (
     CERTIFICATE,
     FOLDER,
     *SWEEP,
+    "tiles",  # states of a run that keeps them on disk
 )
 
 

@@ -163,6 +163,7 @@ class Session:
             if self.start is not None and not live.engine.view.exchanges:
                 self.start.put_into(live)
         self._take_over(live)
+        live.open()
         log.info(*_chosen(live), extra=ONCE)
         made_up = emulated(live.task.precision)
         if made_up:

@@ -5,6 +5,7 @@ from hpcsgd.agreement.base import Agreement
 from hpcsgd.agreement.fedavg import FedAvg
 from hpcsgd.agreement.gradient import Gradient
 from hpcsgd.agreement.hierarchical import Hierarchical
+from hpcsgd.agreement.infinity import Infinity
 from hpcsgd.agreement.none import NoAgreement
 from hpcsgd.agreement.postlocal import PostLocal
 from hpcsgd.agreement.slowmo import SlowMo
@@ -18,6 +19,7 @@ AGREEMENTS: dict[str, type[Agreement]] = {
     "hierarchical": Hierarchical,
     "fedavg": FedAvg,
     "slowmo": SlowMo,
+    "infinity": Infinity,
 }
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "FedAvg",
     "Gradient",
     "Hierarchical",
+    "Infinity",
     "NoAgreement",
     "PostLocal",
     "SlowMo",

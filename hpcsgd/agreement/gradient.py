@@ -48,6 +48,7 @@ class Means:
     check: ReplicaCheck
     settings: Any  # the section [agreement]
     shapers: tuple[Shaper, ...] = ()
+    place: Any = None  # of states that are on disk
 
 
 class Gradient(Agreement):

@@ -1,6 +1,6 @@
 """Which agreements are about gradients, and which about weights."""
 
-GRADIENTS = ("gradient",)
+GRADIENTS = ("gradient", "infinity")
 
 
 def takes_gradients(kind: str) -> bool:

@@ -1,22 +1,26 @@
 """Weights that are on disk: what a state holds where others hold an array."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-Tiles = Callable[[str, int], Iterator[tuple[slice, Array]]]
 
 
 class OnDisk:
     """w of this member; whoever wants it takes it tile by tile."""
 
     def __init__(
-        self, shape: tuple[int, int], dtype: np.dtype[Any], keeper: "Keeper"
+        self,
+        shape: tuple[int, int],
+        columns: int,
+        dtype: np.dtype[Any],
+        keeper: "Keeper",
     ) -> None:
         self.shape, self.dtype, self.keeper = shape, dtype, keeper
+        self.columns = columns  # K
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -43,19 +47,16 @@ class OnDisk:
         return self.keeper.is_broken
 
 
-class Keeper:
-    """The protocol of whoever has the weights on disk."""
+class Keeper(Protocol):
+    """Whoever has the weights on disk."""
 
-    is_broken = False
+    is_broken: bool
 
     def tiles(self, purpose: str) -> Iterator[tuple[slice, Array]]:
         """Every tile of w, whole."""
-        raise NotImplementedError
 
     def keep(self) -> int:
         """Keep a copy of the weights of now."""
-        raise NotImplementedError
 
     def go_back(self, kept: int) -> None:
         """From now on the weights are those of `kept`."""
-        raise NotImplementedError

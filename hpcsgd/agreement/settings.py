@@ -25,6 +25,10 @@ class AgreementConfig:
     slow_momentum: float = 0.5  # slowmo: β; 0 with α = 1 is the base alone
     slow_period: int = 0  # slowmo: exchanges; 0 = whenever the base agrees
     slow_sharded: bool = False  # slowmo: each replica keeps a part of the slow state
+    tile: float = 64.0  # infinity: MiB of all buffers; smaller = less memory, more calls
+    store: str = ""  # infinity: folder of the states; none = tiles/ in the run folder
+    sync: bool = True  # infinity: the drive has a step before it counts; false = faster
+    direct: bool = False  # infinity: past the page cache, where the drive can
 
     def __post_init__(self) -> None:
         if self.momentum not in BUFFERS:
@@ -42,6 +46,10 @@ class AgreementConfig:
             if not holds:
                 value = getattr(self, name)
                 raise ConfigError(f"[agreement] {name} = {value!r} must be {wanted}")
+        if not 0.0 < self.tile < float("inf"):
+            raise ConfigError(
+                f"[agreement] tile = {self.tile!r} MiB must be above 0; 64 is usual"
+            )
         if not 0.0 < self.bucket < float("inf"):
             raise ConfigError(
                 f"[agreement] bucket = {self.bucket!r} MiB must be above 0; 4 is usual"

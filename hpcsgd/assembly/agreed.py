@@ -4,11 +4,13 @@ from dataclasses import replace
 
 from hpcsgd.agreement.buckets import Buffer, bucket_count
 from hpcsgd.agreement.gradient import Gradient, Means
+from hpcsgd.agreement.infinity import Infinity
 from hpcsgd.agreement.kinds import takes_gradients
 from hpcsgd.agreement.replica_check import ReplicaCheck
 from hpcsgd.agreement.senders import Coded, Plain, Sender
 from hpcsgd.agreement.steps import Steps
 from hpcsgd.assembly.feed import Feed
+from hpcsgd.assembly.on_disk import place_of
 from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.codecs import Bucket, Codec, make_codec
 from hpcsgd.comm.grid import Grid
@@ -18,7 +20,7 @@ from hpcsgd.products.base import Array, State, Task
 from hpcsgd.rates import make_rate
 from hpcsgd.updates import make_rule
 
-KINDS: dict[str, type[Gradient]] = {"gradient": Gradient}
+KINDS: dict[str, type[Gradient]] = {"gradient": Gradient, "infinity": Infinity}
 
 
 def of_feed(config: RunConfig) -> RunConfig:
@@ -48,10 +50,9 @@ def make_gradient(
         cap, size = config.agreement.bucket, state.weights.dtype.itemsize
         return bucket_count(len(state.weights), task.columns, size, cap)
 
+    rule = make_rule(config.update, words.update)
     means = Means(
-        steps=Steps(
-            make_rule(config.update, words.update), config.problem.l2, rate.at, each
-        ),
+        steps=Steps(rule, config.problem.l2, rate.at, each),
         backend=task.backend,
         columns=task.columns,
         held=shard.columns,
@@ -59,6 +60,7 @@ def make_gradient(
         opener=lambda state, buffer: _sender(config, grid, state, buffer),
         check=ReplicaCheck(grid.replicas, config.run.check_members),
         settings=config.agreement,
+        place=place_of(config, loaded, task, rule),
     )
     return KINDS[words.agreement](grid, shard.height / shard.total_rows, means)
 

@@ -1,6 +1,7 @@
 """What the gradient agreement refuses, each in one sentence."""
 
 from hpcsgd.agreement.kinds import takes_gradients
+from hpcsgd.assembly.on_disk import is_on_disk, wrong_on_disk
 from hpcsgd.codecs import get_codec
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
@@ -19,7 +20,8 @@ def check(config: RunConfig, precision: Precision) -> None:
     if not takes_gradients(config.agreement.kind):
         _check_unused(config)
         return
-    for is_wrong, why in (*_of_settings(config), *_of_formats(precision)):
+    more = wrong_on_disk(config) if is_on_disk(config.agreement.kind) else ()
+    for is_wrong, why in (*_of_settings(config), *_of_formats(precision), *more):
         if is_wrong:
             raise ConfigError(f"[agreement] kind = {config.agreement.kind!r} {why}")
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.agreement.infinity import Infinity
 from hpcsgd.agreement.kinds import takes_gradients
 from hpcsgd.assembly.agreed import make_gradient, of_feed
 from hpcsgd.assembly.casting import Place, cast
@@ -41,6 +42,7 @@ from hpcsgd.products.lookahead import LookAheadGram
 from hpcsgd.products.micro import MicroBatches
 from hpcsgd.products.on_device import OnDevice
 from hpcsgd.products.plan import Planner
+from hpcsgd.products.tiled import Tiled
 from hpcsgd.products.watcher import UNWATCHED, Unwatched
 from hpcsgd.timing import Clock
 
@@ -88,12 +90,23 @@ class Live:
         if isinstance(self.grid.world, CarriesArrays):
             self.grid.world.carrier.close()  # the world below it goes on
 
+    def open(self) -> None:
+        """Make what a run that begins keeps on disk, if anything; it is gone on from
+        there even before the first checkpoint that is due.
+        """
+        agreement, engine = self.engine.agreement, self.engine
+        if isinstance(agreement, Infinity) and not agreement.store.is_open:
+            agreement.open()
+            engine.saver.save(self.state, engine.view)
+
     def warm_up(self) -> None:
         """Touch the arrays and wake the libraries once, on copies, in silence."""
         task, shard = self.task, self.task.shard
         height = min(shard.height, self.config.schedule.batch)
         numbers = np.arange(height, dtype=np.int64)
         out = None
+        if isinstance(self.product, Tiled):
+            return  # nothing of it is there at a time
         if not shard.is_sparse:
             out = np.zeros((height, shard.width), dtype=task.precision.working)
         if isinstance(shard.matrix, Unheld):
@@ -132,8 +145,12 @@ def assemble(
     if takes_gradients(words.agreement):
         gradient = make_gradient(config, words, grid, loaded, task, feed)
         task = replace(task, gradient=gradient)
-        one = _product(name, look_ahead, task)
-        product: Product = MicroBatches(one, gradient, config.agreement.accumulate)
+        product: Product
+        if isinstance(gradient, Infinity):
+            product = Tiled(task, gradient)
+        else:
+            one = _product(name, look_ahead, task)
+            product = MicroBatches(one, gradient, config.agreement.accumulate)
     elif device is None:
         product = _product(name, look_ahead, task)
     else:
@@ -240,8 +257,14 @@ def _first_state(
     height, width = columns.own.stop - columns.own.start, task.states * task.columns
     intercept = np.zeros((task.states, task.columns))
     kind = HeldState if isinstance(product, OnDevice) else State
+    weights: Any
+    if isinstance(engine.agreement, Infinity):
+        dtype = task.backend.zeros((0, width)).dtype
+        weights = engine.agreement.holds(task, height, dtype)
+    else:
+        weights = task.backend.zeros((height, width))
     state = kind(
-        weights=task.backend.zeros((height, width)),
+        weights=weights,
         intercept=intercept if config.problem.intercept else None,
     )
     if isinstance(product, OnDevice):

@@ -40,11 +40,9 @@ class StateFile:
         plan: Plan,
         width: int,
         dtype: np.dtype[Any],
-        traffic: Traffic,
         direct: bool = False,
     ) -> None:
         self.path, self.plan, self.width, self.dtype = path, plan, width, dtype
-        self.traffic = traffic
         self.each = padded(plan.most * width * dtype.itemsize)  # of every tile but one
         last = plan.rows(plan.count - 1) * width * dtype.itemsize if plan.count else 0
         self.half = self.each * max(plan.count - 1, 0) + padded(last)
@@ -86,6 +84,11 @@ class StateFile:
         if self._file < 0:
             self._file = os.open(self.path, os.O_RDWR)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be read and written."""
+        return self._file >= 0
+
     def says(self) -> dict[str, Any]:
         """What the first page holds."""
         return {
@@ -106,7 +109,7 @@ class StateFile:
         words: Array = buffer[: self.bytes_of(number)].view(self.dtype)
         return words.reshape(self.plan.rows(number), self.width)
 
-    def read(self, half: int, number: int, buffer: Array) -> None:
+    def read(self, half: int, number: int, buffer: Array, traffic: Traffic) -> None:
         """buffer ← a tile's own part."""
         began, size = perf_counter(), self.bytes_of(number)
         moved, place = padded(size), self._place(half, number)
@@ -122,9 +125,9 @@ class StateFile:
                 f"{self.path} cannot be read ({error.strerror}); look after the drive,"
                 " then go on with --resume auto"
             ) from error
-        self.traffic.has_read(size, moved, perf_counter() - began)
+        traffic.has_read(size, moved, perf_counter() - began)
 
-    def write(self, half: int, number: int, buffer: Array) -> None:
+    def write(self, half: int, number: int, buffer: Array, traffic: Traffic) -> None:
         """A tile's own part ← buffer, padding along."""
         began, size = perf_counter(), self.bytes_of(number)
         moved, place = padded(size), self._place(half, number)
@@ -134,7 +137,7 @@ class StateFile:
                 done += os.pwritev(self._file, [view[done:]], place + done)
         except OSError as error:
             raise no_room(self.path, error, moved) from error
-        self.traffic.has_written(size, moved, perf_counter() - began)
+        traffic.has_written(size, moved, perf_counter() - began)
 
     def flush(self) -> None:
         """Wait until the drive has it."""

@@ -8,7 +8,7 @@ middle of a step finish it together, and leave together.
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from hpcsgd.errors import DataError
 from hpcsgd.tiles.files import StateFile, room
+from hpcsgd.tiles.traffic import Traffic
 
 Array = NDArray[Any]
 Words = dict[str, Array]  # of a tile, by state
@@ -30,6 +31,7 @@ class Travelling:
     number: int
     buffers: Words
     done: Future[None]
+    traffic: Traffic  # where it is counted
 
 
 class Pipeline:
@@ -37,7 +39,6 @@ class Pipeline:
 
     def __init__(self, files: dict[str, StateFile]) -> None:
         self.files = files
-        self.traffic = next(iter(files.values())).traffic
         self.failure: DataError | None = None
         self._ring = deque(
             {name: room(file.each) for name, file in files.items()} for _ in range(RING)
@@ -47,24 +48,36 @@ class Pipeline:
         self._writing: deque[Travelling] = deque()
 
     def read(
-        self, half: int, numbers: Iterable[int], names: Iterable[str] | None = None
+        self, half: int, numbers: Iterable[int], names: list[str], traffic: Traffic
     ) -> Iterator[tuple[int, Words]]:
         """Each tile with the words of its states, good until the next is asked for."""
-        for one in self._coming(half, numbers, list(names or self.files)):
+        for number, buffers in self.raw(half, numbers, names, traffic):
+            yield number, self._words(number, buffers, names)
+
+    def raw(
+        self, half: int, numbers: Iterable[int], names: list[str], traffic: Traffic
+    ) -> Iterator[tuple[int, Words]]:
+        """The same as bytes, with their padding."""
+        for one in self._coming(half, numbers, names, traffic):
             try:
-                yield one.number, self._words(one, list(names or self.files))
+                yield one.number, one.buffers
             finally:
                 self._ring.append(one.buffers)
 
     def update(
-        self, half: int, numbers: Iterable[int], step: Callable[[int, Words], None]
+        self,
+        half: int,
+        numbers: Iterable[int],
+        step: Callable[[int, Words], None],
+        traffic: Traffic,
     ) -> None:
         """Every tile of `half` through `step` into the other half."""
         names = list(self.files)
-        for one in self._coming(half, numbers, names):
-            step(one.number, self._words(one, names))
-            call = self._writer.submit(self._write, 1 - half, one.number, one.buffers)
-            self._writing.append(Travelling(one.number, one.buffers, call))
+        for one in self._coming(half, numbers, names, traffic):
+            step(one.number, self._words(one.number, one.buffers, names))
+            place = (1 - half, one.number, one.buffers, names, traffic)
+            call = self._writer.submit(self._write, *place)
+            self._writing.append(replace(one, done=call))
         while self._writing:
             self._take_back()
 
@@ -80,13 +93,13 @@ class Pipeline:
         self._writer.shutdown()
 
     def _coming(
-        self, half: int, numbers: Iterable[int], names: list[str]
+        self, half: int, numbers: Iterable[int], names: list[str], traffic: Traffic
     ) -> Iterator[Travelling]:
         """Tiles in their order, one of them always read ahead."""
         coming: deque[Travelling] = deque()
         try:
             for number in numbers:
-                coming.append(self._start(half, number, names))
+                coming.append(self._start(half, number, names, traffic))
                 if len(coming) > AHEAD:
                     yield self._arrived(coming.popleft())
             while coming:
@@ -95,35 +108,50 @@ class Pipeline:
             for one in coming:
                 self._ring.append(self._arrived(one).buffers)
 
-    def _start(self, half: int, number: int, names: list[str]) -> Travelling:
+    def _start(
+        self, half: int, number: int, names: list[str], traffic: Traffic
+    ) -> Travelling:
         while not self._ring:
             self._take_back()
         buffers = self._ring.popleft()
-        call = self._reader.submit(self._read, half, number, buffers, names)
-        return Travelling(number, buffers, call)
+        place = (half, number, buffers, names, traffic)
+        call = self._reader.submit(self._read, *place)
+        return Travelling(number, buffers, call, traffic)
 
     def _arrived(self, one: Travelling) -> Travelling:
         began = perf_counter()
         one.done.result()
-        self.traffic.stood += perf_counter() - began
+        one.traffic.stood += perf_counter() - began
         return one
 
     def _take_back(self) -> None:
         """The buffers of the oldest write, once it is done."""
         self._ring.append(self._arrived(self._writing.popleft()).buffers)
 
-    def _words(self, one: Travelling, names: list[str]) -> Words:
-        return {
-            name: self.files[name].view(one.buffers[name], one.number) for name in names
-        }
+    def _words(self, number: int, buffers: Words, names: list[str]) -> Words:
+        return {name: self.files[name].view(buffers[name], number) for name in names}
 
-    def _read(self, half: int, number: int, buffers: Words, names: list[str]) -> None:
+    def _read(
+        self,
+        half: int,
+        number: int,
+        buffers: Words,
+        names: list[str],
+        traffic: Traffic,
+    ) -> None:
         for name in names:
-            self._try(self.files[name].read, half, number, buffers[name])
+            self._try(self.files[name].read, half, number, buffers[name], traffic)
 
-    def _write(self, half: int, number: int, buffers: Words) -> None:
-        for name, file in self.files.items():
-            self._try(file.write, half, number, buffers[name])
+    def _write(
+        self,
+        half: int,
+        number: int,
+        buffers: Words,
+        names: list[str],
+        traffic: Traffic,
+    ) -> None:
+        for name in names:
+            self._try(self.files[name].write, half, number, buffers[name], traffic)
 
     def _try(self, action: Callable[..., None], *arguments: Any) -> None:
         """After a failure nothing more is touched."""

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.errors import DataError
-from hpcsgd.tiles.files import StateFile
+from hpcsgd.tiles.files import StateFile, room
 from hpcsgd.tiles.pipeline import Pipeline, Words
 from hpcsgd.tiles.plan import Plan
 from hpcsgd.tiles.stamp import Stamp, Stamps
@@ -58,10 +58,11 @@ class Store:
         self.folder, self.layout, self.sync = folder, layout, sync
         self.plan = layout.plan(replica)
         self.traffic = Traffic()  # of steps
+        self.looks = Traffic()  # of losses, copies and results
         dtype = np.dtype(layout.dtype)
         self.files = {
             name: StateFile(
-                folder / f"{name}.state", self.plan, width, dtype, self.traffic, direct
+                folder / f"{name}.state", self.plan, width, dtype, direct
             )
             for name, width in layout.widths.items()
         }
@@ -69,6 +70,8 @@ class Store:
         self.version = 0
         self.document: dict[str, Any] = {}
         self._pipeline: Pipeline | None = None
+        self._copy: StateFile | None = None
+        self._copies = 0
 
     @property
     def half(self) -> int:
@@ -110,8 +113,41 @@ class Store:
         self.version, self.document = version, stamp.document["state"]
         self._open()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there are files behind it."""
+        return all(file.is_open for file in self.files.values())
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the page cache is passed by."""
+        return all(file.is_direct for file in self.files.values())
+
+    def copy(self, name: str) -> int:
+        """Keep one state as it is now; the number of the copy."""
+        if self._copy is None:
+            of, path = self.files[name], self.folder / f"{name}.copy"
+            self._copy = StateFile(path, self.plan, of.width, of.dtype)
+            self._copy.create()
+            self._copy.open()
+        self._copies += 1
+        place, looks = (self.half, self.plan, [name]), self.looks
+        for number, buffers in self.pipeline.raw(*place, looks):
+            self._copy.write(self._copies % 2, number, buffers[name], looks)
+        self.pipeline.check()
+        return self._copies
+
+    def read_copy(self, number: int) -> Iterator[tuple[int, Words]]:
+        """Every tile of a copy, one of the last two."""
+        assert self._copy is not None
+        buffer = room(self._copy.each)
+        for tile in self.plan:
+            self._copy.read(number % 2, tile, buffer, self.looks)
+            yield tile, {"weights": self._copy.view(buffer, tile)}
+
     def commit(self, document: dict[str, Any]) -> None:
         """The other half is complete: from now on it is the one to read."""
+        self.pipeline.check()
         if self.sync:
             for file in self.files.values():
                 file.flush()
@@ -119,20 +155,21 @@ class Store:
         self.stamps.write(stamp, self.sync)
         self.version, self.document = stamp.version, document
 
-    def read(self, *names: str) -> Iterator[tuple[int, Words]]:
-        """Every tile of the last complete step, read ahead."""
-        return self.pipeline.read(self.half, self.plan, names or None)
+    def read(self, name: str, is_step: bool) -> Iterator[tuple[int, Words]]:
+        """Every tile of one state after the last complete step, read ahead."""
+        traffic = self.traffic if is_step else self.looks
+        return self.pipeline.read(self.half, self.plan, [name], traffic)
 
     def update(self, step: Callable[[int, Words], None]) -> None:
         """Every tile through `step`, in place, into the other half."""
-        self.pipeline.update(self.half, self.plan, step)
+        self.pipeline.update(self.half, self.plan, step, self.traffic)
 
     def close(self) -> None:
         """Let go of files and threads; the states stay."""
         if self._pipeline is not None:
             self._pipeline.close()
             self._pipeline = None
-        for file in self.files.values():
+        for file in (*self.files.values(), *filter(None, [self._copy])):
             file.close()
 
     def _full(self, document: dict[str, Any]) -> dict[str, Any]:

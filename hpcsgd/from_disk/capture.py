@@ -1,0 +1,59 @@
+"""Checkpoints of a run whose states are on disk: where it stood, and no states.
+
+The files are the checkpoint: they stand after a step of their own, that of the last
+commit, and a run goes on from there.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hpcsgd.agreement.infinity import Infinity
+from hpcsgd.callbacks.base import View
+from hpcsgd.capture import Capture
+from hpcsgd.checkpoint import Checkpoint
+from hpcsgd.products.base import Array, State
+
+
+@dataclass
+class TiledCapture(Capture):
+    """Takes the document alone; puts a run back to what its files hold."""
+
+    def _arrays(self, state: State, exchanges: int) -> dict[str, Array]:
+        return {}
+
+    def put_back(
+        self,
+        checkpoint: Checkpoint,
+        state: State,
+        view: View,
+        progress: Callable[[int], tuple[int, int]],
+    ) -> None:
+        """Where the files stand, on all ranks together."""
+        assert isinstance(self.agreement, Infinity)
+        found = self.agreement.go_on(state)
+        said = _until(checkpoint.document, found)
+        super().put_back(Checkpoint(said, {}), state, view, progress)
+        view.exchanges = found
+        view.epoch = found // self.exchanges_per_epoch
+        view.steps, rows = progress(found)
+        view.rows = rows * self.agreement.workers
+
+    def _put_back_state(self, checkpoint: Checkpoint, state: State) -> None:
+        """The files hold it."""
+
+    def _put_back_evaluation(self, checkpoint: Checkpoint) -> None:
+        """The copy with a good loss was of the process before."""
+        said = checkpoint.document["evaluation"]
+        self.evaluation.first_loss = said["first_loss"]
+        self.evaluation.measured_at = said["measured_at"]
+        self.evaluation.clipped = said["clipped"]
+
+
+def _until(document: dict[str, Any], exchanges: int) -> dict[str, Any]:
+    """What was known after so many exchanges: files may be behind their checkpoint."""
+    history = [one for one in document["history"] if one["exchanges"] <= exchanges]
+    said = {**document, "exchanges": exchanges, "history": history}
+    if document["evaluation"]["measured_at"] > exchanges:
+        said["evaluation"] = {**document["evaluation"], "measured_at": -1}
+    return said

@@ -56,6 +56,11 @@ METHODS = {
     "alq": ddp("alq", "as nuqsgd, with levels that follow the gradients"),
     "amq": ddp("amq", "as nuqsgd, with powers of a number that follows them"),
     "powersgd": ddp("powersgd", "matrices of low rank, with error feedback"),
+    "infinity": Method(
+        "weights and states on disk, tile by tile through memory",
+        {"agreement.kind": "infinity", "schedule.steps": 1},
+        {"update.kind": "adam"},
+    ),
     "local": averaged("average", "weights are averaged every --period exchanges"),
     "postlocal": averaged("postlocal", "after every exchange at first, then as local"),
     "hierarchical": averaged("hierarchical", "nested groups average in their periods"),

@@ -35,6 +35,8 @@ FIXED = (
     *("agreement", "codec", "average"),
 )
 
+WHERE = ("tile", "store", "sync", "direct")
+
 
 def resume(config: RunConfig, live: Live, known: Checkpoint | None = None) -> bool:
     """Put a run back to its checkpoint, if there is one, on all ranks together.
@@ -205,6 +207,8 @@ def _check_section(section: str, then: Mapping[str, Any], config: RunConfig) -> 
     for key in sorted({*then, *now}):
         if (section, key) == ("schedule", "epochs") and config.rate.kind != "cosine":
             continue  # a run may be made longer
+        if section == "agreement" and key in WHERE:
+            continue  # where states lie, and in what pieces, decides nothing
         if then.get(key) != now.get(key):
             raise ConfigError(
                 f"[{section}] {key} = {now.get(key)!r} and the checkpoint was made with"

@@ -151,8 +151,10 @@ class Infinity(Gradient):
         for number, words in self._source(purpose == PURPOSE):
             own = self._seen(words[WEIGHTS], purpose)
             yield self.store.plan.tile(number), self._gathered(number, own, purpose)
-        if purpose != PURPOSE:  # a step asks when it commits
-            self.grid.world.together(self.store.pipeline.check)
+
+    def check_reads(self) -> None:
+        """Raise on all ranks what one could not read; a step asks when it commits."""
+        self.grid.world.together(self.store.pipeline.check)
 
     def _seen(self, words: Array, purpose: str) -> Array:
         """w, or where the scores of a step are read."""

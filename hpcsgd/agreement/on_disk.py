@@ -41,6 +41,10 @@ class OnDisk:
         """Every tile of w, (columns, K), whole, on all replicas at the same time."""
         return self.keeper.tiles(purpose)
 
+    def check_reads(self) -> None:
+        """After the last tile, on all ranks: raise what one of them could not read."""
+        self.keeper.check_reads()
+
     @property
     def is_broken(self) -> bool:
         """Whether a step has left something that is no number."""
@@ -54,6 +58,9 @@ class Keeper(Protocol):
 
     def tiles(self, purpose: str) -> Iterator[tuple[slice, Array]]:
         """Every tile of w, whole."""
+
+    def check_reads(self) -> None:
+        """Raise on all ranks what one could not read."""
 
     def keep(self) -> int:
         """Keep a copy of the weights of now."""

@@ -11,7 +11,7 @@ from typing import Any
 from hpcsgd.agreement.infinity import Infinity
 from hpcsgd.callbacks.base import View
 from hpcsgd.capture import Capture
-from hpcsgd.checkpoint import Checkpoint
+from hpcsgd.checkpoint import ON_DISK, Checkpoint
 from hpcsgd.products.base import Array, State
 
 
@@ -21,6 +21,9 @@ class TiledCapture(Capture):
 
     def _arrays(self, state: State, exchanges: int) -> dict[str, Array]:
         return {}
+
+    def _document(self, view: View) -> dict[str, Any]:
+        return {**super()._document(view), ON_DISK: True}
 
     def put_back(
         self,

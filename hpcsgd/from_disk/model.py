@@ -66,7 +66,7 @@ def write_model(weights: OnDisk, columns: Columns, folder: Path, height: int) ->
         pieces = [_piece(part, number * height, height) for part in parts]
         for piece, words in zip(pieces, _all(own, pieces, columns, K), strict=True):
             file.put(piece.start, words)
-    next(tiles, None)
+    weights.check_reads()
     world.together(file.finish)
     return file.path
 

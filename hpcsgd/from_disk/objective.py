@@ -29,6 +29,7 @@ class TiledObjective(Objective):
             value += penalty.of(columns).value(wide)
             for rows in self._pieces(len(wide)):
                 scores[rows] += exact_scores(self.read_some(rows, columns), wide)
+        weights.check_reads()
         if not penalty.is_nothing:
             self.grid.members.sum(value, "evaluate")
         return self._measured(scores, intercept, lambda: value)

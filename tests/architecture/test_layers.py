@@ -25,7 +25,7 @@ LAYERS = (
         "toml_text",
     ),
     ("families", "penalties", "problem", "rates", "updates", "models", "codecs"),
-    ("backends", "comm", "data"),
+    ("backends", "comm", "data", "tiles"),
     (
         "products",
         "agreement",
@@ -72,6 +72,7 @@ LAYERS = (
         "damage",
         "events",
         "fall_back",
+        "from_disk",
         "good_states",
         "session",
         "sweeps",

@@ -36,6 +36,7 @@ class Infinity(Gradient):
         super().__init__(grid, share, means)
         self.place: Place = means.place
         self.height = self.place.height  # columns of a tile
+        self.opened: Store | None = None
         self.is_broken = False
         self.kept: int | None = None  # a copy that the weights went back to
         self._task: Task | None = None
@@ -56,22 +57,33 @@ class Infinity(Gradient):
         if has_intercept:
             for name in kept:
                 state.shared.setdefault(name, np.zeros((1, self.columns)))
-        self.store: Store = self.place.store(self.grid, widths, dtype)
+        self.layout = self.place.layout(self.grid, widths, dtype)
         self._gradient: Array = np.zeros(self.height * self.columns, dtype=dtype)
         self._whole = np.zeros_like(self._gradient)
         self._state = state
 
     def open(self) -> None:
         """Make the files of a run that begins, on all ranks together."""
-        if not self.store.is_open:
+        if not self.is_open:
             said = document_of(self._state, 0)
-            self.grid.world.together(lambda: self.store.create(said))
+            self.opened = self.place.fresh(self.grid, self.layout, said)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there are files."""
+        return self.opened is not None
+
+    @property
+    def store(self) -> Store:
+        """The files of this rank."""
+        assert self.opened is not None
+        return self.opened
 
     def go_on(self, state: State) -> int:
         """Open the files of a run that goes on, at the last step that all ranks have;
         the exchanges that it stands after.
         """
-        self.place.stand(self.grid, self.store)
+        self.opened = self.place.earlier(self.grid, self.layout)
         put_back(self.store.document, state)
         return int(self.store.document["exchanges"])
 
@@ -139,7 +151,8 @@ class Infinity(Gradient):
 
     def close(self) -> None:
         """Let go of the files; the states stay on disk."""
-        self.store.close()
+        if self.opened is not None:
+            self.opened.close()
 
     # ------------------------------------------------------------- weights on disk
 

@@ -95,7 +95,7 @@ class Live:
         there even before the first checkpoint that is due.
         """
         agreement, engine = self.engine.agreement, self.engine
-        if isinstance(agreement, Infinity) and not agreement.store.is_open:
+        if isinstance(agreement, Infinity) and not agreement.is_open:
             agreement.open()
             engine.saver.save(self.state, engine.view)
 

@@ -1,6 +1,6 @@
 """The states of one rank in a folder, and the step that they are complete for.
 
-    tiles/2x1/r0c0/    weights.state  adam_m.state  adam_v.state  stamp
+    tiles/000001/r0c0/    weights.state  adam_m.state  adam_v.state  stamp
 
 A step reads the half of the last commit and writes the other one. `commit` has the
 drive take all of it, then the stamp: whatever a kill leaves behind, the newest whole
@@ -25,6 +25,7 @@ from hpcsgd.tiles.stamp import Stamp, Stamps
 from hpcsgd.tiles.traffic import Traffic
 
 Array = NDArray[Any]
+Fill = Callable[[str, slice, Array], None]  # of a state, columns of the data, into
 
 
 @dataclass(frozen=True)
@@ -85,15 +86,17 @@ class Store:
             self._pipeline = Pipeline(self.files)
         return self._pipeline
 
-    def create(self, document: dict[str, Any]) -> None:
-        """All zeros; what was there before is gone."""
+    def create(self, document: dict[str, Any], fill: Fill | None = None) -> None:
+        """All zeros, or what `fill` puts there; what was there before is gone."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True, exist_ok=True)
         for file in self.files.values():
             file.create()
+        self._open()
+        if fill is not None:
+            self._fill(fill)
         self.version, self.document = 0, document
         self.stamps.create(Stamp(0, self._full(document)))
-        self._open()
 
     def versions(self) -> list[Stamp]:
         """What could be gone on from, the newest first."""
@@ -171,6 +174,17 @@ class Store:
             self._pipeline = None
         for file in (*self.files.values(), *filter(None, [self._copy])):
             file.close()
+
+    def _fill(self, fill: Fill) -> None:
+        for name, file in self.files.items():
+            buffer = room(file.each)
+            for number in self.plan:
+                part = self.plan.part(number)
+                first = self.layout.first
+                columns = slice(first + part.start, first + part.stop)
+                fill(name, columns, file.view(buffer, number))
+                file.write(self.half, number, buffer, self.looks)
+            file.flush()
 
     def _full(self, document: dict[str, Any]) -> dict[str, Any]:
         return {"layout": asdict(self.layout), "state": document}

@@ -33,6 +33,7 @@ from hpcsgd.row_weights import keep_apart, scale_to_mean_one, sum_over_replicas
 Array = NDArray[Any]
 log = logging.getLogger(__name__)
 ONCE = {"on_all_ranks": True}  # all ranks would say it alike
+NARROW = 4096  # columns of a file that are looked at together, where rows are wide
 SCANNED = 8 * 2**20  # bytes looked at together of a file that is streamed
 # Where a dense matrix trains faster, measured by benchmarks/bench_sparse.py: from which
 # density, and up to how many columns whatever the density.
@@ -72,11 +73,13 @@ def load(
     partition: str = "auto",
     scale: str = "column",
     split: Split = WHOLE,
+    by_tiles: bool = False,
 ) -> Loaded:
     """Read this rank's rows and columns; every rank raises what any rank found.
 
     With a `route` (number of rows -> the way through them) the matrix is looked through
-    once and then streamed; where that is None, somebody else will hold it.
+    once and then streamed; where that is None, somebody else will hold it, or with
+    `by_tiles` nobody: rows are then read some columns at a time.
     """
     world = grid.world
     rows = world.together(lambda: own_rows(grid, reader))
@@ -91,7 +94,8 @@ def load(
     seen = Fingerprint(weigh)
     sides.show(seen, rows.start if grid.member == 0 else None)
     choose_exponents(grid, reader, rows, parts, backend, scale)
-    matrix = _stored(grid, reader, rows, columns, backend, seen, route)
+    look = _stream_tiles if by_tiles else _stream
+    matrix = _stored(grid, reader, rows, columns, backend, seen, route, look)
     working, keep = precision.working, grid.members.keep
     shard = Shard(
         matrix=matrix,
@@ -127,12 +131,15 @@ def _stored(
     backend: Backend,
     seen: Fingerprint,
     route: Callable[[int], Route | None] | None,
+    look: Callable[..., Unheld],
 ) -> Array | Csr | Unheld:
     """This rank's block as the backend wants it, on all ranks or on none."""
     # What a file holds is what is wanted only where nothing is scaled.
     element = "" if backend.scaling else backend.precision.matrix
     matrix = grid.world.together(
-        lambda: _read_matrix(reader, rows, columns, backend.store, element, seen, route)
+        lambda: _read_matrix(
+            reader, rows, columns, backend.store, element, seen, route, look
+        )
     )
     say_lost(grid, backend.scaling, reader.rows * reader.cols)
     return matrix
@@ -191,9 +198,10 @@ def _read_matrix(
     element: str,
     seen: Fingerprint,
     route: Callable[[int], Route | None] | None,
+    look: Callable[..., Unheld],
 ) -> Array | Csr | Unheld:
     if route is not None:
-        return _stream(reader, rows, columns, store, element, seen, route)
+        return look(reader, rows, columns, store, element, seen, route)
     if is_sparse(reader):
         return load_csr(reader, rows, columns, store, seen=seen.add_sparse)
     return load_block(reader, rows, columns, store, seen=seen.add, finite=all_finite)
@@ -232,6 +240,35 @@ def _stream(
     unheld = Unheld(fill, (height, width), dtype, known)
     there = getattr(reader, "block_there", lambda *_: None)(rows, columns, element)
     return unheld if there is None else There(unheld, there)
+
+
+def _stream_tiles(
+    reader: RowReader,
+    rows: slice,
+    columns: slice,
+    store: Callable[[Array], Array],
+    element: str,
+    seen: Fingerprint,
+    route: Callable[[int], Route | None],
+) -> Unheld:
+    """The same where not even a row is ever there whole."""
+    for first in range(columns.start, columns.stop, NARROW):
+        some = slice(first, min(first + NARROW, columns.stop))
+        looked = reader, rows, some, store, SCANNED // 8, seen.add, all_finite
+        for _ in pieces(*looked):
+            continue
+
+    def take(part: slice, of: slice) -> Array:
+        own = slice(rows.start + part.start, rows.start + part.stop)
+        wanted = slice(columns.start + of.start, columns.start + of.stop)
+        return store(reader.read(own, wanted))
+
+    def fill(part: slice, out: Array) -> None:
+        out[...] = take(part, slice(0, columns.stop - columns.start))
+
+    shape = rows.stop - rows.start, columns.stop - columns.start
+    dtype = store(np.empty((0, shape[1]), dtype=np.float32)).dtype
+    return Unheld(fill, shape, dtype, read_some=take)
 
 
 def _count_stored(grid: Grid, shard: Shard, precision: Precision) -> int:
@@ -287,7 +324,7 @@ def _exact(
     reader: RowReader, shard: Shard, precision: Precision
 ) -> Callable[[slice], Any]:
     """Local rows with the values of the data: from the shard where it holds them."""
-    matrix = shard.matrix
+    matrix: Any = shard.matrix
     if _is_exact(reader, shard, precision):
         if isinstance(matrix, Csr):
             return lambda rows: matrix[rows].to_scipy()
@@ -300,7 +337,8 @@ def _exact_columns(
     reader: RowReader, shard: Shard, precision: Precision
 ) -> Callable[[slice, slice], Any]:
     """Some local columns of local rows, the same way."""
-    matrix, row, column = shard.matrix, shard.rows.start, shard.columns.start
+    matrix: Any = shard.matrix
+    row, column = shard.rows.start, shard.columns.start
     if _is_exact(reader, shard, precision):
         if isinstance(matrix, Csr):
             return lambda rows, part: matrix[rows].to_scipy()[:, part]

@@ -4,7 +4,7 @@ import os
 import socket
 from dataclasses import dataclass, replace
 
-from hpcsgd.agreement.kinds import takes_gradients
+from hpcsgd.agreement.kinds import is_on_disk, takes_gradients
 from hpcsgd.backends.sparse import HEAVY
 from hpcsgd.backends.uploads import PIECE
 from hpcsgd.comm.grid import Grid
@@ -25,6 +25,7 @@ from hpcsgd.products.choose import CACHE_BUDGET
 from hpcsgd.updates import ADAPTIVE
 
 GIB = 2**30
+MIB = 2**20
 COLUMN = 4  # bytes of a column number
 COPIES = 8  # of sampled sparse values, with their columns and places, in words
 
@@ -58,8 +59,9 @@ def check_memory(
     schedule, sampling = config.schedule, config.sampling
     need = predict(grid, reader, config, precision, states)
     on_gpu = config.run.device == "cuda"
-    by_blocks = sampling.mode == "blocks" and not on_gpu
-    may_stream = (by_blocks or on_gpu) and not is_sparse(reader)
+    on_disk = is_on_disk(config.agreement.kind)
+    by_blocks = sampling.mode == "blocks" and not (on_gpu or on_disk)
+    may_stream = (by_blocks or on_gpu or on_disk) and not is_sparse(reader)
     # What is streamed leaves room for the file in the system's own memory.
     share = 0.5 if may_stream and by_blocks else 1.0
     budget = _tightest(grid, need, config, share)
@@ -97,6 +99,8 @@ def streamed(
     need: Need, grid: Grid, reader: RowReader, config: RunConfig, precision: Precision
 ) -> Need:
     """The same where only windows of the matrix are held."""
+    if is_on_disk(config.agreement.kind):  # of rows no more than a tile is there
+        return replace(need, matrix=0, reading=SCANNED // 2)
     cols = _length(reader.cols, grid.members.size, grid.member)
     sampling = config.sampling
     held = WINDOWS * sampling.block * sampling.window
@@ -157,11 +161,17 @@ def predict(
         else 3 * rows * cols * 8,
         finisher=_of_finisher(config, rows, cols, reader.cols),
     )
+    if is_on_disk(config.agreement.kind):
+        need = replace(need, weights=int(config.agreement.tile * MIB), exchange=0)
     if not is_sparse(reader):
         return need
     density = stored_in(reader) / (reader.rows * reader.cols)
     sampled = int(m * held * density)
-    return _sparse(need, int(rows * cols * density), sampled, rows, m, held, precision)
+    own = int(rows * cols * density)
+    need = _sparse(need, own, sampled, rows, m, held, precision)
+    if is_on_disk(config.agreement.kind):
+        need = replace(need, exchange=2 * COPIES * sampled * working)
+    return need
 
 
 def _of_finisher(config: RunConfig, rows: int, cols: int, columns: int) -> int:

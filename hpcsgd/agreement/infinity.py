@@ -65,7 +65,7 @@ class Infinity(Gradient):
     def open(self) -> None:
         """Make the files of a run that begins, on all ranks together."""
         if not self.is_open:
-            said = document_of(self._state, 0)
+            said = document_of(self._state, 0, self.steps.each)
             self.opened = self.place.fresh(self.grid, self.layout, said)
 
     @property
@@ -79,13 +79,14 @@ class Infinity(Gradient):
         assert self.opened is not None
         return self.opened
 
-    def go_on(self, state: State) -> int:
+    def go_on(self, state: State) -> tuple[int, int]:
         """Open the files of a run that goes on, at the last step that all ranks have;
-        the exchanges that it stands after.
+        the exchanges that it stands after, and how many were an epoch then.
         """
         self.opened = self.place.earlier(self.grid, self.layout)
-        put_back(self.store.document, state)
-        return int(self.store.document["exchanges"])
+        said = self.store.document
+        put_back(said, state)
+        return int(said["exchanges"]), int(said["of_an_epoch"])
 
     def scores(
         self, task: Task, state: State, rows: Rows, point: Any, out: Array
@@ -172,7 +173,11 @@ class Infinity(Gradient):
     def _seen(self, words: Array, purpose: str) -> Array:
         """w, or where the scores of a step are read."""
         assert self._task is not None
-        return probed(self._task, words) if purpose == PURPOSE else words[:, : self.columns]
+        return (
+            probed(self._task, words)
+            if purpose == PURPOSE
+            else words[:, : self.columns]
+        )
 
     def _source(self, is_step: bool) -> Iterator[tuple[int, dict[str, Array]]]:
         if self.kept is None:
@@ -215,7 +220,7 @@ class Infinity(Gradient):
 
         self.store.update(step)
         self.steps.take_intercept(state, tail[:-1] / tail[-1], self._moment)
-        said = document_of(state, self._moment.number + 1)
+        said = document_of(state, self._moment.number + 1, self.steps.each)
         self.grid.world.together(lambda: self.store.commit(said))
         if task is not None:
             task.clock.lap("update")

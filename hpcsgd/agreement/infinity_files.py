@@ -14,6 +14,7 @@ from hpcsgd.products.base import Array, State
 from hpcsgd.tiles import Layout, Store, columns_for
 from hpcsgd.tiles.generation import Generation, generations, place_in
 from hpcsgd.tiles.pipeline import RING
+from hpcsgd.tiles.plan import PAGE
 
 TEMPORARY = 4  # arrays of a tile that a rule makes on its way
 FOLDER = "tiles"
@@ -151,16 +152,19 @@ def tile_height(
     batch, and the tile once more in float64 where a loss is taken.
     """
     held = RING * words + (2 + TEMPORARY) * columns + rows
-    return columns_for(budget, held * itemsize + 8 * columns, widest)
+    height = columns_for(budget, held * itemsize + 8 * columns, widest)
+    page = PAGE // itemsize
+    return height if height < 8 * page else height // page * page
 
 
-def document_of(state: State, exchanges: int) -> dict[str, Any]:
+def document_of(state: State, exchanges: int, each: int) -> dict[str, Any]:
     """What belongs to a step beside the tiles."""
     arrays = dict(state.shared)
     if state.intercept is not None:
         arrays["intercept"] = state.intercept
     return {
         "exchanges": exchanges,
+        "of_an_epoch": each,
         "arrays": {name: _text(array) for name, array in sorted(arrays.items())},
     }
 

@@ -25,9 +25,9 @@ class AgreementConfig:
     slow_momentum: float = 0.5  # slowmo: β; 0 with α = 1 is the base alone
     slow_period: int = 0  # slowmo: exchanges; 0 = whenever the base agrees
     slow_sharded: bool = False  # slowmo: each replica keeps a part of the slow state
-    tile: float = 64.0  # infinity: MiB of all buffers; smaller = less memory, more calls
-    store: str = ""  # infinity: folder of the states; none = tiles/ in the run folder
-    sync: bool = True  # infinity: the drive has a step before it counts; false = faster
+    tile: float = 64.0  # infinity: MiB of all buffers; smaller = less memory
+    store: str = ""  # infinity: folder of the states; none = that of the run
+    sync: bool = True  # infinity: on the drive before it counts; false = faster
     direct: bool = False  # infinity: past the page cache, where the drive can
 
     def __post_init__(self) -> None:

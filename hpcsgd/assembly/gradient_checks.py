@@ -1,7 +1,7 @@
 """What the gradient agreement refuses, each in one sentence."""
 
-from hpcsgd.agreement.kinds import takes_gradients
-from hpcsgd.assembly.on_disk import is_on_disk, wrong_on_disk
+from hpcsgd.agreement.kinds import is_on_disk, takes_gradients
+from hpcsgd.assembly.on_disk import wrong_on_disk
 from hpcsgd.codecs import get_codec
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError

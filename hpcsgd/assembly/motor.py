@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.agreement import AGREEMENTS, Agreement, Infinity, Terms
+from hpcsgd.agreement.kinds import is_on_disk
 from hpcsgd.assembly.feed import Feed
 from hpcsgd.assembly.hooks import make_hooks
-from hpcsgd.assembly.on_disk import is_on_disk
 from hpcsgd.assembly.proximal import penalty_of
 from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.callbacks.base import Callback, View

@@ -5,15 +5,12 @@ from pathlib import Path
 import numpy as np
 
 from hpcsgd.agreement.infinity_files import FOLDER, Place, tile_height
+from hpcsgd.agreement.kinds import is_on_disk
 from hpcsgd.config import RunConfig
+from hpcsgd.data.unheld import Unheld
 from hpcsgd.load import Loaded
 from hpcsgd.products.base import Task
 from hpcsgd.updates import Rule
-
-
-def is_on_disk(agreement: str) -> bool:
-    """Whether this agreement keeps weights on disk."""
-    return agreement == "infinity"
 
 
 def place_of(config: RunConfig, loaded: Loaded, task: Task, rule: Rule) -> Place | None:
@@ -22,6 +19,8 @@ def place_of(config: RunConfig, loaded: Loaded, task: Task, rule: Rule) -> Place
     if not is_on_disk(asked.kind):
         return None
     rows = 0 if shard.is_sparse else config.schedule.batch * asked.accumulate
+    if isinstance(shard.matrix, Unheld):
+        rows *= 2  # as they are stored, and widened
     height = tile_height(
         budget=asked.tile,
         widest=max(part.stop - part.start for part in shard.parts),
@@ -31,7 +30,9 @@ def place_of(config: RunConfig, loaded: Loaded, task: Task, rule: Rule) -> Place
         itemsize=np.dtype(task.precision.working).itemsize,
     )
     return Place(
-        folder=Path(asked.store) if asked.store else Path(config.run.out or "") / FOLDER,
+        folder=Path(asked.store)
+        if asked.store
+        else Path(config.run.out or "") / FOLDER,
         columns=shard.total_columns,
         parts=shard.parts,
         height=height,

@@ -34,13 +34,9 @@ class TiledCapture(Capture):
     ) -> None:
         """Where the files stand, on all ranks together."""
         assert isinstance(self.agreement, Infinity)
-        found = self.agreement.go_on(state)
-        said = _until(checkpoint.document, found)
+        found, each = self.agreement.go_on(state)
+        said = _until(checkpoint.document, found) | {"exchanges_per_epoch": each}
         super().put_back(Checkpoint(said, {}), state, view, progress)
-        view.exchanges = found
-        view.epoch = found // self.exchanges_per_epoch
-        view.steps, rows = progress(found)
-        view.rows = rows * self.agreement.workers
 
     def _put_back_state(self, checkpoint: Checkpoint, state: State) -> None:
         """The files hold it."""

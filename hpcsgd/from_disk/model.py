@@ -21,7 +21,9 @@ class ModelFile:
     A write that fails is told at the end: other ranks are waiting for the next tile.
     """
 
-    def __init__(self, path: Path, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self, path: Path, shape: tuple[int, int], dtype: np.dtype[Any]
+    ) -> None:
         self.path, self.width = path, shape[1]
         self.failure: OSError | None = None
         try:
@@ -40,7 +42,7 @@ class ModelFile:
         try:
             with open(self.path, "r+b", buffering=0) as file:
                 file.seek(self.first + column * self.width * words.itemsize)
-                left = memoryview(flat)
+                left = memoryview(flat.data)
                 while left:
                     left = left[file.write(left) :]
         except OSError as error:

@@ -89,5 +89,3 @@ class Tiled:
             one = Coefficients(update, l2, backend, of_group.rates[:1], (size,))
             self._known[size] = one
         return self._known[size].steps[0]
-
-

@@ -75,7 +75,7 @@ class StateFile:
             try:
                 self._file = os.open(self.path, os.O_RDWR | os.O_DIRECT)
                 # Some file systems refuse only what is read.
-                os.preadv(self._file, [room(PAGE)], 0)
+                os.preadv(self._file, [room(PAGE).data], 0)
                 self.is_direct = True
             except OSError as error:
                 if error.errno not in REFUSES_DIRECT:
@@ -113,7 +113,7 @@ class StateFile:
         """buffer ← a tile's own part."""
         began, size = perf_counter(), self.bytes_of(number)
         moved, place = padded(size), self._place(half, number)
-        view, done = memoryview(buffer)[:moved], 0
+        view, done = memoryview(buffer.data)[:moved], 0
         try:
             while done < moved:
                 count = os.preadv(self._file, [view[done:]], place + done)
@@ -131,7 +131,7 @@ class StateFile:
         """A tile's own part ← buffer, padding along."""
         began, size = perf_counter(), self.bytes_of(number)
         moved, place = padded(size), self._place(half, number)
-        view, done = memoryview(buffer)[:moved], 0
+        view, done = memoryview(buffer.data)[:moved], 0
         try:
             while done < moved:
                 done += os.pwritev(self._file, [view[done:]], place + done)
@@ -159,7 +159,7 @@ class StateFile:
 def no_room(path: Path, error: OSError, size: int) -> DataError:
     """One sentence; what was complete before stays so."""
     return DataError(
-        f"{path} cannot be written ({error.strerror}), {size} bytes were asked for; make"
-        " room or choose another [agreement] store, then go on with --resume auto: the"
-        " last complete step is kept"
+        f"{path} cannot be written ({error.strerror}), {size} bytes were asked for;"
+        " make room or choose another [agreement] store, then go on with --resume auto:"
+        " the last complete step is kept"
     )

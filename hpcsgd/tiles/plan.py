@@ -53,7 +53,7 @@ class Plan:
     def rows(self, number: int) -> int:
         """Columns of the own part."""
         own = self.part(number)
-        return own.stop - own.start
+        return int(own.stop - own.start)
 
     def sizes(self, number: int) -> list[int]:
         """Columns of the parts of all replicas."""

@@ -62,9 +62,7 @@ class Store:
         self.looks = Traffic()  # of losses, copies and results
         dtype = np.dtype(layout.dtype)
         self.files = {
-            name: StateFile(
-                folder / f"{name}.state", self.plan, width, dtype, direct
-            )
+            name: StateFile(folder / f"{name}.state", self.plan, width, dtype, direct)
             for name, width in layout.widths.items()
         }
         self.stamps = Stamps(folder / "stamp")

@@ -47,6 +47,11 @@ class Pipeline:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="tiles-write")
         self._writing: deque[Travelling] = deque()
 
+    @property
+    def held(self) -> int:
+        """Bytes of all buffers, while none of them travels."""
+        return sum(buffer.nbytes for one in self._ring for buffer in one.values())
+
     def read(
         self, half: int, numbers: Iterable[int], names: list[str], traffic: Traffic
     ) -> Iterator[tuple[int, Words]]:

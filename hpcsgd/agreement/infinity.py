@@ -137,6 +137,7 @@ class Infinity(Gradient):
             "bytes_of_a_step": list(self.bytes_of_a_step),
             "seconds_reading": traffic.seconds_read,
             "seconds_writing": traffic.seconds_written,
+            "seconds_flushing": traffic.seconds_flushed,
             "seconds_waiting": traffic.stood,
             "past_the_page_cache": self.store.is_direct,
             "synced": self.store.sync,
@@ -213,6 +214,8 @@ class Infinity(Gradient):
 
         def step(number: int, words: dict[str, Array]) -> None:
             gradient = self._summed(number, rows, residuals)
+            if not len(gradient):
+                return  # fewer columns than replicas
             kept = {name: words[name] for name in self.steps.rule.kept}
             part = Part(words[WEIGHTS], kept)
             self.steps.step(part, gradient, factor, self._moment)

@@ -98,6 +98,7 @@ class Live:
         if isinstance(agreement, Infinity) and not agreement.is_open:
             agreement.open()
             engine.saver.save(self.state, engine.view)
+            engine.saver.finish()  # a first step without it could not be found
 
     def warm_up(self) -> None:
         """Touch the arrays and wake the libraries once, on copies, in silence."""

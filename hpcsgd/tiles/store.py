@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -149,11 +150,13 @@ class Store:
     def commit(self, document: dict[str, Any]) -> None:
         """The other half is complete: from now on it is the one to read."""
         self.pipeline.check()
+        began = perf_counter()
         if self.sync:
             for file in self.files.values():
                 file.flush()
         stamp = Stamp(self.version + 1, self._full(document))
         self.stamps.write(stamp, self.sync)
+        self.traffic.seconds_flushed += perf_counter() - began
         self.version, self.document = stamp.version, document
 
     def read(self, name: str, is_step: bool) -> Iterator[tuple[int, Words]]:

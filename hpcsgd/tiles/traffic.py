@@ -20,6 +20,7 @@ class Traffic:
     padding: int = 0
     seconds_read: float = 0.0  # of the threads that read and write
     seconds_written: float = 0.0
+    seconds_flushed: float = 0.0  # until the drive had a step
     stood: float = 0.0  # seconds that the step waited for them
     _lock: Lock = field(default_factory=Lock, repr=False)
 

@@ -177,7 +177,9 @@ def test_steps_on_disk_have_the_bits_of_steps_in_memory(tmp_path, kind, height):
             rule.step(part, gradient[some].copy(), 0.5, turn, 0.01)
 
         take(held, slice(None))
-        store.update(lambda number, words, take=take: take(words, store.plan.tile(number)))
+        store.update(
+            lambda number, words, take=take: take(words, store.plan.tile(number))
+        )
         store.commit({"exchanges": t + 1})
     for name, expected in held.items():
         assert np.array_equal(whole(store, name, columns), expected), name

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-RESULT = Path(__file__).parent / "results" / "infinity.json"
+RESULT = Path(__file__).parent / "results" / "bench_infinity.json"
 ROWS, STORED, EXCHANGES = 64, 200, 4
 
 

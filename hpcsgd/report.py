@@ -16,10 +16,10 @@ from hpcsgd.assembly.live import Live
 from hpcsgd.backends.rounded import RoundedBackend
 from hpcsgd.backends.ways import ways
 from hpcsgd.energy import total
-from hpcsgd.from_disk.model import model_of
+from hpcsgd.from_disk.model import NAME, model_of
 from hpcsgd.products.base import State
 from hpcsgd.profiling import profile
-from hpcsgd.result import Result, Status
+from hpcsgd.result import ON_FILE, Result, Status
 
 
 def report(
@@ -54,6 +54,7 @@ def report(
         ledger=live.grid.world.ledger.as_dict(),
         config=live.config.tables(),
         report=_facts(live, began, setup)
+        | ({ON_FILE: NAME} if isinstance(weights, np.memmap) else {})
         | _judged(live)
         | _polished(live)
         | dict(more),

@@ -23,7 +23,8 @@ FILES = (
     CERTIFICATE,
     FOLDER,
     *SWEEP,
-    "tiles",  # states of a run that keeps them on disk
+    "weights.npy",  # of a run that keeps them on disk
+    "tiles",  # and its states
 )
 
 

@@ -17,7 +17,7 @@ from tests.harness import make_problem
 from tests.infinity_child import config_of
 from tests.sparse import make_sparse
 
-TILE = 0.002
+TILE = 0.001
 
 
 @pytest.fixture

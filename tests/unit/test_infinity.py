@@ -18,6 +18,8 @@ from hpcsgd.api import train
 from hpcsgd.config import RunConfig
 from hpcsgd.data.unheld import Unheld
 from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.prediction import model_of
+from hpcsgd.result import load_result
 from hpcsgd.tiles.files import StateFile
 from hpcsgd.tiles.generation import Generation
 from hpcsgd.tiles.stamp import Stamps
@@ -436,3 +438,29 @@ def test_it_begins_at_zero(tmp_path):
             polish=False,
             config=on_disk(drawn, tmp_path).tables(),
         )
+
+
+# ----------------------------------------------------------------------- the result
+
+
+def test_weights_beyond_the_budget_stay_a_file(tmp_path):
+    """Beside result.h5; loaded as a view, with the same bits."""
+    drawn = problem()
+    small = config_of(drawn, tmp_path / "a", tile=0.0002, kind="sgd")
+    result = train_on(1, small, drawn)
+    assert isinstance(result.weights, np.memmap)
+    loaded = load_result(tmp_path / "a")
+    assert isinstance(loaded.weights, np.memmap)
+    assert np.array_equal(loaded.weights, result.weights)
+    assert loaded.weights_sha256 == result.weights_sha256
+    assert np.array_equal(model_of(loaded).weights[:, 0], result.weights)
+    (tmp_path / "a" / "weights.npy").unlink()
+    with pytest.raises(DataError, match="holds no weights.*train again"):
+        load_result(tmp_path / "a")
+
+
+def test_weights_within_the_budget_are_an_array(tmp_path):
+    drawn = problem()
+    result = train_on(1, config_of(drawn, tmp_path / "a", kind="sgd"), drawn)
+    assert type(result.weights) is np.ndarray
+    assert type(load_result(tmp_path / "a").weights) is np.ndarray

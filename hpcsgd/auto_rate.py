@@ -13,6 +13,7 @@ rows of a replica; the second b words more for every row it samples. Momentum ad
 1/(1 − μ) steps, so that its rate is (1 − μ)/L.
 """
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import floor, log10
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.agreement.kinds import takes_gradients
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import DataError
@@ -29,6 +31,7 @@ from hpcsgd.load import Loaded
 from hpcsgd.objective import block_rows
 
 Array = NDArray[Any]
+log = logging.getLogger(__name__)
 SAMPLED = 1024  # rows of a replica from which batches are made
 SAMPLED_VALUES = 2**21  # of these rows, where they are very wide
 GATHERING = ("momentum", "nesterov", "nesterov-classic")  # updates with a velocity
@@ -39,9 +42,48 @@ def settle_rate(
     config: RunConfig, grid: Grid, loaded: Loaded, family: Family
 ) -> RunConfig:
     """`config` with the rate that its data ask for, the same on all ranks."""
+    if config.rate.per_batch:
+        return _scaled(config, _steepness(config, grid, loaded, family))
     if not config.rate.is_open:
         return config
     update = config.update
+    steepness = _steepness(config, grid, loaded, family)
+    slowed = 1.0 - update.momentum if update.kind in GATHERING else 1.0
+    value = rounded_down(slowed / steepness) if steepness > 0.0 else 1.0
+    return replace(config, rate=replace(config.rate, value=value))
+
+
+def rows_of_step(config: RunConfig) -> int:
+    """Rows that all replicas together see before they step."""
+    agreement, batch = config.agreement, config.schedule.batch
+    if not takes_gradients(agreement.kind):
+        return batch
+    return batch * config.grid.replicas * agreement.accumulate
+
+
+def _scaled(config: RunConfig, steepness: float) -> RunConfig:
+    """The linear rule: k times the rows, k times the rate; but never above 2/L.
+
+    Unlike losses of deep networks, those of linear models have an L that no batch
+    makes smaller: beyond 2/L full gradients diverge.
+    """
+    rate, update = config.rate, config.update
+    slowed = 1.0 - update.momentum if update.kind in GATHERING else 1.0
+    asked = rate.value * rows_of_step(config) / rate.per_batch
+    most = 2.0 * slowed / steepness if steepness > 0.0 else asked
+    if asked > most:
+        log.warning(
+            "a rate of %.3g, scaled from %d to %d rows a step, is above 2/L and would"
+            " diverge; it is %.3g, so fewer replicas or smaller batches lose nothing",
+            *(asked, rate.per_batch, rows_of_step(config), most),
+            extra={"on_all_ranks": True},
+        )
+    settled = replace(rate, value=min(asked, most), per_batch=0)
+    return replace(config, rate=settled)
+
+
+def _steepness(config: RunConfig, grid: Grid, loaded: Loaded, family: Family) -> float:
+    """L, from the rows and the penalty."""
     # Of several models the one with the largest penalty bends most.
     l2 = max(config.sweep.l2, default=config.problem.l2)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -53,9 +95,7 @@ def settle_rate(
         )
         error.on_all_ranks = True
         raise error
-    slowed = 1.0 - update.momentum if update.kind in GATHERING else 1.0
-    value = rounded_down(slowed / steepness) if steepness > 0.0 else 1.0
-    return replace(config, rate=replace(config.rate, value=value))
+    return steepness
 
 
 def rounded_down(value: float) -> float:

@@ -10,7 +10,11 @@ from hpcsgd.errors import ConfigError
 
 @dataclass(frozen=True)
 class Format:
-    """A binary floating-point format."""
+    """A binary floating-point format.
+
+    Integers are one, too: with as many bits in the fraction as the least exponent says,
+    all that lies below the largest power of two is subnormal, and one apart.
+    """
 
     name: str
     fraction: int  # bits of the fraction that are stored
@@ -59,7 +63,15 @@ FORMATS = {
     "fp16": Format("fp16", 10, -14, 65504.0, True, "float16"),
     "fp8-e4m3": Format("fp8-e4m3", 3, -6, 448.0, False, "uint8"),
     "fp8-e5m2": Format("fp8-e5m2", 2, -14, 57344.0, True, "uint8"),
+    "int8": Format("int8", 6, 6, 127.0, False, "int8"),
 }
+
+FOR_MATRICES = ("int8",)  # no other field: there is no NaN to tell that all is lost
+
+
+def formats_of(field: str) -> list[str]:
+    """What a field of the precision may be."""
+    return [n for n in FORMATS if field == "matrix" or n not in FOR_MATRICES]
 
 
 def get_format(name: str) -> Format:

@@ -200,6 +200,8 @@ def _of_gradients(config: RunConfig) -> int:
     if not takes_gradients(config.agreement.kind):
         return 0
     codec, moments = config.agreement.codec, ADAPTIVE.get(config.update.kind, 0)
+    if config.update.bits == 8:  # a quarter of a word each, momentum too
+        moments = 1
     return moments + (1 if codec == "identity" else 3 + (codec == "dgc"))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.errors import ConfigError
-from hpcsgd.formats import FORMATS, get_format
+from hpcsgd.formats import formats_of, get_format
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Precision:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if value not in FORMATS:
+            if value not in formats_of(field.name):
                 raise ConfigError(
                     f"[precision] {field.name} = {value!r} is not offered;"
-                    f" known there: {', '.join(FORMATS)}"
+                    f" known there: {', '.join(formats_of(field.name))}"
                 )
 
     @property

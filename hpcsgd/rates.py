@@ -29,6 +29,7 @@ class RateConfig:
     value: float = 0.1  # larger = faster, until it diverges; or auto, from the data
     decay: float = 0.0  # c of 1/(1 + c k) and of 1/√(1 + c k), per step
     warmup: int = 0  # steps over which the rate grows linearly to its schedule
+    per_batch: int = 0  # rows of a step that value is for; of more, it grows with them
     norm: str = "rows"  # what auto goes by: the longest row, or batches (bolder)
 
     def __post_init__(self) -> None:
@@ -46,6 +47,11 @@ class RateConfig:
         if not 0.0 <= self.decay < float("inf"):
             raise ConfigError(
                 f"[rate] decay = {self.decay!r} must be at least 0; 0 is none"
+            )
+        if self.per_batch < 0 or (self.per_batch and self.value == 0.0):
+            raise ConfigError(
+                f"[rate] per_batch = {self.per_batch} must be the rows of a step that"
+                " [rate] value is for, and needs one; 0 leaves the value as it is"
             )
         if self.warmup < 0:
             raise ConfigError(

@@ -6,6 +6,7 @@ from hpcsgd.data.partition import PARTITIONS
 from hpcsgd.errors import ConfigError
 from hpcsgd.stopping import MEASURES
 
+CENTRES = ("none", "classes", "columns")
 DEVICES = ("cpu", "cuda")
 TRANSPORTS = ("auto", "nccl", "mpi-cuda", "mpi-host")
 DRIVERS = ("independent", "mpio")
@@ -42,10 +43,16 @@ class UpdateConfig:
     beta1: float = 0.9  # adam: of the mean of gradients
     beta2: float = 0.999  # adam: of the mean of their squares
     epsilon: float = 1e-08  # adam, adagrad: beside the root that steps are divided by
+    bits: int = (
+        32  # 8: what momentum, adam and adagrad keep, where gradients are shared
+    )
     snapshot: int = 1  # epochs between the full gradients of svrg
-    clip: str = "none"  # gradients that are too large: by value, or in norm
-    clip_at: float = 1.0  # the largest value, or norm
+    clip: str = "none"  # too large gradients: by value, in norm, or of a percentile
+    clip_at: float = 1.0  # the largest value, or norm; or the percentile of norms
     clip_over: str = "step"  # exchange: the mean of s gradients, another method
+    centre: str = "none"  # gradients less their mean over classes, or over columns
+    normalise: bool = False  # gradients of length one
+    noise: float = 0.0  # variance at the first step of noise on gradients; it fades
 
     def __post_init__(self) -> None:
         if self.snapshot < 1:
@@ -57,10 +64,38 @@ class UpdateConfig:
                 raise ConfigError(
                     f"[update] {name} = {getattr(self, name)!r} must lie in [0, 1)"
                 )
+        self._check_shapes()
+        if self.bits not in (8, 32):
+            raise ConfigError(f"[update] bits = {self.bits!r} must be 8 or 32")
         if not 0.0 < self.epsilon < float("inf"):
             raise ConfigError(
                 f"[update] epsilon = {self.epsilon!r} must be above 0; 1e-8 is usual"
             )
+
+    def _check_shapes(self) -> None:
+        if self.centre not in CENTRES:
+            raise ConfigError(
+                f"[update] centre = {self.centre!r} must be one of {', '.join(CENTRES)}"
+            )
+        if not 0.0 <= self.noise < float("inf"):
+            raise ConfigError(
+                f"[update] noise = {self.noise!r} must be at least 0; 0 is none"
+            )
+        if self.clip == "percentile" and not 0.0 < self.clip_at <= 100.0:
+            raise ConfigError(
+                f"[update] clip_at = {self.clip_at!r} is the percentile of the last"
+                " norms and must lie in (0, 100]; 5 is usual"
+            )
+
+    @property
+    def shapes(self) -> str:
+        """What is done to gradients that only those who agree on them can do."""
+        if self.clip == "percentile":
+            return "clip"
+        if self.bits == 8:
+            return "bits"
+        asked = {"centre": self.centre != "none", "normalise": self.normalise}
+        return next((k for k, v in {**asked, "noise": self.noise}.items() if v), "")
 
 
 @dataclass(frozen=True)

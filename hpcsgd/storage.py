@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.errors import MissingPackage
-from hpcsgd.formats import get_format
+from hpcsgd.formats import FOR_MATRICES, get_format
 from hpcsgd.rounding import round_through
 
 Array = NDArray[Any]
@@ -38,6 +38,8 @@ def encode(values: Array, name: str) -> Array:
     if name == "tf32" or values.dtype == np.float64:
         values = values.astype(values.dtype, order="C")  # a copy to round, once
         round_through(values, name)
+    if name in FOR_MATRICES:  # whole numbers already, but for float32 that came so
+        values = np.rint(values)
     with np.errstate(invalid="ignore"):  # not-a-number stays what it is
         held = values.astype(_narrow(name) if name in NARROW else form.dtype)
     return np.ascontiguousarray(held).view(form.dtype)

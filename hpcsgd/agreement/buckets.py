@@ -40,15 +40,26 @@ class Buffer:
     """What a replica says in an exchange: sums and a count, never means of means."""
 
     def __init__(
-        self, columns: int, width: int, dtype: np.dtype, count: int, intercept: bool
+        self,
+        columns: int,
+        width: int,
+        dtype: np.dtype,
+        count: int,
+        intercept: bool,
+        unit: int = 1,
+        flagged: bool = False,
     ) -> None:
+        """Tiles begin at multiples of `unit` columns; a flag lies before the count."""
         words, self.width = columns * width, width
         self.sums = width if intercept else 0
-        self.flat: Array = np.zeros(words + self.sums + 1, dtype=dtype)
+        self.flat: Array = np.zeros(words + self.sums + flagged + 1, dtype=dtype)
         self.gradient = self.flat[:words].reshape(columns, width)
         self.tail = self.flat[words:]
         # The last columns first: what follows them in the buffer goes with them.
-        self.tiles = [self._tile(split_range(columns, count, k)) for k in range(count)]
+        units = -(-columns // unit)
+        parts = [split_range(units, count, k) for k in range(count)]
+        cuts = [(part.start * unit, min(part.stop * unit, columns)) for part in parts]
+        self.tiles = [self._tile(slice(*cut)) for cut in cuts if cut[0] < cut[1]]
         self.tiles.reverse()
 
     def _tile(self, part: slice) -> Tile:
@@ -68,8 +79,17 @@ class Buffer:
     def count_in(self, residuals: Array) -> None:
         """Rows, and their Σr where there is an intercept."""
         self.tail[-1] += len(residuals)
-        if self.sums:
-            self.tail[:-1] += residuals.sum(axis=0, dtype=np.float64)
+        if self.sums and not self.is_flagged:
+            self.tail[: self.sums] += residuals.sum(axis=0, dtype=np.float64)
+
+    @property
+    def is_flagged(self) -> bool:
+        """Whether this replica says that the exchange must not count."""
+        return len(self.tail) > self.sums + 1 and bool(self.tail[-2])
+
+    def flag(self) -> None:
+        """Say so."""
+        self.tail[-2] = 1.0
 
     def __iter__(self) -> Iterator[Tile]:
         return iter(self.tiles)

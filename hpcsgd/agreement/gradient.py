@@ -21,11 +21,15 @@ from hpcsgd.agreement.senders import Sender
 from hpcsgd.agreement.shaping import Shaper, Whole
 from hpcsgd.agreement.steps import Steps
 from hpcsgd.backends.base import Backend
+from hpcsgd.backends.loss_scale import LossScale
 from hpcsgd.codecs import Moment
 from hpcsgd.comm.grid import Grid
 from hpcsgd.products.base import Array, Rows, State, Task
 from hpcsgd.schedule import blocks_of
 from hpcsgd.updates import Unrolled
+from hpcsgd.updates.codes8 import Eight
+
+LOSS_SCALE = "loss_scale"
 
 
 class Opener(Protocol):
@@ -49,6 +53,7 @@ class Means:
     settings: Any  # the section [agreement]
     shapers: tuple[Shaper, ...] = ()
     place: Any = None  # of states that are on disk
+    loss_scale: LossScale | None = None  # of residuals; all replicas have the same
 
 
 class Gradient(Agreement):
@@ -77,9 +82,20 @@ class Gradient(Agreement):
             state.weights.dtype,
             self.means.buckets(state),
             state.intercept is not None,
+            self.steps.rule.unit,
+            flagged=self.means.loss_scale is not None,
         )
+        if self.means.loss_scale is not None:
+            state.shared.setdefault(LOSS_SCALE, self.means.loss_scale.kept())
         self.sender = self.means.opener(state, self.buffer)
         self.steps.prepare(state, self.columns)
+        for shaper in self.means.shapers:
+            shaper.prepare(state)
+
+    def start(self, state: State, exchanges: int) -> None:
+        """The scale of residuals goes on where it was."""
+        if self.means.loss_scale is not None:
+            self.means.loss_scale.put_back(state.shared[LOSS_SCALE])
 
     def begin(self, epoch: int, index: int, batches: int) -> None:
         """An exchange of so many batches, whose gradients are one message."""
@@ -100,6 +116,7 @@ class Gradient(Agreement):
         A tile is sent as soon as it is there, and the next one computed meanwhile.
         """
         self._left -= 1
+        self._flag_overflow()
         self.buffer.count_in(residuals)
         if self._left:
             self._add(self.buffer.gradient, rows, residuals)
@@ -127,6 +144,21 @@ class Gradient(Agreement):
         own = set(state.memory) - set(self.steps.rule.kept)
         return self.grid.replicas.size == 1 or not own
 
+    def memory(self, state: State) -> dict[str, Array]:
+        """What is kept in eight bits goes to checkpoints as numbers, on any grid."""
+        return {
+            name: kept.decoded() if isinstance(kept, Eight) else kept
+            for name, kept in state.memory.items()
+        }
+
+    def remember(self, state: State, name: str, kept: Array) -> None:
+        """And comes back to the bits that it was in."""
+        held: Any = state.memory[name]
+        if isinstance(held, Eight):
+            held.encode(kept)
+        else:
+            super().remember(state, name, kept)
+
     def agree(self, state: State, purpose: str) -> None:
         """They never disagree."""
 
@@ -136,7 +168,13 @@ class Gradient(Agreement):
 
     def facts(self) -> dict[str, Any]:
         """For the report of a run."""
+        shaped = {
+            key: said
+            for shaper in self.means.shapers
+            for key, said in shaper.facts().items()
+        }
         return {
+            **shaped,
             "buckets": len(self.buffer.tiles),
             "codec": self.sender.codec,
             **self.sender.facts(),
@@ -161,29 +199,60 @@ class Gradient(Agreement):
 
     def _step(self, state: State, task: Task | None) -> None:
         """Tile by tile, as they arrive; all together where they are shaped first."""
-        if self.means.shapers:
-            self._shape()
+        shapes, counts = bool(self.means.shapers), True
+        if shapes:
+            self._receive_all()
+            counts = self._counts(state)
+            self._shape(counts)
         for tile in self.buffer:
-            factor = 1.0 if self.means.shapers else self._receive(tile)
-            if task is not None:
-                task.clock.start()
-            self.steps.take(state, tile.columns, tile.gradient, factor, self._moment)
-            if task is not None:
-                task.clock.lap("update")
-        if state.intercept is not None:
+            factor = 1.0 if shapes else self._receive(tile)
+            if tile is self.buffer.tiles[0] and not shapes:  # the tail is here
+                counts = self._counts(state)
+            if counts:
+                self._take(state, tile, factor, task)
+        if state.intercept is not None and counts:
             tail = self._tail()
-            self.steps.take_intercept(state, tail[:-1] / tail[-1], self._moment)
+            mean = tail[: self.buffer.sums] / tail[-1]
+            self.steps.take_intercept(state, mean, self._moment)
+
+    def _take(self, state: State, tile: Tile, factor: float, task: Task | None) -> None:
+        """The step of one tile."""
+        if task is not None:
+            task.clock.start()
+        self.steps.take(state, tile.columns, tile.gradient, factor, self._moment)
+        if task is not None:
+            task.clock.lap("update")
+
+    def _flag_overflow(self) -> None:
+        """Residuals that do not fit their format: no replica may take this step."""
+        scale = self.means.loss_scale
+        if scale is not None and scale.overflowed:
+            self.buffer.flag()
+
+    def _counts(self, state: State) -> bool:
+        """Whether all residuals of all replicas fitted; their scale adapts alike."""
+        scale = self.means.loss_scale
+        if scale is None:
+            return True
+        kept = state.shared[LOSS_SCALE]
+        overflowed = bool(self.sender.tail()[-2])
+        scale.settle(overflowed)
+        kept[...] = scale.kept()
+        return not overflowed
 
     def _receive(self, tile: Tile) -> float:
         """Wait for a tile; the mean gradient is what it holds, times this."""
         return self.sender.receive(self.buffer, tile)
 
-    def _shape(self) -> None:
+    def _receive_all(self) -> None:
         for tile in self.buffer:
             factor = self._receive(tile)
             tile.gradient[...] *= tile.gradient.dtype.type(factor)
+
+    def _shape(self, counts: bool) -> None:
+        """What is left out is nothing that shapers should remember."""
         whole = Whole(self.means.held, self._total)
-        for shaper in self.means.shapers:
+        for shaper in self.means.shapers if counts else ():
             shaper.shape(self.buffer.gradient, whole, self._moment)
 
     def _total(self, words: Array) -> Array:

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 from hpcsgd.codecs import Moment
-from hpcsgd.products.base import Array
+from hpcsgd.products.base import Array, State
 
 
 @dataclass(frozen=True)
@@ -16,11 +16,19 @@ class Whole:
     total: Callable[[Array], Array]  # sums a few words over all who hold other parts
 
 
-class Shaper(Protocol):
-    """Changes the mean gradient before the step: clips it, centres it, adds to it."""
+class Shaper:
+    """Changes the mean gradient, without penalty and intercept, in place."""
+
+    def prepare(self, state: State) -> None:
+        """Room in the state for what outlives a checkpoint."""
 
     def shape(self, gradient: Array, whole: Whole, moment: Moment) -> None:
-        """In place: the mean gradient, without penalty, of the columns held here.
+        """The gradient of the columns held here, (columns, K).
 
         Called once an exchange on all ranks alike, with all that each of them holds.
         """
+        raise NotImplementedError
+
+    def facts(self) -> dict[str, Any]:
+        """For the report of a run."""
+        return {}

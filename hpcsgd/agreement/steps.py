@@ -27,7 +27,8 @@ class Steps:
     def prepare(self, state: State, columns: int) -> None:
         """Room for what the rule keeps, K words a column, and of the intercept."""
         for name in self.rule.kept:
-            state.remember(name, columns)
+            words = len(state.weights), columns, state.weights.dtype
+            state.memory.setdefault(name, self.rule.room(name, *words))
             if state.intercept is not None:
                 state.shared.setdefault(name, np.zeros((1, columns)))
 

@@ -11,7 +11,11 @@ from hpcsgd.agreement.senders import Coded, Plain, Sender
 from hpcsgd.agreement.steps import Steps
 from hpcsgd.assembly.feed import Feed
 from hpcsgd.assembly.on_disk import place_of
+from hpcsgd.assembly.shapers import make_shapers
 from hpcsgd.assembly.vocabulary import Vocabulary
+from hpcsgd.backends.base import Backend
+from hpcsgd.backends.loss_scale import LossScale
+from hpcsgd.backends.rounded import RoundedBackend
 from hpcsgd.codecs import Bucket, Codec, make_codec
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
@@ -61,8 +65,18 @@ def make_gradient(
         check=ReplicaCheck(grid.replicas, config.run.check_members),
         settings=config.agreement,
         place=place_of(config, loaded, task, rule),
+        loss_scale=_loss_scale(task.backend),
+        shapers=make_shapers(config, shard.total_columns, task.columns),
     )
     return KINDS[words.agreement](grid, shard.height / shard.total_rows, means)
+
+
+def _loss_scale(backend: Backend) -> LossScale | None:
+    """That of residuals, which waits for what all replicas say."""
+    if not isinstance(backend, RoundedBackend) or backend.loss_scale is None:
+        return None
+    backend.loss_scale.waits = True
+    return backend.loss_scale
 
 
 def _sender(config: RunConfig, grid: Grid, state: State, buffer: Buffer) -> Sender:

@@ -16,12 +16,15 @@ Wrong = tuple[bool, str]  # whether it is, and the sentence
 
 def check(config: RunConfig, precision: Precision) -> None:
     """Refuse what replicas could not agree on the gradient of."""
-    get_codec(config.agreement.codec)
+    codec = config.agreement.codec
+    get_codec(codec)
     if not takes_gradients(config.agreement.kind):
         _check_unused(config)
         return
-    more = wrong_on_disk(config) if is_on_disk(config.agreement.kind) else ()
-    for is_wrong, why in (*_of_settings(config), *_of_formats(precision), *more):
+    more: tuple[Wrong, ...] = ()
+    if is_on_disk(config.agreement.kind):
+        more = wrong_on_disk(config, precision)
+    for is_wrong, why in (*_of_settings(config), *_of_formats(precision, codec), *more):
         if is_wrong:
             raise ConfigError(f"[agreement] kind = {config.agreement.kind!r} {why}")
 
@@ -50,14 +53,19 @@ def _of_settings(config: RunConfig) -> tuple[Wrong, ...]:
             "is not built for GPUs yet; use --device cpu, or --agreement average",
         ),
         (
-            how != "none",
-            f"does not clip and [update] clip = {how!r}; use --set update.clip=none,"
-            " or a lower --rate",
+            how != "none" and config.update.clip_over != "step",
+            "has one step an exchange, and [update] clip_over = 'exchange' is for more;"
+            " leave it out",
         ),
         (
             config.update.kind not in UPDATES,
             f"steps by one gradient and [update] kind = {config.update.kind!r} does"
             " not; use --update sgd, momentum or nesterov",
+        ),
+        (
+            config.update.bits == 8 and config.update.kind == "nesterov-classic",
+            "keeps momentum in 8 bits for --update momentum and nesterov; use one of"
+            " them, or update.bits = 32",
         ),
         (
             config.sweep.is_many,
@@ -70,7 +78,7 @@ def _of_settings(config: RunConfig) -> tuple[Wrong, ...]:
     )
 
 
-def _of_formats(precision: Precision) -> tuple[Wrong, ...]:
+def _of_formats(precision: Precision, codec: str) -> tuple[Wrong, ...]:
     residual = precision.residual
     return (
         (
@@ -79,16 +87,24 @@ def _of_formats(precision: Precision) -> tuple[Wrong, ...]:
             " too narrow; use --set precision.weights=fp32",
         ),
         (
-            get_format(residual).wants_scale,
-            f"cannot leave a step out on one replica alone, as residuals in {residual}"
-            " ask for; use --set precision.residual=fp32",
+            get_format(residual).wants_scale and codec != "identity",
+            f"leaves a step out where residuals in {residual} overflow, of which"
+            f" codec = {codec!r} would have sent a part; use codec = 'identity', or"
+            " --set precision.residual=fp32",
         ),
     )
 
 
 def _check_unused(config: RunConfig) -> None:
     """Settings of gradients that would do nothing are a misunderstanding."""
-    agreement = config.agreement
+    agreement, shapes = config.agreement, config.update.shapes
+    if shapes:
+        value = getattr(config.update, shapes)
+        raise ConfigError(
+            f"[update] {shapes} = {value!r} works on gradients that replicas agree on,"
+            f" and [agreement] kind = {agreement.kind!r} has none; use --agreement"
+            " gradient, or leave it out"
+        )
     if config.update.kind in ADAPTIVE:
         raise ConfigError(
             f"--update {config.update.kind} needs the gradient of every step, and"

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.agreement.gradient import Gradient
 from hpcsgd.agreement.infinity import Infinity
 from hpcsgd.agreement.kinds import takes_gradients
 from hpcsgd.assembly.agreed import make_gradient, of_feed
@@ -146,12 +147,7 @@ def assemble(
     if takes_gradients(words.agreement):
         gradient = make_gradient(config, words, grid, loaded, task, feed)
         task = replace(task, gradient=gradient)
-        product: Product
-        if isinstance(gradient, Infinity):
-            product = Tiled(task, gradient)
-        else:
-            one = _product(name, look_ahead, task)
-            product = MicroBatches(one, gradient, config.agreement.accumulate)
+        product = _sharing(config, name, task, gradient)
     elif device is None:
         product = _product(name, look_ahead, task)
     else:
@@ -206,6 +202,8 @@ def _task(config: RunConfig, words: Vocabulary, grid: Grid, loaded: Loaded) -> T
 def _clip(config: RunConfig, backend: Backend) -> Clip | None:
     update = config.update
     clip = make_clip(update.clip, update.clip_at, update.clip_over)
+    if takes_gradients(config.agreement.kind):
+        return None  # that of all replicas together is clipped, where they agree
     weights = get_format(backend.precision.weights)
     if clip is not None and not weights.is_wide:
         raise ConfigError(
@@ -221,6 +219,14 @@ def _monitor(config: RunConfig, name: str, feed: Feed) -> Unwatched:
     if name not in RECURS or not run.gap_every or run.emulate_members:
         return UNWATCHED
     return GapMonitor(run.gap_every, feed.exchanges_per_epoch, config.sampling.seed)
+
+
+def _sharing(config: RunConfig, name: str, task: Task, gradient: Gradient) -> Product:
+    """For gradients that replicas agree on."""
+    if isinstance(gradient, Infinity):
+        return Tiled(task, gradient)
+    one = _product(name, False, task)
+    return MicroBatches(one, gradient, config.agreement.accumulate)
 
 
 def _product(name: str, look_ahead: bool, task: Task) -> Product:

@@ -8,9 +8,13 @@ from hpcsgd.agreement.infinity_files import FOLDER, Place, tile_height
 from hpcsgd.agreement.kinds import is_on_disk
 from hpcsgd.config import RunConfig
 from hpcsgd.data.unheld import Unheld
+from hpcsgd.formats import get_format
 from hpcsgd.load import Loaded
+from hpcsgd.precision import Precision
 from hpcsgd.products.base import Task
 from hpcsgd.updates import Rule
+
+Wrong = tuple[bool, str]  # whether it is, and the sentence
 
 
 def place_of(config: RunConfig, loaded: Loaded, task: Task, rule: Rule) -> Place | None:
@@ -41,8 +45,35 @@ def place_of(config: RunConfig, loaded: Loaded, task: Task, rule: Rule) -> Place
     )
 
 
-def wrong_on_disk(config: RunConfig) -> tuple[tuple[bool, str], ...]:
+def wrong_on_disk(config: RunConfig, precision: Precision) -> tuple[Wrong, ...]:
     """What would hold all weights in memory, or lose them, with its remedy."""
+    return (*_wrong_around(config), *_wrong_steps(config, precision))
+
+
+def _wrong_steps(config: RunConfig, precision: Precision) -> tuple[Wrong, ...]:
+    """Of the step itself."""
+    update = config.update
+    shapes = update.clip != "none" or update.centre != "none"
+    return (
+        (
+            shapes or update.normalise or update.noise > 0.0,
+            "steps a tile before it knows the gradient of the next, and [update] clip,"
+            " centre, normalise and noise want all of it; leave them out",
+        ),
+        (
+            update.bits != 32,
+            "keeps states as they are and [update] bits = 8 packs them; leave bits out",
+        ),
+        (
+            get_format(precision.residual).wants_scale,
+            f"cannot take back a step, as residuals in {precision.residual} ask for;"
+            " use --set precision.residual=fp32",
+        ),
+    )
+
+
+def _wrong_around(config: RunConfig) -> tuple[Wrong, ...]:
+    """Of what else a run may do."""
     run, stop = config.run, config.stop.on
     return (
         (

@@ -67,7 +67,9 @@ def resolve(config: RunConfig, world: Communicator) -> Vocabulary:
         precision=precision,
         backend=make_backend(precision),
         update=make_update(
-            update.kind, 0.0 if update.kind == "sgd" else update.momentum
+            update.kind,
+            0.0 if update.kind == "sgd" else update.momentum,
+            update.bits,
         ),
         agreement=_agreement(config),
         latency=network.alpha if network else 0.0,

@@ -23,6 +23,8 @@ class LossScale:
     is_fixed: bool = False
     skipped: int = 0  # exchanges whose steps were left out
     quiet: int = 0  # exchanges since the last change
+    waits: bool = False  # True: replicas decide together, when an exchange is over
+    overflowed: bool = False  # where it waits: some residual of this exchange
 
     def keeps(self, residuals: NDArray[np.generic]) -> bool:
         """True where the steps count; adapts.
@@ -30,14 +32,32 @@ class LossScale:
         One that is fixed, or that has come to its least, leaves nothing out: what is
         not finite then ends the run.
         """
-        if np.isfinite(residuals).all():
+        fits = bool(np.isfinite(residuals).all())
+        if not fits and (self.is_fixed or self.value <= LEAST):
+            return True
+        if self.waits:
+            self.overflowed |= not fits
+        else:
+            self.settle(not fits)
+        return fits
+
+    def settle(self, overflowed: bool) -> None:
+        """Adapt to an exchange in which residuals overflowed somewhere, or nowhere."""
+        self.overflowed = False
+        if not overflowed:
             self._grow()
-            return True
-        if self.is_fixed or self.value <= LEAST:
-            return True
+            return
         self.value, self.quiet = self.value / 2, 0
         self.skipped += 1
-        return False
+
+    def kept(self) -> NDArray[np.float64]:
+        """What has to outlive a checkpoint."""
+        return np.array([[self.value, self.quiet, self.skipped]])
+
+    def put_back(self, kept: NDArray[np.float64]) -> None:
+        """Such numbers, again."""
+        self.value = float(kept[0, 0])
+        self.quiet, self.skipped = int(kept[0, 1]), int(kept[0, 2])
 
     def _grow(self) -> None:
         self.quiet += 1

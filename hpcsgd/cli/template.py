@@ -13,7 +13,7 @@ from hpcsgd.cli.flags import FLAGS, SWITCHES
 from hpcsgd.codecs.settings import DENSE, FEEDBACKS, NORMS
 from hpcsgd.comm import COMMUNICATORS
 from hpcsgd.config import RunConfig
-from hpcsgd.formats import FORMATS
+from hpcsgd.formats import formats_of
 from hpcsgd.precision import FIELDS, ROUNDINGS, SCALES, Precision
 from hpcsgd.problem import PLACES
 from hpcsgd.products.clip import OVERS, WAYS
@@ -33,7 +33,7 @@ CHOICES: dict[str, list[str]] = {
     "update.clip_over": list(OVERS),
     "precision.scale": list(SCALES),
     "precision.rounding": list(ROUNDINGS),
-    **{f"precision.{name}": list(FORMATS) for name in FIELDS},
+    **{f"precision.{name}": formats_of(name) for name in FIELDS},
 }
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hpcsgd.products.base import Rows, State, Task
 
 Array = NDArray[Any]
-WAYS = ("none", "value", "norm")
+WAYS = ("none", "value", "norm", "percentile")  # the last where gradients are shared
 OVERS = ("step", "exchange")
 TOGETHER = ("gram", "cached")  # products that take s steps at once
 

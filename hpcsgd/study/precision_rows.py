@@ -11,7 +11,7 @@ from hpcsgd.bound import Exchange, Term, bound
 from hpcsgd.comm.delayed import Network
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
-from hpcsgd.formats import get_format
+from hpcsgd.formats import formats_of, get_format
 from hpcsgd.precision import FIELDS, RECIPES, Precision
 from hpcsgd.trials import exchange as trial
 from hpcsgd.trials.cost import Cost, cost_of
@@ -95,7 +95,7 @@ def field_rows(
     rows = []
     for name in question.formats:
         say(f"each field in {name}")
-        for field in FIELDS:
+        for field in (field for field in FIELDS if name in formats_of(field)):
             rows.append(_field_row(question, exchanges, peaks, field, name, level))
     return rows
 

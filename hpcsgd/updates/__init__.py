@@ -3,6 +3,7 @@
 from typing import Any
 
 from hpcsgd.errors import ConfigError
+from hpcsgd.updates.in_eight_bits import InEightBits, Velocity
 from hpcsgd.updates.linear import (
     HeavyBall,
     LinearUpdate,
@@ -28,9 +29,9 @@ UPDATES: dict[str, type[LinearUpdate]] = {
 ADAPTIVE = {"adagrad": len(Adagrad.kept), "adam": len(Adam.kept)}
 
 
-def make_update(name: str, momentum: float) -> LinearUpdate:
+def make_update(name: str, momentum: float, bits: int = 32) -> LinearUpdate:
     """The update called `name`; plain sgd has no momentum to set."""
-    if name in ADAPTIVE:
+    if name in ADAPTIVE or (name in UPDATES and bits == 8):
         return Sgd()  # what recurrences would do, which do not run with these
     if name not in UPDATES:
         known = sorted([*UPDATES, *ADAPTIVE])
@@ -45,10 +46,14 @@ def make_update(name: str, momentum: float) -> LinearUpdate:
 def make_rule(settings: Any, update: LinearUpdate) -> Rule:
     """The step of replicas that agree on gradients, from the section [update]."""
     if settings.kind == "adam":
-        return Adam(settings.beta1, settings.beta2, settings.epsilon)
-    if settings.kind == "adagrad":
-        return Adagrad(settings.epsilon)
-    return Linear(update)
+        rule: Rule = Adam(settings.beta1, settings.beta2, settings.epsilon)
+    elif settings.kind == "adagrad":
+        rule = Adagrad(settings.epsilon)
+    elif settings.bits == 8 and settings.kind != "sgd":
+        rule = Velocity(settings.momentum, settings.kind == "nesterov")
+    else:
+        rule = Linear(update)
+    return InEightBits(rule) if settings.bits == 8 and rule.kept else rule
 
 
 __all__ = [

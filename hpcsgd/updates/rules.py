@@ -24,7 +24,7 @@ class Part:
     """Some columns: views that a step writes to."""
 
     weights: Array  # (columns, states · K)
-    kept: Mapping[str, Array]  # (columns, K) each, by the names that the rule keeps
+    kept: Mapping[str, Any]  # (columns, K) each, by the names that the rule keeps
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,11 @@ class Rule(ABC):
 
     states: int = 1  # of K columns each, in the weights: 2 with a velocity beside them
     kept: ClassVar[tuple[str, ...]] = ()  # K words a column more, each
+    unit: ClassVar[int] = 1  # columns that stay together: parts begin at multiples
+
+    def room(self, name: str, columns: int, width: int, dtype: Any) -> Any:
+        """An array for what is kept under `name`, or what gives views like one."""
+        return np.zeros((columns, width), dtype)
 
     @abstractmethod
     def step(

@@ -8,11 +8,11 @@ from hpcsgd.backends.scaling import make_scaling
 from hpcsgd.bound import Exchange, largest_safe_rate
 from hpcsgd.data.partition import split_range
 from hpcsgd.families import get_family
-from hpcsgd.formats import get_format
+from hpcsgd.formats import FOR_MATRICES, formats_of, get_format
 from hpcsgd.precision import FIELDS
 from hpcsgd.trials.exchange import as_one_field, held
 
-LOW = ("fp32", "tf32", "bf16", "fp16", "fp8-e4m3", "fp8-e5m2")
+LOW = ("fp32", "tf32", "bf16", "fp16", "fp8-e4m3", "fp8-e5m2", "int8")
 FAMILIES = ("gaussian", "logistic", "poisson", "softmax")
 # largest columns, steps and rows of a batch
 TINY, SMALL, LARGE = (4, 3, 3), (48, 5, 8), (512, 8, 32)
@@ -67,10 +67,10 @@ def scaled_for(exchange, name):
 
 
 def cases(seed, limits, name):
-    """(field, exchange, precision) for all nine fields of one draw."""
+    """(field, exchange, precision) for all fields of one draw that know the format."""
     drawn = draw_exchange(seed, limits)
-    drawn = scaled_for(drawn, name) if seed % 2 else drawn
-    for field in FIELDS:
+    drawn = scaled_for(drawn, name) if seed % 2 or name in FOR_MATRICES else drawn
+    for field in (field for field in FIELDS if name in formats_of(field)):
         exchange = held(drawn, name) if field == "weights" else drawn
         yield field, exchange, as_one_field(field, name)
 

@@ -9,6 +9,7 @@ from hpcsgd import bound as bounds
 from hpcsgd.bound import Exchange, bound, gamma, largest_safe_rate, term
 from hpcsgd.errors import ConfigError
 from hpcsgd.families import get_family
+from hpcsgd.formats import formats_of
 from hpcsgd.precision import FIELDS, RECIPES, make_precision
 from hpcsgd.trials.exchange import EXACT, as_one_field, perform, relative_error
 from tests.precision import draws
@@ -40,6 +41,9 @@ def test_no_error_passes_its_bound(name):
     """
     found = ratios(DRAWN, name)
     for field, values in found.items():
+        if name not in formats_of(field):
+            assert not values
+            continue
         least = 4.0 if (field, name) == ("residual", "fp32") else 2.0
         enough = 120 if field.startswith("gram") else 200
         assert len(values) >= enough and min(values) < least, (field, min(values))

@@ -6,6 +6,8 @@ from hpcsgd.api import train
 from hpcsgd.comm.mpi import MpiCommunicator
 from tests.contracts.codec import NAMES, ROWS, coded
 from tests.equivalence.test_gradient import agreed
+from tests.equivalence.test_shapers import SHAPES
+from tests.equivalence.test_shapers import expected as shaped
 from tests.harness import make_problem, relative_error, union_oracle
 from tests.ranks.counting import CountingComm
 
@@ -42,6 +44,26 @@ def test_every_codec(comm):
             result = train(config, X=problem.X, y=problem.y, world=world)
             assert len(hashes(comm, result)) == 1, name
             assert result.loss < result.history[0]["loss"], name
+
+
+@pytest.mark.ranks(2, 4)
+def test_rules_and_what_is_done_to_gradients(comm):
+    """One process in longdouble, or the same bits on all ranks and a lower loss."""
+    for name, (asked, restated) in SHAPES.items():
+        problem = make_problem("softmax")
+        config = agreed(problem, comm.size, update=asked, problem={"intercept": True})
+        world = MpiCommunicator(comm.Dup())
+        result = train(config, X=problem.X, y=problem.y, world=world)
+        w, _, _ = shaped(config, problem, restated(config))
+        assert abs(result.weights - w).max() <= 1e-12 * abs(w).max(), name
+        assert len(hashes(comm, result)) == 1, name
+    problem = make_problem("softmax", n=40, d=1100)
+    for update in ({"kind": "adam", "bits": 8}, {"kind": "momentum", "bits": 8}):
+        config = agreed(problem, comm.size, update=update, rate={"value": 0.02})
+        world = MpiCommunicator(comm.Dup())
+        result = train(config, X=problem.X, y=problem.y, world=world)
+        assert len(hashes(comm, result)) == 1
+        assert result.loss < result.history[0]["loss"]
 
 
 @pytest.mark.ranks(2)

@@ -40,9 +40,12 @@ REFUSED = [
     ({"schedule": {"period": 2}}, "use --period 1"),
     ({"products": {"kind": "gram"}}, "use --products direct or gather"),
     ({"run": {"device": "cuda"}}, "use --device cpu"),
-    ({"update": {"clip": "norm"}}, "update.clip=none"),
+    ({"update": {"clip": "norm", "clip_over": "exchange"}}, "leave it out"),
     ({"precision": {"weights": "bf16"}}, "precision.weights=fp32"),
-    ({"precision": {"residual": "fp16"}}, "precision.residual=fp32"),
+    (
+        {"precision": {"residual": "fp16"}, "agreement": {"codec": "bf16"}},
+        "precision.residual=fp32",
+    ),
     ({"products": {"look_ahead": "on"}}, "needs kind = 'gram'"),
     ({"agreement": {"codec": "zip"}}, "unknown codec: 'zip'; known: .*bf16"),
     (

@@ -411,6 +411,10 @@ REFUSED = [
     ({"run": {"evaluate": "gap"}}, "run.evaluate = 'loss'"),
     ({"run": {"on_failure": "shrink"}}, "run.on_failure"),
     ({"schedule": {"steps": 4}}, "use --steps 1"),
+    ({"update": {"clip": "norm"}}, "leave them out"),
+    ({"update": {"kind": "adam", "bits": 8}}, "leave bits out"),
+    ({"precision": {"recipe": "fp32", "residual": "fp16"}}, "residual=fp32"),
+    ({"stop": {"on": "gap"}}, "stop.on = 'none' or 'loss'"),
     ({"agreement": {"tile": 1e-6}}, "holds no column"),
 ]
 

@@ -1,13 +1,19 @@
 """Formats: bit-exact casts, roundoffs, recipes."""
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import pytest
+from scipy.sparse import csr_array
 
+from hpcsgd.backends.scaling import make_scaling
+from hpcsgd.errors import ConfigError
 from hpcsgd.formats import FORMATS
-from hpcsgd.precision import RECIPES, make_precision
+from hpcsgd.precision import RECIPES, PrecisionConfig, make_precision
 from hpcsgd.rounding import round_through
 from hpcsgd.storage import decode, encode, widen_bf16
+from tests.harness import config_for, make_problem, train_on
 
 EVERY_BF16 = np.arange(2**16, dtype=np.uint16)
 
@@ -36,11 +42,38 @@ def test_rounding_is_to_nearest_even():
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_roundoff_is_the_worst_relative_error(name):
     values = 1 + np.random.default_rng(0).uniform(size=20000)
+    values = np.minimum(values * max(1.0, 2.0 ** FORMATS[name].least), 127.0)
     stored = decode(encode(values, name), name, np.float64)
     worst = np.max(np.abs(stored - values) / values)
     unit = FORMATS[name].unit_roundoff
     assert worst <= unit
     assert worst > 0.4 * unit or name == "fp64"
+
+
+def test_bytes_of_a_column_are_whole_numbers_of_its_scale():
+    """int8: q = rint(x/s), |x − s q| ≤ s/2, zero is exact, no column beyond 127."""
+    rng = np.random.default_rng(3)
+    X = rng.normal(size=(50, 6)) * 10.0 ** np.arange(-3, 3)
+    X[:, 4] = 0.0
+    scaling = make_scaling(
+        FORMATS["int8"], np.abs(X).max(axis=0), slice(0, 6), "column"
+    )
+    stored = encode(scaling.up(X), "int8")
+    scale = np.ldexp(1.0, -scaling.exponents)
+    assert stored.dtype == np.int8
+    np.testing.assert_array_equal(stored, np.rint(X / scale))
+    found = decode(stored, "int8", np.float64)
+    scaling.down(found)
+    assert (np.abs(found - X) <= scale / 2).all()
+    assert not found[:, 4].any()
+    assert (np.abs(stored).max(axis=0)[[0, 1, 2, 3, 5]] > 63).all()  # no bit is idle
+
+
+def test_bytes_are_for_matrices_alone():
+    config = PrecisionConfig(matrix="int8")
+    assert config.resolve().matrix == "int8"
+    with pytest.raises(ConfigError, match=r"known there: fp64.*fp8-e5m2$"):
+        PrecisionConfig(margin="int8").resolve()
 
 
 def test_round_through_keeps_the_dtype():
@@ -60,3 +93,23 @@ def test_recipes_are_what_the_table_says():
     assert c.one_message
     assert not make_precision("c", {"gram_wire": "fp64"}).one_message
     assert make_precision("c", {"gram_sum": "fp64"}).working == np.float64
+
+
+@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize("kind", ["gram", "direct", "gather", "cached"])
+def test_runs_on_bytes_stay_near_those_on_floats(members, kind):
+    """Dense and sparse rows, columns of very different sizes."""
+    problem = make_problem("logistic", n=60, d=9)
+    rows = problem.X * 2.0 ** np.arange(-4, 5)
+    for X in (rows, csr_array(np.where(np.abs(rows) > 0.1, rows, 0))):
+        losses = []
+        for form in ("fp32", "int8"):
+            config = config_for(
+                problem,
+                products={"kind": kind},
+                precision={"recipe": "fp32", "matrix": form},
+                rate={"value": 0.005},
+            )
+            losses.append(train_on(members, config, replace(problem, X=X)).loss)
+        assert losses[0] != losses[1]
+        assert abs(losses[1] / losses[0] - 1) < 0.01

@@ -125,14 +125,15 @@ def test_saturation():
 def test_what_a_table_row_says(name):
     """Largest, smallest, roundoff: numbers of the format whose neighbours are not."""
     form = FORMATS[name]
-    values = np.array([form.largest, form.tiny, 1 + 2 * form.unit_roundoff])
+    one = max(1.0, 2.0**form.least)  # of int8, below which all is one apart
+    values = np.array([form.largest, form.tiny, one * (1 + 2 * form.unit_roundoff)])
     held = values.copy()
     round_through(held, name)
     np.testing.assert_array_equal(held, values)
-    others = np.array([1 + form.unit_roundoff, form.tiny / 2])
+    others = np.array([one * (1 + form.unit_roundoff), form.tiny / 2])
     if name != "fp64":
         round_through(others, name)
-        assert others.tolist() == [1, 0]
+        assert others.tolist() == [one, 0]
     with np.errstate(over="ignore"):
         beyond = np.array([form.largest * (1 + 1.01 * form.unit_roundoff)])
     if name != "fp64":

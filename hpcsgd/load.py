@@ -13,6 +13,7 @@ from hpcsgd.backends.base import Backend
 from hpcsgd.backends.looks import all_finite, weigh
 from hpcsgd.comm.grid import Grid
 from hpcsgd.csr import Csr
+from hpcsgd.data.exact import exact, exact_columns
 from hpcsgd.data.fingerprint import Fingerprint
 from hpcsgd.data.folds import Split
 from hpcsgd.data.readers import RowReader, is_sparse, load_block, pieces
@@ -25,7 +26,7 @@ from hpcsgd.data.unheld import Unheld
 from hpcsgd.errors import DataError
 from hpcsgd.exponents import choose_exponents, say_lost
 from hpcsgd.families.base import Family
-from hpcsgd.formats import get_format
+from hpcsgd.from_disk.rows import stream_tiles
 from hpcsgd.parts import column_parts, own_rows
 from hpcsgd.precision import Precision
 from hpcsgd.row_weights import keep_apart, scale_to_mean_one, sum_over_replicas
@@ -33,7 +34,6 @@ from hpcsgd.row_weights import keep_apart, scale_to_mean_one, sum_over_replicas
 Array = NDArray[Any]
 log = logging.getLogger(__name__)
 ONCE = {"on_all_ranks": True}  # all ranks would say it alike
-NARROW = 4096  # columns of a file that are looked at together, where rows are wide
 SCANNED = 8 * 2**20  # bytes looked at together of a file that is streamed
 # Where a dense matrix trains faster, measured by benchmarks/bench_sparse.py: from which
 # density, and up to how many columns whatever the density.
@@ -94,7 +94,7 @@ def load(
     seen = Fingerprint(weigh)
     sides.show(seen, rows.start if grid.member == 0 else None)
     choose_exponents(grid, reader, rows, parts, backend, scale)
-    look = _stream_tiles if by_tiles else _stream
+    look = stream_tiles if by_tiles else _stream
     matrix = _stored(grid, reader, rows, columns, backend, seen, route, look)
     working, keep = precision.working, grid.members.keep
     shard = Shard(
@@ -115,8 +115,8 @@ def load(
         judged=shard.unrounded(keep, given),
         targets=targets,
         columns=len(targets.labels) if family.targets == "classes" else 1,
-        read_exact=_exact(reader, shard, precision),
-        read_some=_exact_columns(reader, shard, precision),
+        read_exact=exact(reader, shard, precision),
+        read_some=exact_columns(reader, shard, precision),
         source=reader.describe(),
         stored=_count_stored(grid, shard, precision),
         fingerprint=seen.total(reader.rows, reader.cols, world.exchange_objects),
@@ -242,35 +242,6 @@ def _stream(
     return unheld if there is None else There(unheld, there)
 
 
-def _stream_tiles(
-    reader: RowReader,
-    rows: slice,
-    columns: slice,
-    store: Callable[[Array], Array],
-    element: str,
-    seen: Fingerprint,
-    route: Callable[[int], Route | None],
-) -> Unheld:
-    """The same where not even a row is ever there whole."""
-    for first in range(columns.start, columns.stop, NARROW):
-        some = slice(first, min(first + NARROW, columns.stop))
-        looked = reader, rows, some, store, SCANNED // 8, seen.add, all_finite
-        for _ in pieces(*looked):
-            continue
-
-    def take(part: slice, of: slice) -> Array:
-        own = slice(rows.start + part.start, rows.start + part.stop)
-        wanted = slice(columns.start + of.start, columns.start + of.stop)
-        return store(reader.read(own, wanted))
-
-    def fill(part: slice, out: Array) -> None:
-        out[...] = take(part, slice(0, columns.stop - columns.start))
-
-    shape = rows.stop - rows.start, columns.stop - columns.start
-    dtype = store(np.empty((0, shape[1]), dtype=np.float32)).dtype
-    return Unheld(fill, shape, dtype, read_some=take)
-
-
 def _count_stored(grid: Grid, shard: Shard, precision: Precision) -> int:
     """Stored values of all ranks, said where they are few enough to matter."""
     cells = shard.total_rows * shard.total_columns
@@ -318,42 +289,3 @@ def checked_weights(reader: RowReader, rows: slice) -> Any:
         row = rows.start + int(np.argmax(values < 0))
         raise DataError(f"sample_weight is negative at row {row}; use weights >= 0")
     return values
-
-
-def _exact(
-    reader: RowReader, shard: Shard, precision: Precision
-) -> Callable[[slice], Any]:
-    """Local rows with the values of the data: from the shard where it holds them."""
-    matrix: Any = shard.matrix
-    if _is_exact(reader, shard, precision):
-        if isinstance(matrix, Csr):
-            return lambda rows: matrix[rows].to_scipy()
-        return lambda rows: matrix[rows]
-    some = _exact_columns(reader, shard, precision)
-    return lambda rows: some(rows, slice(0, shard.width))
-
-
-def _exact_columns(
-    reader: RowReader, shard: Shard, precision: Precision
-) -> Callable[[slice, slice], Any]:
-    """Some local columns of local rows, the same way."""
-    matrix: Any = shard.matrix
-    row, column = shard.rows.start, shard.columns.start
-    if _is_exact(reader, shard, precision):
-        if isinstance(matrix, Csr):
-            return lambda rows, part: matrix[rows].to_scipy()[:, part]
-        return lambda rows, part: matrix[rows, part]
-    read = reader.read_csr if shard.is_sparse else reader.read
-    return lambda rows, part: read(
-        slice(row + rows.start, row + rows.stop),
-        slice(column + part.start, column + part.stop),
-    )
-
-
-def _is_exact(reader: RowReader, shard: Shard, precision: Precision) -> bool:
-    """Whether what is held are the values of the data themselves."""
-    stored = get_format(precision.matrix)
-    read = reader.read_csr if shard.is_sparse else reader.read
-    source = read(slice(0, 0), slice(0, 0)).dtype
-    held = stored.is_wide and np.can_cast(source, stored.dtype, casting="safe")
-    return held and not isinstance(shard.matrix, Unheld)

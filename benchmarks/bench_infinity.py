@@ -4,7 +4,7 @@ Every figure is of a process of its own: the resident set at its highest (VmHWM)
 what it was after a tiny run of the same kind, and steps timed with files read past the
 page cache (O_DIRECT) and through it. Sparse rows: few of many columns are stored.
 
-    python benchmarks/bench_infinity.py [--columns 53e6] [--tile 2] [--out FILE]
+    python -m benchmarks.bench_infinity [--columns 53e6] [--tile 2] [--out FILE]
 """
 
 import argparse

@@ -146,6 +146,7 @@ class Session:
                 try:
                     result = self._in_folder(self.live, folder)
                 finally:
+                    self.live.release()
                     folder.release()
         live, self.live = self.live, None
         live.close()  # an MPI has some two thousand communicators, not more

@@ -22,6 +22,7 @@ from hpcsgd.comm.grid import Grid
 from hpcsgd.products.base import Array, Rows, State, Task
 from hpcsgd.products.direct import probed
 from hpcsgd.tiles import Store
+from hpcsgd.tiles.lock import Lock
 from hpcsgd.tiles.traffic import step_bytes
 from hpcsgd.updates import Part
 
@@ -37,6 +38,7 @@ class Infinity(Gradient):
         self.place: Place = means.place
         self.height = self.place.height  # columns of a tile
         self.opened: Store | None = None
+        self.lock = Lock(self.place.folder / f".r{grid.replica}c{grid.member}")
         self.is_broken = False
         self.kept: int | None = None  # a copy that the weights went back to
         self._task: Task | None = None
@@ -65,6 +67,7 @@ class Infinity(Gradient):
     def open(self) -> None:
         """Make the files of a run that begins, on all ranks together."""
         if not self.is_open:
+            self.grid.world.together(self.lock.take)
             said = document_of(self._state, 0, self.steps.each)
             self.opened = self.place.fresh(self.grid, self.layout, said)
 
@@ -83,6 +86,7 @@ class Infinity(Gradient):
         """Open the files of a run that goes on, at the last step that all ranks have;
         the exchanges that it stands after, and how many were an epoch then.
         """
+        self.grid.world.together(self.lock.take)
         self.opened = self.place.earlier(self.grid, self.layout)
         said = self.store.document
         put_back(said, state)
@@ -155,6 +159,7 @@ class Infinity(Gradient):
         """Let go of the files; the states stay on disk."""
         if self.opened is not None:
             self.opened.close()
+        self.lock.release()
 
     # ------------------------------------------------------------- weights on disk
 

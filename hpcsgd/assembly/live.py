@@ -101,6 +101,11 @@ class Live:
             engine.saver.save(self.state, engine.view)
             engine.saver.finish()  # a first step without it could not be found
 
+    def release(self) -> None:
+        """Let go of files, however the run ended; a local call."""
+        if isinstance(self.engine.agreement, Infinity):
+            self.engine.agreement.close()
+
     def warm_up(self) -> None:
         """Touch the arrays and wake the libraries once, on copies, in silence."""
         task, shard = self.task, self.task.shard

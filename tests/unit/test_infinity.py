@@ -21,7 +21,8 @@ from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.prediction import model_of
 from hpcsgd.result import load_result
 from hpcsgd.tiles.files import StateFile
-from hpcsgd.tiles.generation import Generation
+from hpcsgd.tiles.generation import Generation, generations
+from hpcsgd.tiles.lock import Lock
 from hpcsgd.tiles.stamp import Stamps
 from hpcsgd.tiles.store import Store
 from tests.equivalence.test_gradient import agreed
@@ -283,7 +284,7 @@ def test_other_tiles_go_on(tmp_path, monkeypatch, reference, tile):
     result = run(tmp_path / "run", resume="auto", tile=tile)
     assert result.report["resumes"] == 1
     assert np.abs(result.weights - reference.weights).max() <= 1e-12
-    assert [one.name for one in (tmp_path / "run" / "tiles").iterdir()] == ["000002"]
+    assert generations(tmp_path / "run" / "tiles") == [2]
 
 
 def test_another_grid_goes_on_from_the_same_weights(tmp_path, monkeypatch):
@@ -442,6 +443,16 @@ def test_it_begins_at_zero(tmp_path):
             polish=False,
             config=on_disk(drawn, tmp_path).tables(),
         )
+
+
+def test_a_store_is_of_one_run_at_a_time(tmp_path):
+    drawn = make_problem("logistic")
+    lock = Lock(tmp_path / ".r0c0")
+    lock.take()
+    with pytest.raises(ConfigError, match="in use by another run.*or wait"):
+        train_on(1, on_disk(drawn, tmp_path), drawn)
+    lock.release()
+    train_on(1, on_disk(drawn, tmp_path), drawn)
 
 
 # ----------------------------------------------------------------------- the result

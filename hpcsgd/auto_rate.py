@@ -34,6 +34,7 @@ Array = NDArray[Any]
 log = logging.getLogger(__name__)
 SAMPLED = 1024  # rows of a replica from which batches are made
 SAMPLED_VALUES = 2**21  # of these rows, where they are very wide
+GROWS = "growing"  # the agreement whose steps have more rows later, at a larger rate
 GATHERING = ("momentum", "nesterov", "nesterov-classic")  # updates with a velocity
 DIGITS = 3  # of the rate: sums of other grids differ in the last ones
 
@@ -49,6 +50,7 @@ def settle_rate(
     update = config.update
     steepness = _steepness(config, grid, loaded, family)
     slowed = 1.0 - update.momentum if update.kind in GATHERING else 1.0
+    slowed /= growth(config)
     value = rounded_down(slowed / steepness) if steepness > 0.0 else 1.0
     return replace(config, rate=replace(config.rate, value=value))
 
@@ -58,7 +60,14 @@ def rows_of_step(config: RunConfig) -> int:
     agreement, batch = config.agreement, config.schedule.batch
     if not takes_gradients(agreement.kind):
         return batch
-    return batch * config.grid.replicas * agreement.accumulate
+    together = 1 if agreement.kind == GROWS else agreement.accumulate
+    return batch * config.grid.replicas * together
+
+
+def growth(config: RunConfig) -> int:
+    """How many times the first rate a run takes in the end."""
+    grows = config.agreement.kind == GROWS and config.accordion.scale_rate
+    return config.agreement.accumulate if grows else 1
 
 
 def _scaled(config: RunConfig, steepness: float) -> RunConfig:
@@ -70,7 +79,7 @@ def _scaled(config: RunConfig, steepness: float) -> RunConfig:
     rate, update = config.rate, config.update
     slowed = 1.0 - update.momentum if update.kind in GATHERING else 1.0
     asked = rate.value * rows_of_step(config) / rate.per_batch
-    most = 2.0 * slowed / steepness if steepness > 0.0 else asked
+    most = 2.0 * slowed / growth(config) / steepness if steepness > 0.0 else asked
     if asked > most:
         log.warning(
             "a rate of %.3g, scaled from %d to %d rows a step, is above 2/L and would"

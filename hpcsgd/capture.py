@@ -128,7 +128,8 @@ class Capture:
         self.clock.seconds = dict(said["phases"])
         view.exchanges = self.position(said)
         view.epoch = view.exchanges // self.exchanges_per_epoch
-        view.steps, rows = progress(view.exchanges)
+        steps, rows = progress(view.exchanges)
+        view.steps = self.agreement.steps_taken(steps)
         view.rows = rows * self.agreement.workers
         view.loss, view.seconds = said["loss"], said["seconds"]
         view.history[:] = said["history"]

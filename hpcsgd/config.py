@@ -10,6 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from hpcsgd.agreement.settings import AgreementConfig
 from hpcsgd.averaging import AverageConfig
 from hpcsgd.checkpoint import CheckpointConfig
+from hpcsgd.codecs.accordion_settings import AccordionConfig
 from hpcsgd.codecs.settings import CodecConfig
 from hpcsgd.coordinate.settings import CoordinateConfig
 from hpcsgd.data.sampling import SamplingConfig
@@ -43,6 +44,7 @@ class RunConfig:
     products: ProductsConfig = field(default_factory=ProductsConfig)
     agreement: AgreementConfig = field(default_factory=AgreementConfig)
     codec: CodecConfig = field(default_factory=CodecConfig)
+    accordion: AccordionConfig = field(default_factory=AccordionConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
     coordinate: CoordinateConfig = field(default_factory=CoordinateConfig)
     rate: RateConfig = field(default_factory=RateConfig)

@@ -4,9 +4,11 @@ import os
 import socket
 from dataclasses import dataclass, replace
 
+from hpcsgd.agreement.buckets import bucket_count
 from hpcsgd.agreement.kinds import is_on_disk, takes_gradients
 from hpcsgd.backends.sparse import HEAVY
 from hpcsgd.backends.uploads import PIECE
+from hpcsgd.codecs import Bucket, kept_bytes
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.narrow import bytes_of_word
 from hpcsgd.config import RunConfig
@@ -128,7 +130,7 @@ def predict(
     schedule = config.schedule
     rows = _length(reader.rows, grid.replicas.size, grid.replica)
     cols = _length(reader.cols, grid.members.size, grid.member)
-    m = min(schedule.batch * schedule.most_steps, rows)
+    m = max(min(schedule.batch * schedule.most_steps, rows), 1)
     working = precision.working.itemsize
     words = m * max(m - schedule.batch, 0) // 2
     gram = words * get_format(precision.gram_wire).carrier.itemsize
@@ -155,7 +157,8 @@ def predict(
         kept=kept,
         weights=held * states * get_format(precision.weights).carrier.itemsize * copies
         + 2 * reader.cols * states * 8
-        + _slow(config, held, precision),
+        + _slow(config, held, precision)
+        + _of_codec(config, grid, held, precision, is_sparse(reader)),
         reading=max(3 * CHUNK_BYTES, block_rows(reader.cols) * cols * 16)
         if rows * cols * 8 > CHUNK_BYTES
         else 3 * rows * cols * 8,
@@ -193,16 +196,34 @@ def _slow(config: RunConfig, held: int, precision: Precision) -> int:
 
 
 def _of_gradients(config: RunConfig) -> int:
-    """The buffer that gradients are summed in; with a codec an error, and its words.
+    """The buffer that gradients are summed in; with a codec what is said and heard.
 
-    What dgc gathers is two such errors; rules that keep moments have them beside it.
+    Rules that keep moments have them beside it.
     """
     if not takes_gradients(config.agreement.kind):
         return 0
     codec, moments = config.agreement.codec, ADAPTIVE.get(config.update.kind, 0)
     if config.update.bits == 8:  # a quarter of a word each, momentum too
         moments = 1
-    return moments + (1 if codec == "identity" else 3 + (codec == "dgc"))
+    return moments + (1 if codec == "identity" else 3)
+
+
+def _of_codec(
+    config: RunConfig, grid: Grid, held: int, precision: Precision, sparse: bool
+) -> int:
+    """What codecs keep, in all buckets, and its copies in states and checkpoints."""
+    asked, copies = config.agreement, 2 + 4 * config.run.fall_back
+    if not takes_gradients(asked.kind) or grid.replicas.size == 1:
+        return 0
+    dtype = get_format(precision.weights).carrier
+    count = 1 if sparse else bucket_count(held, 1, dtype.itemsize, asked.bucket)
+    kept = 0
+    for number in range(count):
+        bucket = Bucket(number, _length(held, count, number), 1, dtype)
+        kept += kept_bytes(asked.codec, bucket, config.codec, config.accordion)
+    if asked.kind == "growing":
+        kept += held * dtype.itemsize
+    return kept * copies
 
 
 def _sparse(

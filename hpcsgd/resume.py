@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 # Sections that decide the iterates: other values are another run.
 FIXED = (
     *("problem", "schedule", "update", "rate", "sampling", "sweep", "precision"),
-    *("agreement", "codec", "average"),
+    *("agreement", "codec", "accordion", "average"),
 )
 
 WHERE = ("tile", "store", "sync", "direct")

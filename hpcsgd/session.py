@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from hpcsgd.assembly.alike import check_live, check_settings
 from hpcsgd.assembly.choice import note_measured
 from hpcsgd.assembly.live import Live
 from hpcsgd.backends.ways import emulated
@@ -139,9 +140,11 @@ class Session:
         folder = RunFolder(config.run.out if world.rank == 0 else None)
         callbacks = [History(folder.history), *self.callbacks]
         with let_go(world.unwatch):
+            check_settings(config, world)
             own = (config, world, self.reader, callbacks, self.setup, self.last)
             self.live = build(*own)
             with let_go(self.live.close):
+                check_live(self.live)
                 world.together(folder.claim)
                 try:
                     result = self._in_folder(self.live, folder)

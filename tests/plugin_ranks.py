@@ -3,7 +3,7 @@
     @pytest.mark.ranks(1, 2, 3, 4, timeout=30)
     def test_something(comm): ...
 
-Parent (plain pytest): every (test, n) is an item. Those of one file and one n share
+Parent (plain pytest): every (test, n) is an item. Those of a few files and one n share
 a launch of `mpiexec -n n python -m pytest --with-mpi`, in which every rank writes down
 what became of every test. A test that some rank did not finish is launched once
 more, alone, and those after it once more, together: a crash or a deadlock is reported
@@ -24,6 +24,9 @@ import pytest
 
 from tests.launcher import REPORTS, SIZE, Launch, Verdict, mpiexec
 
+# Files that share launches: n interpreters take seconds to start on few cores, and an
+# MPI has some two thousand communicators.
+TOGETHER = 4
 TIMEOUT = 60.0  # seconds without news from any rank, unless the mark says otherwise
 
 
@@ -72,6 +75,7 @@ class RanksItem(pytest.Item):
     def __init__(self, *, function, plugin, **kwargs):
         super().__init__(**kwargs)
         self.plugin = plugin
+        self.shelf = (0, 0)  # of the launch that it shares
         self.size = function.callspec.params["_ranks"]
         mark = function.get_closest_marker("ranks")
         self.timeout = float(mark.kwargs.get("timeout", TIMEOUT))
@@ -119,16 +123,18 @@ class Parent:
         )
 
     def pytest_collection_finish(self, session):
-        for item in session.items:
-            if isinstance(item, RanksItem):
-                self.groups[item.path, item.size].append(item)
+        ranked = [item for item in session.items if isinstance(item, RanksItem)]
+        files = list(dict.fromkeys(item.path for item in ranked))
+        for item in ranked:
+            item.shelf = files.index(item.path) // TOGETHER, item.size
+            self.groups[item.shelf].append(item)
 
     def verdict(self, item):
         """The verdict on `item`; the first of a group to ask has all of it launched."""
         if mpiexec() is None:
             pytest.skip("no mpiexec; install one with: pip install mpi4py mpich")
         if item.nodeid not in self.verdicts:
-            self.settle(self.groups[item.path, item.size])
+            self.settle(self.groups[item.shelf])
         return self.verdicts[item.nodeid]
 
     def settle(self, items):

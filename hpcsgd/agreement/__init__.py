@@ -4,23 +4,40 @@ from hpcsgd.agreement.average import BUFFERS, Average
 from hpcsgd.agreement.base import Agreement
 from hpcsgd.agreement.fedavg import FedAvg
 from hpcsgd.agreement.gradient import Gradient
+from hpcsgd.agreement.growing import Growing
 from hpcsgd.agreement.hierarchical import Hierarchical
 from hpcsgd.agreement.infinity import Infinity
 from hpcsgd.agreement.none import NoAgreement
 from hpcsgd.agreement.postlocal import PostLocal
 from hpcsgd.agreement.slowmo import SlowMo
 from hpcsgd.agreement.terms import Terms
+from hpcsgd.errors import ConfigError
 
 AGREEMENTS: dict[str, type[Agreement]] = {
     "none": NoAgreement,
     "average": Average,
     "gradient": Gradient,
+    "growing": Growing,
     "postlocal": PostLocal,
     "hierarchical": Hierarchical,
     "fedavg": FedAvg,
     "slowmo": SlowMo,
     "infinity": Infinity,
 }
+
+
+def register(name: str, kind: type[Agreement]) -> None:
+    """Let `[agreement] kind = name` be an agreement of yours, on the rank that calls.
+
+    Parameters
+    ----------
+    name : str, one that no agreement has
+    kind : subclass of Agreement
+    """
+    if AGREEMENTS.get(name, kind) is not kind:
+        raise ConfigError(f"there is an agreement {name!r} already; take another name")
+    AGREEMENTS[name] = kind
+
 
 __all__ = [
     "AGREEMENTS",
@@ -29,10 +46,12 @@ __all__ = [
     "Average",
     "FedAvg",
     "Gradient",
+    "Growing",
     "Hierarchical",
     "Infinity",
     "NoAgreement",
     "PostLocal",
     "SlowMo",
     "Terms",
+    "register",
 ]

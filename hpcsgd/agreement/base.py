@@ -42,6 +42,16 @@ class Agreement(ABC):
     def start(self, state: State, exchanges: int) -> None:  # noqa: B027
         """The state that the run goes on from, after so many exchanges, is in place."""
 
+    def plan_in_words(self, state: State) -> dict[str, str]:
+        """What decides its messages, in words; replicas compare it before the first."""
+        return {
+            "agreement": type(self).__name__,
+            "period": repr(self.period),
+            "workers": repr(self.workers),
+            "columns held": repr(state.weights.shape),
+            "format of the weights": str(state.weights.dtype),
+        }
+
     def is_whole(self, exchanges: int) -> bool:
         """Whether all replicas agree right after exchange number `exchanges`."""
         return exchanges % self.period == 0
@@ -90,6 +100,10 @@ class Agreement(ABC):
     def updates(self, batches: int) -> int:
         """Steps that an exchange of so many batches takes."""
         return batches
+
+    def steps_taken(self, planned: int) -> int:
+        """Steps so far, of which `planned` are those that a schedule alone knows."""
+        return planned
 
     def facts(self) -> dict[str, Any]:
         """What it has to say in the report of a run."""

@@ -22,7 +22,7 @@ from hpcsgd.agreement.shaping import Shaper, Whole
 from hpcsgd.agreement.steps import Steps
 from hpcsgd.backends.base import Backend
 from hpcsgd.backends.loss_scale import LossScale
-from hpcsgd.codecs import Moment
+from hpcsgd.codecs import AccordionConfig, Moment
 from hpcsgd.comm.grid import Grid
 from hpcsgd.products.base import Array, Rows, State, Task
 from hpcsgd.schedule import blocks_of
@@ -51,6 +51,8 @@ class Means:
     opener: Opener
     check: ReplicaCheck
     settings: Any  # the section [agreement]
+    accordion: AccordionConfig = AccordionConfig()
+    batches: tuple[int, ...] = ()  # of the largest replica, in exchanges of an epoch
     shapers: tuple[Shaper, ...] = ()
     place: Any = None  # of states that are on disk
     loss_scale: LossScale | None = None  # of residuals; all replicas have the same
@@ -97,6 +99,16 @@ class Gradient(Agreement):
         if self.means.loss_scale is not None:
             self.means.loss_scale.put_back(state.shared[LOSS_SCALE])
 
+    def plan_in_words(self, state: State) -> dict[str, str]:
+        """Buckets too, where there are some, in the order in which they go."""
+        tiles = getattr(self, "buffer", ())
+        return {
+            **super().plan_in_words(state),
+            "buckets": " ".join(f"{t.columns.start}:{t.columns.stop}" for t in tiles),
+            "codec": repr(self.means.settings.codec),
+            "exchanges of an epoch": repr(self.steps.each),
+        }
+
     def begin(self, epoch: int, index: int, batches: int) -> None:
         """An exchange of so many batches, whose gradients are one message."""
         self._begin(epoch * self.steps.each + index)
@@ -133,10 +145,7 @@ class Gradient(Agreement):
         """Where this replica had no rows: nothing, zero times, and the same step."""
         if self._done != exchanges - 1:
             self._begin(exchanges - 1)
-            self.sender.begin(self.buffer, self._moment)
-            for tile in self.buffer:
-                self.sender.send(self.buffer, tile)
-            self._step(state, None)
+            self._join(state)
         self.check.after_exchange(state, exchanges)
 
     def holds_one_state(self, state: State, exchanges: int) -> bool:
@@ -181,6 +190,13 @@ class Gradient(Agreement):
             "mended_replicas": self.check.mended,
             **self.sender.overlap.facts(),
         }
+
+    def _join(self, state: State) -> None:
+        """Say nothing, and step along."""
+        self.sender.begin(self.buffer, self._moment)
+        for tile in self.buffer:
+            self.sender.send(self.buffer, tile)
+        self._step(state, None)
 
     def _begin(self, number: int) -> None:
         self.buffer.clear()

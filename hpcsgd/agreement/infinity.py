@@ -64,6 +64,11 @@ class Infinity(Gradient):
         self._whole = np.zeros_like(self._gradient)
         self._state = state
 
+    def plan_in_words(self, state: State) -> dict[str, str]:
+        """Tiles decide the messages; where they lie is each rank's own."""
+        tiles = f"{self.height} columns each"
+        return {**super().plan_in_words(state), "tiles": tiles}
+
     def open(self) -> None:
         """Make the files of a run that begins, on all ranks together."""
         if not self.is_open:

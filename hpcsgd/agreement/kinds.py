@@ -1,6 +1,6 @@
 """Which agreements are about gradients, and which about weights."""
 
-GRADIENTS = ("gradient", "infinity")
+GRADIENTS = ("gradient", "growing", "infinity")
 
 
 def takes_gradients(kind: str) -> bool:

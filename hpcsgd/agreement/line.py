@@ -60,6 +60,20 @@ class ReplicaLine:
         self.replicas.gather(record, lengths.tolist(), out, PURPOSE)
         return np.split(out, np.cumsum(lengths)[:-1])
 
+    def start_exchange(self, pieces: Array) -> Callable[[], Array]:
+        """Rows of one length; theirs for this one come in rank order."""
+        rows, length = pieces.shape
+        out = np.empty_like(pieces)
+        pending = self.replicas.start_exchange(
+            pieces.reshape(-1), [length] * rows, out.reshape(-1), PURPOSE
+        )
+
+        def arrive() -> Array:
+            pending.wait()
+            return out
+
+        return arrive
+
     def broadcast(self, array: Array, root: int = 0) -> Array:
         """array ← that of replica `root`."""
         return self.replicas.broadcast(array, root, PURPOSE)

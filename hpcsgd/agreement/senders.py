@@ -4,6 +4,7 @@ A sender is told when the residuals are known (`begin`), when the sums of a tile
 (`send`), and asked for what all replicas said (`receive`), in the order of the tiles.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -131,9 +132,11 @@ class Coded:
         return self._arrive()
 
     def facts(self) -> dict[str, int]:
-        """Buckets whose words all went as they are, since this process began."""
-        dense = sum(codec.dense_exchanges for codec in self.codecs.values())
-        return {"dense_buckets": dense}
+        """What the codecs of all buckets counted, in sum."""
+        total: Counter[str] = Counter()
+        for codec in self.codecs.values():
+            total.update(codec.facts())
+        return dict(total)
 
     def _codec(self, tile: Tile) -> Codec:
         return self.codecs[tile.columns.start]

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from hpcsgd.agreement.buckets import Buffer, bucket_count
 from hpcsgd.agreement.gradient import Gradient, Means
+from hpcsgd.agreement.growing import Growing
 from hpcsgd.agreement.infinity import Infinity
 from hpcsgd.agreement.kinds import takes_gradients
 from hpcsgd.agreement.replica_check import ReplicaCheck
@@ -19,12 +20,18 @@ from hpcsgd.backends.rounded import RoundedBackend
 from hpcsgd.codecs import Bucket, Codec, make_codec
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
+from hpcsgd.data.partition import split_range
+from hpcsgd.data.sampling import plan_groups
 from hpcsgd.load import Loaded
 from hpcsgd.products.base import Array, State, Task
 from hpcsgd.rates import make_rate
 from hpcsgd.updates import make_rule
 
-KINDS: dict[str, type[Gradient]] = {"gradient": Gradient, "infinity": Infinity}
+KINDS: dict[str, type[Gradient]] = {
+    "gradient": Gradient,
+    "growing": Growing,
+    "infinity": Infinity,
+}
 
 
 def of_feed(config: RunConfig) -> RunConfig:
@@ -64,11 +71,20 @@ def make_gradient(
         opener=lambda state, buffer: _sender(config, grid, state, buffer),
         check=ReplicaCheck(grid.replicas, config.run.check_members),
         settings=config.agreement,
+        accordion=config.accordion,
+        batches=_batches(config, loaded, grid),
         place=place_of(config, loaded, task, rule),
         loss_scale=_loss_scale(task.backend),
         shapers=make_shapers(config, shard.total_columns, task.columns),
     )
     return KINDS[words.agreement](grid, shard.height / shard.total_rows, means)
+
+
+def _batches(config: RunConfig, loaded: Loaded, grid: Grid) -> tuple[int, ...]:
+    """Of the largest replica, in each exchange of an epoch."""
+    rows = split_range(loaded.shard.total_rows, grid.replicas.size, 0).stop
+    batch, together = config.schedule.batch, config.agreement.accumulate
+    return tuple(len(sizes) for sizes in plan_groups(rows, batch, together))
 
 
 def _loss_scale(backend: Backend) -> LossScale | None:
@@ -102,7 +118,7 @@ def _sender(config: RunConfig, grid: Grid, state: State, buffer: Buffer) -> Send
             member=grid.member,
             room=room,
         )
-        codec = make_codec(agreement.codec, bucket, config.codec)
+        codec = make_codec(agreement.codec, bucket, config.codec, config.accordion)
         codecs[tile.columns.start] = codec
         for name, kept in codec.kept.items():
             state.kept[f"codec_{number}_{name}"] = kept

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from hpcsgd.agreement.kinds import takes_gradients
 from hpcsgd.config import RunConfig
 from hpcsgd.data.partition import split_range
 from hpcsgd.data.sampling import Sampler, make_sampler, plan_groups
@@ -79,7 +80,7 @@ def make_feed(
         ),
         epochs=schedule.epochs,
         follow=follow,
-        one_step=config.agreement.kind == "gradient",
+        one_step=takes_gradients(config.agreement.kind),
     )
 
 

@@ -11,6 +11,7 @@ from hpcsgd.products import RECURS
 from hpcsgd.updates import ADAPTIVE
 
 UPDATES = ("sgd", "momentum", "nesterov", "nesterov-classic", *ADAPTIVE)
+MOMENTA = ("momentum", "nesterov", "nesterov-classic", "adam")
 Wrong = tuple[bool, str]  # whether it is, and the sentence
 
 
@@ -24,7 +25,12 @@ def check(config: RunConfig, precision: Precision) -> None:
     more: tuple[Wrong, ...] = ()
     if is_on_disk(config.agreement.kind):
         more = wrong_on_disk(config, precision)
-    for is_wrong, why in (*_of_settings(config), *_of_formats(precision, codec), *more):
+    for is_wrong, why in (
+        *_of_settings(config),
+        *_of_codec(config),
+        *_of_formats(precision, codec),
+        *more,
+    ):
         if is_wrong:
             raise ConfigError(f"[agreement] kind = {config.agreement.kind!r} {why}")
 
@@ -74,6 +80,23 @@ def _of_settings(config: RunConfig) -> tuple[Wrong, ...]:
         (
             not config.problem.is_smooth,
             "does not know l1 and bounds; use --agreement average, or leave them out",
+        ),
+    )
+
+
+def _of_codec(config: RunConfig) -> tuple[Wrong, ...]:
+    grows, times = config.agreement.kind == "growing", config.agreement.accumulate
+    codec, kind = config.agreement.codec, config.update.kind
+    wrapped = config.accordion.codec if codec == "accordion" else codec
+    return (
+        (
+            wrapped == "dgc" and config.codec.momentum > 0 and kind in MOMENTA,
+            f"has momentum in codec dgc already and [update] kind = {kind!r} takes it"
+            " of that again; use --update sgd, or codec.momentum = 0",
+        ),
+        (
+            grows and times == 1,
+            "makes batches grow agreement.accumulate times, which is 1; 4 is usual",
         ),
     )
 

@@ -9,6 +9,7 @@ from hpcsgd.agreement.kinds import is_on_disk
 from hpcsgd.assembly.feed import Feed
 from hpcsgd.assembly.hooks import make_hooks
 from hpcsgd.assembly.proximal import penalty_of
+from hpcsgd.assembly.replayable import is_replayable
 from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.callbacks.base import Callback, View
 from hpcsgd.callbacks.guards import MemberCheck
@@ -272,11 +273,10 @@ def _saver(parts: Parts, capture: Capture) -> Saver:
 def _recorder(parts: Parts, agreement: Agreement) -> Recorder:
     config, grid = parts.config, parts.grid
     run, total = config.run, parts.feed.exchanges_per_epoch * config.schedule.epochs
-    # A replay of plain SGD would not be the same.
-    other = config.update.clip != "none" or config.update.kind == "svrg"
-    # Nor one of several models, nor on the rows of one replica of those that agree.
-    other |= parts.task.models is not None or parts.task.gradient is not None
-    if run.out is None or not run.record or grid.replica or other:
+    replays = is_replayable(
+        config, parts.words.precision, agreement, parts.task.models is not None
+    )
+    if run.out is None or not run.record or grid.replica or not replays:
         return Recorder(frozenset())
     return Recorder(
         chosen=_recorded(parts, agreement, total),

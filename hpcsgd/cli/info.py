@@ -39,8 +39,10 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 def gather() -> dict[str, Any]:
     """Section -> facts."""
+    from hpcsgd.agreement import AGREEMENTS
     from hpcsgd.backends import cpu
     from hpcsgd.cli.info_gpu import nccl_library, transport_facts
+    from hpcsgd.codecs import CODECS
     from hpcsgd.comm.mpi import mpi_facts
     from hpcsgd.data import parse_native
 
@@ -58,6 +60,8 @@ def gather() -> dict[str, Any]:
             "why": cpu.why(),
         },
         "parser": {"compiled": parse_native.available(), "why": parse_native.why()},
+        "codecs": list(CODECS),
+        "agreements": list(AGREEMENTS),
         "gpus": cards,
         "nccl": nccl_library() or "not found",
         "transports": transport_facts(packages, seen),

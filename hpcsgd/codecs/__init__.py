@@ -2,8 +2,10 @@
 
 from importlib import import_module
 
+from hpcsgd.codecs.accordion_settings import AccordionConfig
 from hpcsgd.codecs.base import Bucket, Codec, Line, Moment, Told
 from hpcsgd.codecs.feedback import Feedback
+from hpcsgd.codecs.regime import FIRST
 from hpcsgd.codecs.settings import CodecConfig
 from hpcsgd.errors import ConfigError
 
@@ -20,10 +22,12 @@ CODECS = {
     "qsgd": "hpcsgd.codecs.qsgd:Qsgd",
     "sign": "hpcsgd.codecs.sign:Sign",
     "byte": "hpcsgd.codecs.byte:Byte",
+    "bytegrad": "hpcsgd.codecs.bytegrad:ByteGrad",
     "nuqsgd": "hpcsgd.codecs.nuqsgd:Nuqsgd",
     "alq": "hpcsgd.codecs.adaptive:Alq",
     "amq": "hpcsgd.codecs.adaptive:Amq",
     "powersgd": "hpcsgd.codecs.powersgd:PowerSgd",
+    "accordion": "hpcsgd.codecs.accordion:Accordion",
 }
 
 
@@ -36,22 +40,63 @@ def get_codec(name: str) -> type[Codec]:
     return found
 
 
-def make_codec(name: str, bucket: Bucket, config: CodecConfig) -> Codec:
+def make_codec(
+    name: str,
+    bucket: Bucket,
+    config: CodecConfig,
+    accordion: AccordionConfig | None = None,
+) -> Codec:
     """The codec of one bucket, with error feedback where that is asked for."""
-    codec = get_codec(name)(bucket, config)
-    wants = codec.wants_feedback
+    codec = get_codec(name).of(bucket, config, accordion or AccordionConfig())
     if config.feedback == "on" and codec.has_own_memory:
         raise ConfigError(
             f"[codec] feedback = 'on' and {name} keeps what it has not sent itself;"
             " use feedback = 'auto'"
         )
-    if config.feedback == "on" or (config.feedback == "auto" and wants):
+    if remembers_errors(codec.wants_feedback, config):
         return Feedback(codec)
     return codec
 
 
+def remembers_errors(wants: bool, config: CodecConfig) -> bool:
+    """Whether there is error feedback, for a codec that `wants` it or does not."""
+    return config.feedback == "on" or (config.feedback == "auto" and wants)
+
+
+def kept_bytes(
+    name: str, bucket: Bucket, config: CodecConfig, accordion: AccordionConfig
+) -> int:
+    """What the codec of such a bucket keeps from one exchange to the next.
+
+    All that checkpoints save of it; nothing is allocated here.
+    """
+    kind, ways = get_codec(name), [config]
+    words, tables = len(kind.remembers), 0
+    if name == "accordion":
+        kind, ways = get_codec(accordion.codec), [*accordion.ways(config)]
+        words, tables = words + len(kind.remembers), FIRST.nbytes
+    words += remembers_errors(kind.wants_feedback, config)
+    tables += sum(kind.table_bytes(bucket, way) for way in ways)
+    return words * bucket.words * bucket.dtype.itemsize + tables
+
+
+def register(name: str, kind: type[Codec]) -> None:
+    """Let `[agreement] codec = name` be a codec of yours, on the rank that calls this.
+
+    Parameters
+    ----------
+    name : str, one that no codec has
+    kind : subclass of Codec, at the top of a module
+    """
+    where = f"{kind.__module__}:{kind.__qualname__}"
+    if CODECS.get(name, where) != where:
+        raise ConfigError(f"there is a codec {name!r} already; take another name")
+    CODECS[name] = where
+
+
 __all__ = [
     "CODECS",
+    "AccordionConfig",
     "Bucket",
     "Codec",
     "CodecConfig",
@@ -60,5 +105,7 @@ __all__ = [
     "Moment",
     "Told",
     "get_codec",
+    "kept_bytes",
     "make_codec",
+    "register",
 ]

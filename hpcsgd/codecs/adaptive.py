@@ -33,6 +33,11 @@ class Adaptive(Nuqsgd):
         super().__init__(bucket, config)
         self.kept["levels"] = self.levels
 
+    @classmethod
+    def table_bytes(cls, bucket: Bucket, config: CodecConfig) -> int:
+        """Of the levels."""
+        return 8 << config.bits - 1
+
     @abstractmethod
     def fit(self, law: Truncated) -> Array:
         """Levels for ratios of this law, from 0 to 1."""

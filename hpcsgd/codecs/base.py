@@ -10,11 +10,12 @@ keeps between exchanges belongs to that bucket.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.codecs.accordion_settings import AccordionConfig
 from hpcsgd.codecs.settings import CodecConfig
 
 Array = NDArray[Any]
@@ -112,6 +113,12 @@ class Line(Protocol):
         Takes `COUNT_BYTES` more, for their numbers of elements.
         """
 
+    def start_exchange(self, pieces: Array) -> Callable[[], Array]:
+        """Begin to give row r of `pieces`, (R, length), to replica r.
+
+        What comes back waits for the rows of all replicas for this one, in rank order.
+        """
+
     def broadcast(self, array: Array, root: int = 0) -> Array:
         """array ← that of replica `root`."""
 
@@ -123,11 +130,14 @@ class Codec(ABC):
     """The protocol, one instance for each bucket."""
 
     unbiased: bool  # E C(a) = a
-    wants_feedback: ClassVar[bool]  # True: what is lost has to be sent later
-    has_own_memory: ClassVar[bool] = False  # True: it keeps that itself (DGC)
+    wants_feedback: bool  # True: what is lost has to be sent later
+    has_own_memory = False  # True: it keeps that itself (DGC)
     # Of the mean, which is rounded once more on its way back; 0 where it is not.
     mean_roundoff: float = 0.0
     needs_own = False  # True: somebody reads `Told.own`; else it need not be made
+    # Names of arrays of all the bucket's words that it keeps (`Bucket.remember`).
+    remembers: tuple[str, ...] = ()
+    in_steps = False  # True: parts are times the rate (error feedback)
 
     def __init__(self, bucket: Bucket, config: CodecConfig) -> None:
         self.bucket = bucket
@@ -135,6 +145,16 @@ class Codec(ABC):
         # name -> array of any shape, made here and written in place: checkpoints save
         # every rank's own, for the same grid. Words of the bucket: `bucket.remember`.
         self.kept: dict[str, Array] = {}
+
+    @classmethod
+    def of(
+        cls, bucket: Bucket, config: CodecConfig, accordion: AccordionConfig
+    ) -> "Codec":
+        """One that takes what it needs of the settings."""
+        return cls(bucket, config)
+
+    def see(self, part: Array, moment: Moment) -> None:  # noqa: B027
+        """What is asked for, before anything that was kept is added to it."""
 
     @abstractmethod
     def start(self, part: Array, line: Line, moment: Moment) -> Finish:
@@ -151,6 +171,18 @@ class Codec(ABC):
     def dense_exchanges(self) -> int:
         """How often all words went as they are, which were fewer bytes."""
         return 0
+
+    @classmethod
+    def table_bytes(cls, bucket: Bucket, config: CodecConfig) -> int:
+        """Of what else it would keep, in `kept`."""
+        return 0
+
+    def facts(self) -> dict[str, int]:
+        """What it counted, for the report of a run: summed over buckets."""
+        return {"dense_buckets": self.dense_exchanges}
+
+    def take_over(self, other: "Codec") -> None:  # noqa: B027
+        """Go on from where one of this kind with other settings stands."""
 
     def variance(self, part: Array) -> Array | None:
         """Var C(part), word by word, by the formula; unbiased codecs must know it."""

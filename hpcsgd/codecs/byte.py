@@ -26,27 +26,41 @@ class Byte(Gathered):
 
     def encode(self, part: Array, moment: Moment, replica: int) -> Array:
         """Least and greatest of the chunks, float32, then the bytes."""
-        least = -rounded_up(-self.chunks.least(part).astype(np.float64))
-        greatest = rounded_up(self.chunks.greatest(part).astype(np.float64))
-        scale, low = grid_of(least, greatest)
-        codes = np.rint(part * self.chunks.spread(scale)) - self.chunks.spread(low)
-        # Below, too: ties of the rounding may fall one under the lowest.
-        codes = np.clip(np.nan_to_num(codes), 0, TOP).astype(np.uint8)
-        return np.concatenate([least.view(np.uint8), greatest.view(np.uint8), codes])
+        ends, codes = to_bytes(part, self.chunks)
+        return np.concatenate([ends.reshape(-1).view(np.uint8), codes])
 
     def add_decoded(self, record: Array, total: Array, moment: Moment) -> None:
         """total + (code + low) / scale."""
         heads = 2 * SCALE_BYTES * len(self.chunks)
-        least, greatest = record[:heads].copy().view(np.float32).reshape(2, -1)
-        scale, low = grid_of(least, greatest)
-        spread = self.chunks.spread
-        values = (record[heads:] + spread(low)) / spread(scale)
-        flat = spread(least == greatest)
-        total += np.where(flat, spread(least.astype(np.float64)), values)
+        ends = record[:heads].copy().view(np.float32).reshape(2, -1)
+        total += from_bytes(ends, record[heads:], self.chunks)
 
     def payload_bytes(self, ranks: int, rank: int) -> int:
         """D, and two ends for each chunk."""
         return self.bucket.words + 2 * SCALE_BYTES * len(self.chunks)
+
+
+def to_bytes(
+    part: Array, chunks: Chunks
+) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
+    """Least and greatest of each chunk, (2, chunks), and a byte for each word."""
+    least = -rounded_up(-chunks.least(part).astype(np.float64))
+    greatest = rounded_up(chunks.greatest(part).astype(np.float64))
+    scale, low = grid_of(least, greatest)
+    codes = np.rint(part * chunks.spread(scale)) - chunks.spread(low)
+    # Below, too: ties of the rounding may fall one under the lowest.
+    codes = np.clip(np.nan_to_num(codes), 0, TOP).astype(np.uint8)
+    return np.stack([least, greatest]), codes
+
+
+def from_bytes(ends: Array, codes: Array, chunks: Chunks) -> NDArray[np.float64]:
+    """(code + low) / scale, or what all words of a constant chunk are."""
+    least, greatest = ends
+    scale, low = grid_of(least, greatest)
+    spread = chunks.spread
+    values = (codes + spread(low)) / spread(scale)
+    flat = spread(least == greatest)
+    return np.where(flat, spread(least.astype(np.float64)), values)
 
 
 def grid_of(

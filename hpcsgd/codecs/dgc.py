@@ -2,6 +2,7 @@
 
 u ← m u + (1 − m) g;  v ← v + u;  the k largest of v are sent, and are zero then
 
+or, with `nesterov`, v ← v + m u + (1 − m) g: the next u, if g were to come again.
 The momentum is that of every replica, before anything is left out, so that what waits
 is moved as it would have been (momentum correction). It is a mean of gradients: λw,
 which no codec touches, and gradients keep their proportions, and the optimum its place.
@@ -23,20 +24,20 @@ class Dgc(Codec):
     unbiased = False
     wants_feedback = False
     has_own_memory = True
+    remembers = "momentum", "velocity"
 
     def __init__(self, bucket: Bucket, config: CodecConfig) -> None:
         super().__init__(bucket, config)
         self.codec = TopK(bucket, config)
         self.codec.needs_own = True
-        self.momentum = bucket.remember("momentum")
-        self.velocity = bucket.remember("velocity")
+        self.momentum, self.velocity = map(bucket.remember, self.remembers)
 
     def start(self, part: Array, line: Line, moment: Moment) -> Finish:
         """Gather, and send the largest."""
         self._clip(part, line.size)
         self.momentum *= self.config.momentum
         self.momentum += (1.0 - self.config.momentum) * part
-        self.velocity += self.momentum
+        self.velocity += self._step(part)
         part[...] = self.velocity
         sends_all = self.codec.count(moment) == self.bucket.words
         finish = self.codec.start(part, line, moment)
@@ -61,6 +62,13 @@ class Dgc(Codec):
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
         """Those of top-k: what is gathered stays at home."""
         return self.codec.payload_bytes(ranks, rank)
+
+    def _step(self, part: Array) -> Array:
+        """What this exchange adds to what is to be sent."""
+        if not self.config.nesterov:
+            return self.momentum
+        keeps = self.config.momentum
+        return keeps * self.momentum + (1.0 - keeps) * part
 
     def _clip(self, part: Array, replicas: int) -> None:
         """To clip / √R: R such parts, if they were independent, have the norm clip."""

@@ -25,11 +25,12 @@ class Feedback(Codec):
         self.codec = codec
         self.kept = codec.kept
         self.mean_roundoff = codec.mean_roundoff
-        codec.needs_own = True
+        codec.needs_own = codec.in_steps = True
         self.error = self.bucket.remember(ERROR)
 
     def start(self, part: Array, line: Line, moment: Moment) -> Finish:
         """C(part + e); the error is what that left out."""
+        self.codec.see(part, moment)
         self.error += part
         part[...] = self.error
         finish = self.codec.start(part, line, moment)
@@ -48,6 +49,10 @@ class Feedback(Codec):
     def dense_exchanges(self) -> int:
         """Those of the codec."""
         return self.codec.dense_exchanges
+
+    def facts(self) -> dict[str, int]:
+        """Those of the codec."""
+        return self.codec.facts()
 
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
         """Those of the codec: the memory stays at home."""

@@ -28,13 +28,17 @@ class PowerSgd(Codec):
 
     def __init__(self, bucket: Bucket, config: CodecConfig) -> None:
         super().__init__(bucket, config)
-        self.shape = shape_of(bucket.height, bucket.width, config.rank)
-        self.rank = min(config.rank, *self.shape)
-        sent = self.rank * sum(self.shape)
-        self.is_worth_it = sent * config.min_rate < bucket.words
+        self.shape, self.rank = _sizes(bucket, config)
+        self.is_worth_it = _is_worth_it(bucket, config)
         if self.is_worth_it:
             guess = bucket.dice(FIRST).normal(size=(self.shape[1], self.rank))
             self.kept["guess"] = orthogonal(guess)
+
+    @classmethod
+    def table_bytes(cls, bucket: Bucket, config: CodecConfig) -> int:
+        """Of Q, float64."""
+        shape, rank = _sizes(bucket, config)
+        return 8 * shape[1] * rank if _is_worth_it(bucket, config) else 0
 
     def start(self, part: Array, line: Line, moment: Moment) -> Finish:
         """Begin the sum of M Q; the other sum follows when it has arrived."""
@@ -46,6 +50,14 @@ class PowerSgd(Codec):
         guess = self.kept["guess"].astype(self.bucket.dtype)
         arrive = line.start_sum(np.ascontiguousarray(matrix @ guess))
         return lambda: self._finish(matrix, arrive(), line, moment)
+
+    def take_over(self, other: Codec) -> None:
+        """The columns of Q that another rank has followed."""
+        if not isinstance(other, PowerSgd) or self.shape != other.shape:
+            return
+        if self.is_worth_it and other.is_worth_it:
+            both = slice(min(self.rank, other.rank))
+            self.kept["guess"][:, both] = other.kept["guess"][:, both]
 
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
         """r (n + m) words; D where that is more, and for the first exchanges."""
@@ -91,6 +103,17 @@ class PowerSgd(Codec):
         later = replace(moment, number=moment.number + 1)  # not those of the first
         fresh = self.bucket.dice(later).normal(size=guess.shape)
         self.kept["guess"][...] = np.where(lost, orthogonal(fresh), guess)
+
+
+def _sizes(bucket: Bucket, config: CodecConfig) -> tuple[tuple[int, int], int]:
+    """The matrix, and how many ranks of it are sent."""
+    shape = shape_of(bucket.height, bucket.width, config.rank)
+    return shape, min(config.rank, *shape)
+
+
+def _is_worth_it(bucket: Bucket, config: CodecConfig) -> bool:
+    shape, rank = _sizes(bucket, config)
+    return rank * sum(shape) * config.min_rate < bucket.words
 
 
 def shape_of(height: int, width: int, rank: int) -> tuple[int, int]:

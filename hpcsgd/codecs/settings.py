@@ -21,6 +21,7 @@ class CodecConfig:
     threshold: float = 0.0  # threshold: words at least so large; 0 = from the share
     budget: float = 0.0  # wangni: Σ E C(a)² ≤ (1 + budget) Σ a²; 0 = from the share
     momentum: float = 0.9  # dgc: of every replica; 0 = none
+    nesterov: bool = False  # dgc: a step along what momentum will be
     masking: bool = False  # dgc: words that were sent forget their momentum
     clip: float = 0.0  # dgc: norm of a bucket's gradient, over √R each; 0 = never
     bits: int = 4  # of a word, its sign included (quantisers)

@@ -4,19 +4,44 @@
 ahead, and whether all words at once are fewer bytes is known before anything is sent.
 """
 
+from typing import Any
+
 import numpy as np
 
 from hpcsgd.codecs.base import Array, Finish, Line, Moment
 from hpcsgd.codecs.records import add_record, is_sparse_smaller, pack, record_bytes
 from hpcsgd.codecs.sparse import Recorded
 
+SAMPLED = 2**17  # words; of so many, a sample says first which may be large
+EVERY = 64  # word is in the sample
+WIDER = 1.15  # so many more are taken for candidates as are to be chosen
+MOST = 0.1  # of all words; more are selected as fast without
+
 
 def largest(part: Array, count: int) -> Array:
     """The indices of the largest words in rising order; no number is largest of all."""
     if count == part.size:
         return np.arange(count)
-    found = np.argpartition(np.abs(part), part.size - count)[part.size - count :]
-    return np.sort(found)
+    sizes = np.abs(part)
+    if part.size < SAMPLED or count > MOST * part.size:
+        return np.sort(_selected(sizes, count))
+    candidates = np.flatnonzero(~(sizes < _low(sizes, count)))
+    if candidates.size < count:  # the sample was not like the others
+        return np.sort(_selected(sizes, count))
+    return np.sort(candidates[_selected(sizes[candidates], count)])
+
+
+def _selected(sizes: Array, count: int) -> Array:
+    first = sizes.size - count
+    found: Array = np.argpartition(sizes, first)[first:] if first else np.arange(count)
+    return found
+
+
+def _low(sizes: Array, count: int) -> Any:
+    """A size that somewhat more than `count` words have, as a sample says."""
+    sample = sizes[::EVERY]
+    above = min(int(WIDER * count / EVERY) + 4, sample.size - 1)
+    return np.partition(sample, sample.size - above)[sample.size - above]
 
 
 class TopK(Recorded):

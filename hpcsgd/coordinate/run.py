@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.assembly.alike import check_settings
 from hpcsgd.callbacks import Callback, History
 from hpcsgd.callbacks.base import View, Wish, wish_of
 from hpcsgd.comm.grid import let_go
@@ -32,6 +33,7 @@ class CoordinateRun(Session):
         world, config = self.world, self.config
         world.watch(config.run.timeout)
         with let_go(world.unwatch):
+            check_settings(config, world)
             ready = open_form(config, world, self.reader, self.setup)
             folder = RunFolder(config.run.out if world.rank == 0 else None)
             with let_go(ready.close):

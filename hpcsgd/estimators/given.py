@@ -15,10 +15,10 @@ from sklearn.utils.validation import (
     validate_data,
 )
 
+from hpcsgd.agreement.plan_check import check_same
 from hpcsgd.comm.base import Communicator
 from hpcsgd.errors import DataError, HpcsgdError
 from hpcsgd.estimators.formula import column, is_on_device, total_offset
-from hpcsgd.fitting.agreed import check_agreed
 from hpcsgd.fitting.fit import ranks_of
 
 Array = NDArray[Any]
@@ -95,7 +95,7 @@ def check_alike(estimator: Any, X: Any, place: Place) -> None:
             # Of a splitter rank 0 draws the folds for all.
             is_plain = name != "cv" or isinstance(value, int)
             said[name] = repr(value) if is_plain else type(value).__name__
-    check_agreed(place.world, said)
+    check_same(place.world, said)
 
 
 def take(

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
+from hpcsgd.agreement.plan_check import check_same
 from hpcsgd.errors import DataError
 from hpcsgd.estimators.base import LinearEstimator, Solution
 from hpcsgd.estimators.formula import Formula, is_labelled, total_offset
@@ -20,7 +21,7 @@ from hpcsgd.estimators.given import (
 )
 from hpcsgd.estimators.labels import check_classes, encode, find_classes, weigh
 from hpcsgd.estimators.progress import history_of, passes_of, warn_unless_converged
-from hpcsgd.fitting.agreed import agree_on_names, check_agreed
+from hpcsgd.fitting.agreed import agree_on_names
 from hpcsgd.fitting.settings import laid_over
 
 Array = NDArray[Any]
@@ -73,7 +74,7 @@ class Learner(LinearEstimator):
             if self._labelled:
                 self.classes_ = place.together(lambda: check_classes(self, classes))
                 names = {"classes": repr(self.classes_.tolist())}
-                check_agreed(place.world, names)
+                check_same(place.world, names)
                 self._check_count()
             # Another order of rows in every epoch.
             seed = self._seed(place) + int(np.max(done))

@@ -1,30 +1,10 @@
-"""What all ranks of a fit must have said alike: another argument is another algorithm.
+"""Names of columns that all ranks of a fit must have alike."""
 
-Ranks that differ would wait for each other in different messages, for ever.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from hpcsgd.agreement.plan_check import alike
 from hpcsgd.comm.base import Communicator
-from hpcsgd.config import RunConfig
-from hpcsgd.errors import ConfigError
-
-OWN = ("data", "run", "checkpoint")  # sections that say where a rank reads and writes
-
-
-def check_agreed(world: Communicator, said: Mapping[str, Any]) -> None:
-    """Refused alike by all ranks where one says something else; one exchange."""
-    if world.size == 1:
-        return
-    everybody = world.exchange_objects(dict(said))
-    for rank, other in enumerate(everybody):
-        for name, first in everybody[0].items():
-            if other.get(name) != first:
-                raise _alike(
-                    f"{name} is {first} on rank 0 and {other.get(name)} on rank {rank};"
-                    " give all ranks the same"
-                )
 
 
 def agree_on_names(
@@ -40,25 +20,9 @@ def agree_on_names(
         first, other = everybody[said[0]], everybody[rank]
         if first != other:
             place = next((k for k, n in enumerate(first) if [n] != other[k : k + 1]), 0)
-            raise _alike(
+            raise alike(
                 f"column {place} is {first[place]!r} on rank {said[0]} and not on rank"
                 f" {rank}; give all ranks the same columns in the same order"
             )
     found: list[Any] | None = everybody[said[0]] if said else None
     return found
-
-
-def settings_of(config: RunConfig) -> dict[str, str]:
-    """The settings that decide what is sent, by name."""
-    return {
-        f"{section}.{key}": repr(value)
-        for section, table in config.tables().items()
-        if section not in OWN
-        for key, value in table.items()
-    }
-
-
-def _alike(sentence: str) -> ConfigError:
-    error = ConfigError(sentence)
-    error.on_all_ranks = True
-    return error

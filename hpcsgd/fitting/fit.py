@@ -8,13 +8,15 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
+from hpcsgd.agreement.plan_check import check_same
+from hpcsgd.assembly.alike import settings_of
 from hpcsgd.callbacks import Callback
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.grid import let_go
 from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError, ConvergenceWarning
-from hpcsgd.fitting.agreed import agree_on_names, check_agreed, settings_of
+from hpcsgd.fitting.agreed import agree_on_names
 from hpcsgd.fitting.given import open_data
 from hpcsgd.fitting.inputs import is_wide, to_matrix
 from hpcsgd.fitting.runs import Runs
@@ -170,7 +172,7 @@ def run_fit(
         said = {"layout": repr(layout), "start": type(begin).__name__}
         said["rate"] = repr(wanted.rate)
         said["data"] = "no path" if matrix.path is None else "a path"
-        check_agreed(world, said | settings_of(settings))
+        check_same(world, said | settings_of(settings))
         given = world.together(lambda: open_data(matrix, sides, layout, settings))
         names = agree_on_names(world, given.names, layout)
         given = replace(given, names=names).knowing(labels=classes)

@@ -5,10 +5,10 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
+from hpcsgd.agreement.plan_check import check_same
 from hpcsgd.comm.base import Communicator
 from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.errors import ConfigError
-from hpcsgd.fitting.agreed import check_agreed
 from hpcsgd.fitting.fit import ranks_of
 from hpcsgd.fitting.inputs import to_matrix
 from hpcsgd.paths.alphas import Alphas
@@ -107,7 +107,7 @@ def path(
         matrix = world.together(lambda: to_matrix(X))
         said = {**shared, "solver": solver, "layout": layout, **asked}
         said |= {"alphas": grid, "config": config, "warm_start": warm_start}
-        check_agreed(world, {name: repr(value) for name, value in said.items()})
+        check_same(world, {name: repr(value) for name, value in said.items()})
         way = Way(world, X, matrix, sides, layout, shared, given, config, warm_start)
         world.together(grid.check)
         by_forms = world.together(lambda: way.has_form(grid, solver))

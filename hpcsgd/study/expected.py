@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from hpcsgd.agreement.kinds import takes_gradients
 from hpcsgd.precision import Precision
 from hpcsgd.products import GATHERS, RECURS
 from hpcsgd.schedule import Schedule
@@ -22,6 +23,9 @@ def expected_traffic(report: Report) -> dict[str, int] | None:
     if report["status"] != "completed" or report["resumes"] or report["events"]:
         return None
     if report["sparse"] and not _is_even(report):
+        return None
+    kind = report["config"]["agreement"]["kind"]
+    if takes_gradients(kind) and kind != KIND:
         return None
     shape = _shape(report)
     counts = expected(shape, [_leg(report, shape)])

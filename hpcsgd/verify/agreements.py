@@ -23,6 +23,8 @@ from hpcsgd.data.partition import split_range
 
 Settings = dict[str, Any]  # the section [agreement]
 SUM, PARTS = "sum", "parts"
+AVERAGES = ("average", "postlocal", "hierarchical", "fedavg")
+KNOWN = ("auto", "none", *AVERAGES, "slowmo")  # kinds whose messages are these
 
 
 @dataclass(frozen=True)

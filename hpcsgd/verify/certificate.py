@@ -18,7 +18,9 @@ from hpcsgd.result import finite
 from hpcsgd.run_folder import CERTIFICATE
 from hpcsgd.sweeps.settings import split_of
 from hpcsgd.verify import loss, traffic
-from hpcsgd.verify.replay import compare
+from hpcsgd.verify.agreements import KNOWN
+from hpcsgd.verify.gradients import KIND, expected_of
+from hpcsgd.verify.replay import PARTS, compare
 from hpcsgd.verify.scene import Scene, open_scene
 from hpcsgd.verify.source import Source, open_source
 
@@ -135,7 +137,12 @@ def _checks(scene: Scene, reader: RowReader, count: int, seed: int) -> Iterator[
         )
     data = _data(scene, reader, source)
     yield data
-    yield _traffic(scene, source if data.ok else None)
+    counted = _traffic(scene, source if data.ok else None)
+    yield counted
+    if counted.ok is not None and "agreement" not in counted.figures["expected"]:
+        codec = scene.config.agreement.codec
+        why = f"how many bytes {codec} sends is decided while it runs"
+        yield Check("traffic of agreement", None, {}, why)
     numbers = _chosen(scene, count, seed)
     if source is None or not data.ok:
         why = "not the data that the run was trained on"
@@ -187,7 +194,15 @@ def _traffic(scene: Scene, source: Source | None) -> Check:
     gap = traffic.gap_in(legs, scene.result.exchanges, report["resumes"])
     if gap:
         return Check("traffic", None, {}, gap)
-    expected = traffic.expected(shape, legs)
+    asked = scene.config.agreement.kind
+    if asked not in (*KNOWN, KIND):
+        why = f"there is no formula for what agreement = {asked!r} sends"
+        return Check("traffic", None, {}, why)
+    if scene.agrees_on_gradients:
+        is_stored = bool(report.get("sparse"))
+        expected = expected_of(shape, scene.config, legs, is_stored)
+    else:
+        expected = traffic.expected(shape, legs)
     found = {
         purpose: {key: scene.result.ledger.get(purpose, {}).get(key) for key in entry}
         for purpose, entry in expected.items()
@@ -199,7 +214,12 @@ def _traffic(scene: Scene, source: Source | None) -> Check:
 def _exchange(scene: Scene, source: Source, number: int, seed: int) -> Check:
     exchange = scene.exchange(number, source)
     before, after = scene.points(number)
-    found = compare(exchange, before, after, scene.precision, seed)
+    parts = scene.replayed
+    if not parts:
+        codec = scene.config.agreement.codec
+        why = f"gradients travelled as {codec}, which a replay in other bits is not"
+        return Check(f"exchange {number}", None, {}, why)
+    found = compare(exchange, before, after, scene.precision, seed, parts)
     figures = {
         "number": number,
         "steps": len(exchange.sizes),
@@ -208,6 +228,8 @@ def _exchange(scene: Scene, source: Source, number: int, seed: int) -> Check:
         "deviation": found.deviation,
         "tolerance": found.tolerance,
     }
+    if parts != PARTS:
+        figures["replayed"] = list(parts)
     return Check(f"exchange {number}", found.ok, figures)
 
 

@@ -18,6 +18,7 @@ L = np.longdouble
 DRAWS = 8  # replays with errors, of which the largest deviation counts
 SAFETY = 64  # times that deviation is allowed: sums round in every term
 STORED = 4  # and of margins stored low, which round once and by no more than u |z|
+PARTS = ("w", "v", "b", "bv")
 Point = dict[str, NDArray[Any]]  # w and v (d, K), b and bv (K,)
 
 
@@ -197,7 +198,12 @@ class Comparison:
 
 
 def compare(
-    exchange: Exchange, start: Point, end: Point, precision: Precision, seed: int
+    exchange: Exchange,
+    start: Point,
+    end: Point,
+    precision: Precision,
+    seed: int,
+    parts: tuple[str, ...] = PARTS,
 ) -> Comparison:
     """What the run had at the end of the exchange, against the replay."""
     exact = replay(exchange, start)
@@ -210,7 +216,7 @@ def compare(
     }
     found = [
         _compare(part, start, end, exact, bent)
-        for part in ("w", "v", "b", "bv")
+        for part in parts
         if exact[part].size and (exact[part].any() or end[part].any())
     ]
     return max(found, key=_closeness, default=Comparison("w", 0.0, 0.0))

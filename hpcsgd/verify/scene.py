@@ -18,9 +18,13 @@ from hpcsgd.precision import Precision
 from hpcsgd.rates import make_rate
 from hpcsgd.recording import NAME, Recording, read_recording
 from hpcsgd.result import Result, load_result
-from hpcsgd.verify.replay import Exchange, L, Point, clip_of
+from hpcsgd.updates import ADAPTIVE
+from hpcsgd.verify.gradients import KIND, is_lossless
+from hpcsgd.verify.order import order_of
+from hpcsgd.verify.replay import PARTS, Exchange, L, Point, clip_of
 from hpcsgd.verify.source import Source
 from hpcsgd.verify.traffic import Shape
+from hpcsgd.verify.union import Union
 
 
 @dataclass(frozen=True)
@@ -60,25 +64,47 @@ class Scene:
 
     def exchange(self, number: int, source: Source) -> Exchange:
         """The rows, rates and settings of exchange `number`, from 1."""
-        config, shape = self.config, self.shape
-        groups = shape.groups()
-        epoch, index = divmod(number - 1, len(groups))
-        rows = self._rows(number - 1)
-        update = config.update
+        config, update = self.config, self.config.update
+        rows, sizes, rates = self._steps(number - 1)
         return Exchange(
             family=self.family,
             rows=source.rows(rows),
             targets=source.stored.targets[rows].astype(L),
             weights=source.stored.weights[rows].astype(L),
             offsets=source.stored.offsets[rows].astype(L),
-            sizes=groups[index],
-            rates=self._rates(epoch, index),
+            sizes=sizes,
+            rates=rates,
             l2=config.problem.l2,
             update=update.kind,
             momentum=0.0 if update.kind == "sgd" else update.momentum,
             intercept=config.problem.intercept,
             clip=clip_of(get_format(self.precision.residual).carrier),
         )
+
+    @property
+    def agrees_on_gradients(self) -> bool:
+        """Whether all replicas take one step together."""
+        return self.config.agreement.kind == KIND
+
+    @property
+    def replayed(self) -> tuple[str, ...]:
+        """What of an exchange can be: what codecs made of the weights' part cannot."""
+        if self.agrees_on_gradients and not is_lossless(
+            self.config, self.shape.replicas
+        ):
+            return ("b", "bv") if self.shape.intercept else ()
+        return PARTS
+
+    def _steps(self, number: int) -> tuple[Array, tuple[int, ...], Array]:
+        """Rows, batch sizes and rates of exchange `number`, from 0."""
+        shape = self.shape
+        if self.agrees_on_gradients:
+            union = Union(self.config, shape.rows, shape.replicas)
+            rows = union.taken(number)
+            return rows, (len(rows),), union.rates(number)
+        groups = shape.groups()
+        epoch, index = divmod(number, len(groups))
+        return self._rows(number), groups[index], self._rates(epoch, index)
 
     def counting(self, source: Source) -> Shape:
         """The shape of a run on sparse rows, which knows how many values they store."""
@@ -104,17 +130,9 @@ class Scene:
         return _point(found, "before", K), _point(found, "after", K)
 
     def _order(self, epoch: int) -> Array:
-        """The local rows of replica 0, as docs/train.md defines them."""
-        sampling = self.config.sampling
+        """The local rows of replica 0."""
         rows = split_range(self.shape.rows, self.shape.replicas, 0).stop
-        key = 0 if sampling.mode == "shuffle-once" else epoch + 1
-        rng = np.random.default_rng((sampling.seed, 0, key))
-        if sampling.mode == "replacement":
-            drawn: Array = rng.integers(rows, size=rows)
-            return drawn
-        if sampling.mode == "blocks":
-            return _by_windows(rng, rows, sampling.block, sampling.window)
-        return rng.permutation(np.arange(rows))
+        return order_of(self.config.sampling, rows, 0, epoch)
 
     def _rates(self, epoch: int, index: int) -> Array:
         schedule = self.config.schedule
@@ -122,16 +140,6 @@ class Scene:
         steps = [len(g) for g in plan_groups(rows, schedule.batch, schedule.steps)]
         rate = make_rate(self.config.rate, schedule.epochs * sum(steps))
         return rate.at(epoch * sum(steps) + sum(steps[:index]), steps[index])
-
-
-def _by_windows(rng: np.random.Generator, rows: int, block: int, window: int) -> Array:
-    """Blocks in random order, the rows of each window of them shuffled."""
-    blocks = np.split(np.arange(rows), range(block, rows, block))
-    order = rng.permutation(len(blocks))
-    windows = np.split(order, range(window, len(order), window))
-    return np.concatenate(
-        [rng.permutation(np.concatenate([blocks[b] for b in part])) for part in windows]
-    )
 
 
 def open_scene(folder: Path) -> Scene:
@@ -147,6 +155,11 @@ def open_scene(folder: Path) -> Scene:
             f"{folder} is of a run that clipped its gradients, and verify replays plain"
             " SGD; verify a run with update.clip = 'none'"
         )
+    if result.config["update"]["kind"] in ADAPTIVE:
+        raise DataError(
+            f"{folder} is of {result.config['update']['kind']}, and verify replays"
+            " plain SGD; hpcsgd evaluate takes its loss again"
+        )
     if result.config["update"]["kind"] == "svrg":
         raise DataError(
             f"{folder} is of SVRG, and verify replays plain SGD; the gradient in its"
@@ -160,7 +173,8 @@ def open_scene(folder: Path) -> Scene:
     if not (folder / NAME).exists():
         raise DataError(
             f"{folder} holds no {NAME}, so no exchange can be replayed; train with"
-            " --out and --record of at least 1"
+            " --out and --record of at least 1, and with plain steps: others are not"
+            " recorded"
         )
     recording = read_recording(folder / NAME)
     config = RunConfig.parse(result.config)

@@ -59,3 +59,20 @@ def test_bad_input_is_one_sentence(hpcsgd, susy, tmp_path):
     for done, words in said:
         assert done.returncode == 2 and words in done.stderr, done.stderr
         assert done.stderr.count("\n") == 1
+
+
+def test_agreed_gradients_on_real_ranks(hpcsgd, susy, tmp_path):
+    """Replayed whole, and of a codec what can be; a ledger off by a word is found."""
+    shutil.copy(susy, tmp_path / "d.h5")
+    command = ("train", "--data", "d.h5", "--batch", 32, "--grid", "2x1", "--ranks", 2)
+    for method, left_out in (("ddp", []), ("sign", ["exchange"])):
+        done = hpcsgd(*command, "--out", method, "--method", method)
+        assert done.returncode == 0, done.stderr
+        said = only_json(hpcsgd("verify", method, "--json"))
+        skipped = {name.split()[0] for name in said["not_checked"]}
+        assert said["verified"] and sorted(skipped) == left_out
+    result = load_result(tmp_path / "ddp")
+    result.ledger["agreement"]["words"] += 1
+    result.save(tmp_path / "ddp")
+    done = hpcsgd("verify", "ddp")
+    assert done.returncode == 1 and "does not hold: traffic" in done.stderr

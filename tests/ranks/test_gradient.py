@@ -1,15 +1,19 @@
 """Agreed gradients and every codec on real MPI ranks."""
 
+from math import inf
+
 import pytest
 
 from hpcsgd.api import train
 from hpcsgd.comm.mpi import MpiCommunicator
+from hpcsgd.data.partition import split_range
 from tests.contracts.codec import NAMES, ROWS, coded
 from tests.equivalence.test_gradient import agreed
 from tests.equivalence.test_shapers import SHAPES
 from tests.equivalence.test_shapers import expected as shaped
 from tests.harness import make_problem, relative_error, union_oracle
 from tests.ranks.counting import CountingComm
+from tests.unit.test_growing import expected, growing
 
 
 def hashes(comm, result):
@@ -74,3 +78,54 @@ def test_the_ledger_agrees_with_what_mpi_was_asked(comm):
     result = train(config, X=problem.X, y=problem.y, world=MpiCommunicator(proxy))
     said = sum(result.ledger[p]["words"] for p in ("agreement", "evaluate"))
     assert proxy.counts["words"] == said + proxy.flags["words"]
+
+
+@pytest.mark.ranks(2, 4)
+def test_batches_grow_on_all_ranks_at_once(comm):
+    """The same bits, one way or the other; steps as on threads."""
+    problem = make_problem("softmax")
+    for members in (1, 2) if comm.size == 4 else (1,):
+        replicas = comm.size // members
+        config = growing(problem, replicas, members)
+        world = MpiCommunicator(comm.Dup())
+        result = train(config, X=problem.X, y=problem.y, world=world)
+        assert relative_error(result, expected(config, problem, replicas, 2)) <= 1e-12
+        assert len(hashes(comm, result)) == 1
+        said = result.report["agreement"]
+        assert said["small_steps"] and said["large_steps"]
+
+
+@pytest.mark.ranks(2, 4)
+def test_bytes_of_codecs_that_change_their_ways(comm):
+    """What MPI was asked for: two phases of bytes, and the mixture of two modes."""
+    problem = make_problem("softmax")
+    world = MpiCommunicator(comm.Dup())
+    config = coded(problem, "bytegrad", comm.size)
+    result = train(config, X=problem.X, y=problem.y, world=world)
+    buckets = result.report["agreement"]["buckets"]
+    words = [
+        4 * (p.stop - p.start)
+        for p in (split_range(7, buckets, k) for k in range(buckets))
+    ]
+    each = sum((comm.size + 1) * (-(-w // comm.size) + 8) for w in words)
+    assert result.ledger["agreement"]["bytes"] == (each + 40) * result.exchanges
+    turned = {"low": "share=0.5", "high": "share=0.2", "eta": inf, "codec": "topk"}
+    said = {}
+    for settings in (
+        {"accordion": turned},
+        {"share": 0.5},
+        {"share": 0.2},
+    ):
+        name = "accordion" if "accordion" in settings else "topk"
+        config = coded(
+            problem,
+            name,
+            comm.size,
+            codec={**settings, "dense": "never"},
+            schedule={"batch": 4, "steps": 1, "epochs": 4},
+        )
+        world = MpiCommunicator(comm.Dup())
+        result = train(config, X=problem.X, y=problem.y, world=world)
+        said[settings.get("share", name)] = result.ledger["agreement"]["bytes"]
+    mixed = (said[0.5] + said[0.2]) // 2  # two epochs of each
+    assert said["accordion"] == mixed + 4 * buckets * 3

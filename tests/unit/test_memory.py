@@ -182,3 +182,11 @@ def test_a_finisher_is_counted():
         return predict(grid, reader, config, config.precision.resolve(), 1).total
 
     assert need("lbfgs") - need("none") == 8 * (8 * 500 + 48 * 40)
+
+
+def test_replicas_without_rows_are_refused_for_that():
+    """Not for a division by none of them, on the way."""
+    problem = make_problem("logistic", n=3)
+    config = config_for(problem, grid={"replicas": 4}, products={"kind": "auto"})
+    with pytest.raises(ConfigError, match="4 replicas cannot share 3 rows"):
+        train_on(4, config, problem)

@@ -1,12 +1,15 @@
 """Sparse codecs: records, the switch to all words, and what is their own."""
 
+import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from hpcsgd import memory
+from hpcsgd.agreement import Gradient
 from hpcsgd.agreement.line import ReplicaLine
-from hpcsgd.codecs import CodecConfig
+from hpcsgd.codecs import AccordionConfig, Bucket, CodecConfig, kept_bytes
 from hpcsgd.codecs.dgc import Dgc
 from hpcsgd.codecs.randomk import RandomK
 from hpcsgd.codecs.records import (
@@ -17,14 +20,10 @@ from hpcsgd.codecs.records import (
     record_bytes,
     unpack_indices,
 )
-from hpcsgd.codecs.topk import largest
+from hpcsgd.codecs.topk import EVERY, largest
 from hpcsgd.codecs.wangni import Wangni, magnitude_of_budget, magnitude_of_share
-from hpcsgd.comm.grid import Grid
-from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
-from hpcsgd.memory import predict
 from tests.contracts.codec import (
     ROWS,
     Alone,
@@ -36,6 +35,7 @@ from tests.contracts.codec import (
     on_all,
     opened,
     parts_of,
+    sections_of,
 )
 from tests.harness import make_problem
 
@@ -410,13 +410,134 @@ def test_what_waits_must_be_kept(monkeypatch):
     assert gap_of("dgc", settings, 0.25, 150) > 20 * kept
 
 
-def test_both_memories_of_dgc_are_predicted():
-    """One array of all words more than with feedback, which has one."""
+def test_nesterov_is_a_step_along_the_next_momentum():
+    """All words: SGD with Nesterov's momentum at rate (1 − m) η; else it is not."""
+    problem = make_problem("softmax")
+    told = {"share": 1.0, "dense": "never", "nesterov": True, "momentum": 0.8}
 
-    def weights(codec):
-        config = RunConfig.parse({"agreement": {"method": codec}})
-        grid = Grid(SerialCommunicator(), 1, 1)
-        reader = SimpleNamespace(rows=100, cols=300)
-        return predict(grid, reader, config, config.precision.resolve(), 1).weights
+    def trained(name, rate, **sections):
+        config = coded(
+            problem,
+            name,
+            3,
+            problem={"l2": 0.0, "intercept": False},
+            rate={"value": rate},
+            **sections,
+        )
+        return on_all(3, config, problem)[0].weights
 
-    assert weights("dgc") - weights("topk") == 300 * 4
+    nesterov = {"kind": "nesterov", "momentum": 0.8}
+    plain = trained("identity", 0.2 * 0.1, update=nesterov)
+    found = trained("dgc", 0.1, codec=told)
+    np.testing.assert_allclose(found, plain, 0, 1e-13)
+    heavy = trained("dgc", 0.1, codec={**told, "nesterov": False})
+    assert np.abs(heavy - plain).max() > 1e-4 * np.abs(plain).max()
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_nesterov_leaves_the_optimum_where_it_is(nesterov):
+    assert gap_of("dgc", {"share": 0.2, "nesterov": nesterov}, 0.25) < 1e-3
+
+
+@pytest.mark.parametrize("kind", ["momentum", "nesterov", "nesterov-classic", "adam"])
+@pytest.mark.parametrize("codec", ["dgc", "accordion"])
+def test_momentum_of_momentum_is_refused(kind, codec):
+    problem = make_problem("logistic")
+    settings = {"accordion": {"codec": "dgc"}} if codec == "accordion" else {}
+    config = coded(problem, codec, 2, codec=settings, update={"kind": kind})
+    with pytest.raises(ConfigError, match="use --update sgd, or codec.momentum = 0"):
+        on_all(2, config, problem)
+    settings = {**settings, "momentum": 0.0}
+    config = coded(problem, codec, 2, codec=settings, update={"kind": kind})
+    assert on_all(2, config, problem)[0].status.value == "completed"
+
+
+# ----------------------------------------------------------------- selection
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("words", [2**17, 2**17 + 37])
+def test_what_a_sample_says_is_repaired(words, dtype):
+    """The k largest, whatever the sample saw; what is no number is among them."""
+    rng = np.random.default_rng(words)
+    part = (rng.normal(size=words) * np.exp(rng.normal(size=words))).astype(dtype)
+    periodic = part.copy()
+    periodic[::EVERY] *= 100  # the sample sees only these
+    hidden = part.copy()
+    hidden[::EVERY] = 0.0
+    few = np.where(np.arange(words) % 1000 == 7, part, 0)
+    bad = part.copy()
+    bad[[3, 77]] = np.nan, -np.inf
+    for given in (part, periodic, hidden, few, bad, np.ones(words, dtype)):
+        for count in (1, 5, words // 1000, words // 100, words // 10, words // 2):
+            found = largest(given, count)
+            assert found.size == count and (np.diff(found) > 0).all()
+            sizes = np.nan_to_num(np.abs(given), nan=np.inf, posinf=1e30)
+            left = np.delete(sizes, found)
+            assert sizes[found].min() >= left.max(initial=0.0)
+
+
+# -------------------------------------------------------------------- memory
+
+KEPT = {
+    "identity": {},
+    "topk": {},
+    "randomk": {"feedback": "off"},
+    "dgc": {},
+    "qsgd": {},
+    "alq": {"feedback": "on", "bits": 7},
+    "powersgd": {"rank": 3},
+    "accordion": {},
+    "accordion of dgc": {"accordion": {"codec": "dgc"}},
+    "accordion of alq": {
+        "accordion": {"codec": "alq", "low": "bits=8", "high": "bits=3"}
+    },
+    "bytegrad": {},
+}
+
+
+@pytest.mark.parametrize("row", KEPT)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_what_codecs_keep_is_known_before_they_are_made(row, dtype):
+    """As checkpoints have it, and as it is measured."""
+    name, settings, words = row.split()[0], KEPT[row], 200_003
+    tables = sections_of(settings)
+    bucket = Bucket(0, words, 1, np.dtype(dtype))
+    said = kept_bytes(
+        name,
+        bucket,
+        CodecConfig(**tables["codec"]),
+        AccordionConfig(**tables["accordion"]),
+    )
+    opened(name, settings)  # what is imported only now
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    codec = opened(name, settings, words, dtype=dtype)
+    taken = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert codec is not None
+    assert said <= taken <= said + 20_000
+
+
+@pytest.mark.parametrize("name", ["topk", "dgc", "alq", "powersgd", "accordion"])
+def test_memory_counts_the_arrays_of_a_run(name, monkeypatch):
+    """All buckets of a rank, to the byte."""
+    problem = make_problem("logistic", d=101)
+    rough = {**ROWS[name].rough, "chunk": 8}
+    config = coded(problem, name, 3, codec=rough, run={"fall_back": False})
+    held = []
+    prepare = Gradient.prepare
+
+    def known(self, state):
+        prepare(self, state)
+        arrays = {**state.memory, **state.kept}
+        held.append(sum(a.nbytes for k, a in arrays.items() if k.startswith("codec_")))
+
+    monkeypatch.setattr(Gradient, "prepare", known)
+    on_all(3, config, problem)
+    grid = SimpleNamespace(replicas=SimpleNamespace(size=3))
+    form = config.precision.resolve()
+    said = memory._of_codec(config, grid, 101, form, False)
+    assert set(held) == {said // 2} and said > 0
+    alone = SimpleNamespace(replicas=SimpleNamespace(size=1))
+    assert memory._of_codec(config, alone, 101, form, False) == 0

@@ -1,0 +1,111 @@
+"""What accordion saves against its two settings, and what batches that grow do.
+
+    python -m benchmarks.bench_accordion [--epochs 80] [--eta 0.25] [--interval 1]
+
+Four replicas that are threads of one process, logistic rows sorted by margin (the worst
+of shards), a step for each batch; for each way the gap F − F* relative to F*, bytes of
+one replica and, where something turns, the share of exchanges in low compression, along
+the epochs. All of it is exact: no clock is read.
+"""
+
+import argparse
+
+import numpy as np
+from scipy.optimize import minimize
+
+from hpcsgd.api import train
+from hpcsgd.comm.threads import run_ranks
+from hpcsgd.config import RunConfig
+
+REPLICAS, L2 = 4, 0.05
+KINDS = {
+    "topk": ("share", 0.5, 0.1, {"dense": "never"}),
+    "powersgd": ("rank", 3, 1, {"start": 0, "min_rate": 0.0}),
+    "qsgd": ("bits", 8, 3, {}),
+}
+
+
+def rows(n=1200, d=64):
+    """(X, y, F*, L) of logistic rows in the order of their margins."""
+    rng = np.random.default_rng(5)
+    X = rng.normal(size=(n, d)) * np.exp(0.4 * rng.normal(size=d))
+    margin = X @ rng.normal(size=d) / 4 + rng.normal(size=n)
+    order = np.argsort(margin)
+    X, y = X[order], (margin[order] > 0).astype(float)
+
+    def objective(w):
+        t = X @ w
+        slope = X.T @ (1 / (1 + np.exp(-t)) - y) / n + L2 * w
+        return (np.logaddexp(0, t) - y * t).mean() + L2 / 2 * w @ w, slope
+
+    found = minimize(
+        objective, np.zeros(d), jac=True, method="BFGS", options={"gtol": 1e-12}
+    )
+    return X, y, found.fun, np.linalg.norm(X, 2) ** 2 / (4 * n) + L2
+
+
+def run(data, epochs, rate, codec, settings, accordion=None, **agreement):
+    """(gap, megabytes, share of low)."""
+    X, y, least, slope = data
+    config = RunConfig.parse(
+        {
+            "problem": {"l2": L2},
+            "schedule": {"batch": 75, "steps": 1, "epochs": epochs},
+            "agreement": {"kind": "gradient", "codec": codec, **agreement},
+            "codec": settings,
+            "accordion": accordion or {},
+            "grid": {"replicas": REPLICAS},
+            "precision": {"recipe": "fp64"},
+            "rate": {"value": float(rate / slope)},
+            "run": {"evaluate_every": 0, "fall_back": False},
+        }
+    )
+    result = run_ranks(REPLICAS, lambda world: train(config, X=X, y=y, world=world))[0]
+    said = result.report["agreement"]
+    low = said.get("low_buckets", said.get("small_steps", 0))
+    high = said.get("high_buckets", said.get("large_steps", 0))
+    sent = result.ledger["agreement"]["bytes"] / 1e6
+    return (result.loss - least) / least, sent, low / max(low + high, 1)
+
+
+def ways(eta, interval):
+    """Name -> arguments of `run`."""
+    found = {"identity": ("identity", {})}
+    for codec, (key, low, high, base) in KINDS.items():
+        for value in (low, high):
+            found[f"{codec} {key}={value}"] = (codec, {**base, key: value})
+        turned = {"codec": codec, "low": f"{key}={low}", "high": f"{key}={high}"}
+        turned |= {"eta": eta, "interval": interval}
+        found[f"accordion of {codec}"] = ("accordion", base, turned)
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=80)
+    parser.add_argument("--eta", type=float, default=0.25)
+    parser.add_argument("--interval", type=int, default=1)
+    parser.add_argument("--rate", type=float, default=0.05, help="times 1/L")
+    asked, data = parser.parse_args(), rows()
+    stops = [asked.epochs // k for k in (8, 4, 2, 1)]
+    print(f"{'':24}" + "".join(f"{f'{e} epochs':>26}" for e in stops))
+    for name, of in ways(asked.eta, asked.interval).items():
+        say(name, [run(data, epochs, asked.rate, *of) for epochs in stops])
+    turned = {"eta": asked.eta, "interval": asked.interval}
+    for kind, times in (("gradient", 1), ("gradient", 4), ("growing", 4)):
+        rate = asked.rate * (times if kind == "gradient" else 1)
+        found = [
+            run(data, e, rate, "identity", {}, turned, kind=kind, accumulate=times)
+            for e in stops
+        ]
+        say(f"{kind} batch x {times}", found)
+
+
+def say(name, found):
+    """One line."""
+    cells = (f"{gap:12.1e} {sent:6.3f}MB {low:5.2f}" for gap, sent, low in found)
+    print(f"{name:24}" + "".join(cells))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""docs/extending.md shows the code that is there, to the byte."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "extending.md"
+SHOWN = re.compile(r"<!-- (\S+\.py) -->\n(?:\n```python\n.*?\n```\n)?", re.S)
+
+
+def renewed(page):
+    """The page with the files that it names behind their names."""
+
+    def block(match):
+        source = (ROOT / match[1]).read_text().rstrip("\n")
+        return f"<!-- {match[1]} -->\n\n```python\n{source}\n```\n"
+
+    return SHOWN.sub(block, page)
+
+
+def test_the_page_shows_what_the_files_say():
+    """To mend it: python -m tests.architecture.test_extending"""
+    assert PAGE.read_text() == renewed(PAGE.read_text())
+
+
+def test_it_shows_a_codec_and_an_agreement_of_each_kind():
+    names = [match[1] for match in SHOWN.finditer(PAGE.read_text())]
+    folders = {str(Path(name).parent) for name in names}
+    assert folders == {"hpcsgd/codecs", "hpcsgd/agreement", "examples/extending"}
+    assert len(names) == len(set(names)) == 5
+
+
+def test_a_word_that_is_not_in_the_file_is_seen():
+    page = PAGE.read_text()
+    assert renewed(page.replace("class Median", "class Middle")) == page
+    assert renewed(page) == renewed(renewed(page))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(renewed(PAGE.read_text()))

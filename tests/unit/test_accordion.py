@@ -1,0 +1,290 @@
+"""Accordion: when it turns, that all turn together, what that costs and keeps."""
+
+from math import ceil, inf, nan
+
+import numpy as np
+import pytest
+
+from hpcsgd.agreement.line import ReplicaLine
+from hpcsgd.codecs import Moment, accordion
+from hpcsgd.codecs.accordion import Accordion
+from hpcsgd.codecs.regime import Regime
+from hpcsgd.comm.threads import run_ranks
+from hpcsgd.config import RunConfig
+from hpcsgd.errors import ConfigError
+from tests.contracts.codec import coded, gap_of, moments, on_all, opened, parts_of
+from tests.harness import make_problem, train_on
+from tests.unit.test_gradient import in_folder
+
+RANKS = {"start": 0, "min_rate": 0}
+TURNS = {"codec": "topk", "low": "share=0.5", "high": "share=0.2", "interval": 1}
+
+
+def modes_of(norms, eta, interval=1, rates=None):
+    """'l' or 'h' of every epoch, where the gradient of epoch e sums up to norms[e]."""
+    total = np.zeros(4)
+    regime, seen = Regime(total, eta, interval), ""
+    rates = rates or [0.1] * len(norms)
+    for epoch, norm in enumerate(norms):
+        for exchange in range(3):
+            moment = Moment(3 * epoch + exchange, epoch, rates[epoch], 0.0)
+            if regime.is_due(moment):
+                square = regime.take_square()
+                regime.turn(regime.verdict(moment, square), moment, square)
+            if regime.watches(moment):
+                total += norm / 3 / 2
+            regime.count(moment)
+            if exchange == 0:
+                seen += "l" if regime.is_low else "h"
+            assert seen[-1] == ("l" if regime.is_low else "h"), "amid an epoch"
+    return seen
+
+
+STEADY = [0.36, 0.20, 0.12, 0.081, 0.057, 0.041]  # ρ from 0.44 down to 0.28
+SCRIPTS = [
+    # the first epoch, and what comes before a second one was seen
+    (STEADY, {"eta": 0.5}, "llhhhh"),
+    (STEADY, {"eta": 0.35}, "lll" + "lhh"),  # ρ = .44, .4, .325, .296
+    (STEADY, {"eta": 0.0}, "llllll"),
+    (STEADY, {"eta": inf}, "llhhhh"),
+    ([1, 1.1, 1, 2, 2, 2], {"eta": 0.25}, "llhhlh"),  # growing is changing, too
+    ([0, 1, 1, 1, 1, 1], {"eta": 0.25}, "lllhhh"),  # nothing to compare with
+    ([1, nan, 1, 1, 1, 1], {"eta": inf}, "llllhh"),
+    ([1, 1, 1, 1, 1], {"eta": 0.25, "rates": [3, 3, 3, 2, 2]}, "llhlh"),
+    ([1, 1, 1, 1, 1], {"eta": 0.25, "rates": [1, 2, 3, 4, 5]}, "llhhh"),
+    ([1, 9, 9, 1, 9, 9, 1, 1], {"eta": 0.25, "interval": 3}, "llllhhhh"),
+    ([1, 1, 1, 2, 1, 1, 2, 1], {"eta": 0.25, "interval": 3}, "lllllll" + "h"),
+    # it fell between two looks
+    ([1] * 8, {"eta": 0.25, "interval": 3, "rates": [2] * 5 + [1] * 3}, "llllhhhl"),
+]
+
+
+@pytest.mark.parametrize("norms, how, modes", SCRIPTS)
+def test_norms_and_rates_say_the_modes(norms, how, modes):
+    assert modes_of(norms, **how) == modes
+
+
+def run(problem, replicas, codec="accordion", /, accordion=None, **sections):
+    settings = {**RANKS, **({"accordion": accordion} if accordion else {})}
+    settings |= sections.pop("codec", {})
+    schedule = {"batch": 4, "steps": 1, "epochs": 5}
+    config = coded(problem, codec, replicas, codec=settings, schedule=schedule)
+    return RunConfig.parse({**config.tables(), **sections})
+
+
+def test_nothing_is_stable_enough_for_eta_zero():
+    """Always low: the codec with those settings, to the bit."""
+    problem = make_problem("softmax")
+    turned = run(problem, 3, accordion={"eta": 0.0, "interval": 1})
+    always = run(problem, 3, "powersgd", codec={**RANKS, "rank": 2})
+    found = [train_on(3, config, problem) for config in (turned, always)]
+    assert len({r.weights_sha256 for r in found}) == 1
+    assert found[0].report["agreement"]["high_buckets"] == 0
+
+
+def test_everything_is_for_eta_infinite():
+    """High after the look at the second epoch; that is not either of the two."""
+    problem = make_problem("softmax")
+    config = run(problem, 3, accordion={"eta": inf, "interval": 1})
+    result = train_on(3, config, problem)
+    said, each = result.report["agreement"], result.exchanges // 5
+    assert said["low_buckets"] == 2 * each * said["buckets"]
+    assert said["high_buckets"] == 3 * each * said["buckets"]
+    for rank in (1, 2):
+        alone = run(problem, 3, "powersgd", codec={**RANKS, "rank": rank})
+        assert train_on(3, alone, problem).weights_sha256 != result.weights_sha256
+
+
+@pytest.mark.parametrize("replicas", [2, 3, 7])
+@pytest.mark.parametrize("interval", [1, 2])
+def test_bytes_are_the_mixture(replicas, interval):
+    """Share of each mode times its bytes, the tail, and 4 bytes a bucket and look."""
+    for family in ("softmax", "logistic"):
+        problem = make_problem(family)
+        config = run(problem, replicas, accordion={"eta": inf, "interval": interval})
+        each = {}
+        for rank in (1, 2):
+            alone = run(problem, replicas, "powersgd", codec={**RANKS, "rank": rank})
+            results = on_all(replicas, alone, problem)
+            done = results[0].exchanges
+            each[rank] = [r.ledger["agreement"]["bytes"] // done for r in results]
+        results = on_all(replicas, config, problem)
+        low = (1 + interval) * done // 5
+        for rank, result in enumerate(results):
+            buckets = result.report["agreement"]["buckets"]
+            looks = 4 * buckets * ceil((5 - 1) / interval)
+            mixed = low * each[2][rank] + (done - low) * each[1][rank]
+            assert result.ledger["agreement"]["bytes"] == mixed + looks
+            assert each[1] != each[2]
+
+
+def modes_on(world, parts, norms):
+    """What every replica has in force, when the first is told other norms."""
+    codec = opened("accordion", {**RANKS, "accordion": {"interval": 1, "eta": 0.25}})
+    inner, line, seen = codec.codec, ReplicaLine(world), []
+    for number, norm in enumerate(norms):
+        inner.regime.total[...] = 0
+        inner.regime.total[0] = norm[min(world.rank, 1)]
+        codec.start(parts[world.rank].copy(), line, Moment(number, number, 1, 1))()
+        seen.append(inner.regime.is_low)
+    return seen
+
+
+def test_all_replicas_do_what_the_first_one_says(monkeypatch):
+    """Whatever their own sums are; without being told they would part."""
+    norms = [(1, 1), (1, 1), (1, 2), (1, 1), (2, 1), (2, 2)]
+    parts = parts_of(37, 3)
+    said = run_ranks(3, lambda world: modes_on(world, parts, norms))
+    assert said[0] == said[1] == said[2]
+    assert said[0] == [True, True, False, False, True, False]
+    alone = [modes_of_words(norms, who) for who in (0, 1)]
+    assert alone[0] == said[0] != alone[1]
+
+
+def modes_of_words(norms, who):
+    """What a replica would have concluded from its own."""
+    regime, seen = Regime(np.zeros(1), 0.25, 1), []
+    for number, norm in enumerate(norms):
+        moment = Moment(number, number, 1, 1)
+        regime.total[0] = norm[who]
+        if regime.is_due(moment):
+            square = regime.take_square()
+            regime.turn(regime.verdict(moment, square), moment, square)
+        regime.count(moment)
+        seen.append(regime.is_low)
+    return seen
+
+
+def modes_in_a_run(epochs=8):
+    """Of a replica that is given one gradient for ever."""
+    turned = {"codec": "topk", "low": "share=1.0", "high": "share=0.05"}
+    settings = {"dense": "never", "accordion": {**turned, "interval": 1}}
+
+    def on_rank(world):
+        line, codec, seen = ReplicaLine(world), opened("accordion", settings), ""
+        for moment in moments(epochs * 10):
+            codec.start(np.ones(37), line, moment)()
+            if moment.number % 10 == 9:
+                seen += "l" if codec.codec.regime.is_low else "h"
+        return seen
+
+    return run_ranks(2, on_rank)[0]
+
+
+def test_a_turn_is_no_change_of_gradients(monkeypatch):
+    """The twin that looks at what came of them turns because it turned."""
+    assert modes_in_a_run() == "llhhhhhh"
+    start = Accordion.start
+
+    def heard(self, part, line, moment):
+        finish = start(self, part, line, moment)
+        if moment.number % 10 == 0:
+            self.heard = np.zeros(37)
+
+        def note():
+            told = finish()
+            self.heard += told.mean
+            self.regime.total[...] = self.heard
+            return told
+
+        return note
+
+    monkeypatch.setattr(Accordion, "start", heard)
+    assert "hl" in modes_in_a_run()
+
+
+@pytest.mark.parametrize("codec", ["powersgd", "topk", "dgc", "qsgd", "threshold"])
+def test_it_goes_on_amid_an_interval(codec, tmp_path):
+    """Mode, norm, what was summed, and what both modes keep; bit for bit."""
+    problem = make_problem("softmax")
+    turned = {"codec": codec, "interval": 2, "eta": 0.3}
+    config = run(problem, 3, accordion=turned)
+    each = 5
+    whole = in_folder(tmp_path / "whole", config, 3, problem)[0]
+    assert whole.exchanges == 5 * each
+    for stop in (2, 3 * each + 2):
+        first = in_folder(tmp_path / str(stop), config, 3, problem, stop=stop)
+        assert {r.status.value for r in first} == {"preempted"}
+        again = in_folder(tmp_path / str(stop), config, 3, problem)
+        assert {r.weights_sha256 for r in again} == {whole.weights_sha256}
+        said = [r.report["agreement"]["low_buckets"] for r in (whole, again[0])]
+        assert said[0] == said[1]
+
+
+def test_what_was_lost_outlives_a_change(monkeypatch):
+    """The broken twin forgets it, at every change: the optimum is not reached."""
+    monkeypatch.setattr(
+        Regime, "verdict", lambda self, moment, square: bool(moment.number % 2)
+    )
+    settings = {"dense": "never", "accordion": TURNS}
+    gap = gap_of("accordion", settings, 0.25)
+    decide = Accordion._decide
+
+    def forgetful(self, line, moment):
+        self.around.error[...] = 0.0
+        return decide(self, line, moment)
+
+    begin = accordion.Accordion.of.__func__
+
+    def known(cls, *of):
+        codec = begin(cls, *of)
+        made.append(codec)
+        return codec
+
+    from hpcsgd.codecs import Feedback
+
+    made, around = [], Feedback.__init__
+
+    def wrapped(self, codec):
+        around(self, codec)
+        codec.around = self
+
+    monkeypatch.setattr(Feedback, "__init__", wrapped)
+    monkeypatch.setattr(Accordion, "_decide", forgetful)
+    twin = gap_of("accordion", settings, 0.25)
+    assert gap < 1e-3 and twin > 10 * gap, f"{gap:.1e}, {twin:.1e}"
+
+
+def test_columns_of_q_are_taken_along():
+    """From rank 2 to 1 and back: what power steps have found is not lost."""
+    codec = opened("accordion", {**RANKS, "accordion": {"interval": 1}}, 40, 5).codec
+    low, high = codec.low.kept["guess"], codec.high.kept["guess"]
+    low[...] = np.arange(low.size).reshape(low.shape)
+    codec.high.take_over(codec.low)
+    np.testing.assert_array_equal(high, low[:, :1])
+    codec.low.take_over(opened("powersgd", {**RANKS, "rank": 3}, 37).codec)
+    np.testing.assert_array_equal(high, low[:, :1])  # another shape: as it was
+
+
+REFUSED = [
+    ({"codec": "sign"}, "set accordion.low and accordion.high"),
+    ({"codec": "zip"}, "unknown codec: 'zip'"),
+    ({"low": "rank"}, "must be settings of .codec., as 'rank=2, start=0'"),
+    ({"low": "feedback=off"}, "must be settings of .codec."),
+    ({"low": "rank=two"}, "'rank=two' must be a whole number"),
+    ({"low": "share=much"}, "'share=much' must be a number"),
+    ({"high": "masking=1"}, "'masking=1' must be true or false"),
+    ({"low": "rank=0"}, "rank = 0 must be at least 1"),
+    ({"low": "rank=3", "high": "rank=3"}, "the same settings"),
+]
+
+
+@pytest.mark.parametrize("settings, remedy", REFUSED, ids=lambda x: str(x)[:30])
+def test_what_it_cannot_turn_is_said_with_the_remedy(settings, remedy):
+    problem = make_problem("logistic")
+    with pytest.raises(ConfigError, match=remedy):
+        on_all(2, run(problem, 2, accordion=settings), problem)
+
+
+@pytest.mark.parametrize(
+    "key, value", [("codec", "accordion"), ("eta", -1.0), ("interval", 0)]
+)
+def test_settings_are_checked_at_birth(key, value):
+    with pytest.raises(ConfigError, match=rf"\[accordion\] {key}"):
+        RunConfig.parse({"accordion": {key: value}})
+
+
+def test_settings_say_several_things_at_once():
+    made = opened("accordion", {"accordion": {"low": " rank=3 ,start=0", "high": ""}})
+    assert (made.codec.low.config.rank, made.codec.low.config.start) == (3, 0)
+    assert (made.codec.high.config.rank, made.codec.high.config.start) == (1, 10)

@@ -1,0 +1,111 @@
+"""A codec and an agreement of two files outside of the package."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpcsgd import agreement, codecs
+from hpcsgd.agreement import AGREEMENTS, Average
+from hpcsgd.codecs import CODECS
+from hpcsgd.codecs.identity import Identity
+from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.threads import run_ranks
+from hpcsgd.errors import ConfigError
+from hpcsgd.products.base import State
+from tests.contracts.codec import BUCKET_LAWS, RUN_LAWS, Row, coded, on_all
+from tests.equivalence.test_gradient import agreed
+from tests.harness import make_problem
+from tests.unit.test_gradient import in_folder
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "extending"
+LAWS = [*BUCKET_LAWS, *RUN_LAWS]
+
+
+@pytest.fixture
+def theirs(tmp_path, monkeypatch):
+    """A package with the two files, imported; the tables are left as they were."""
+    package = tmp_path / "their_methods"
+    package.mkdir()
+    (package / "__init__.py").write_text("from their_methods import alternate, median")
+    for name in ("alternate.py", "median.py"):
+        shutil.copy(EXAMPLES / name, package)
+    before = dict(CODECS), dict(AGREEMENTS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    __import__("their_methods")
+    yield sys.modules["their_methods"]
+    for table, known in zip((CODECS, AGREEMENTS), before, strict=True):
+        table.clear()
+        table.update(known)
+    for name in [n for n in sys.modules if n.split(".")[0] == "their_methods"]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+def test_their_codec_keeps_every_law(theirs, law):
+    row = Row(rate=0.25, broken={"feedback": "off"}, worse=100.0)
+    with np.errstate(all="ignore"):
+        law("alternate", row)
+
+
+def test_their_codec_sends_half_and_goes_on_bit_for_bit(theirs, tmp_path):
+    problem = make_problem("softmax")
+    config = coded(problem, "alternate", 3)
+    whole = in_folder(tmp_path / "whole", config, 3, problem)[0]
+    in_folder(tmp_path / "parts", config, 3, problem, stop=4)
+    again = in_folder(tmp_path / "parts", config, 3, problem)[0]
+    assert again.weights_sha256 == whole.weights_sha256
+    sent = whole.ledger["agreement"]["bytes"] / whole.exchanges
+    assert sent == 8 * 7 * 4 / 2 + 8 * (4 + 1)
+
+
+def test_their_agreement_is_the_middle(theirs):
+    """Of random states, word by word, on three replicas of two members."""
+    drawn = np.random.default_rng(0).normal(size=(3, 2, 5, 2))
+
+    def on_rank(world):
+        grid = Grid(world, 3, 2)
+        state = State(drawn[grid.replica, grid.member].copy(), None)
+        theirs.median.Median(grid, 1 / 3, 1).agree(state, "agreement")
+        return grid.member, state.weights, world.ledger.entries["agreement"].bytes
+
+    for member, weights, sent in run_ranks(6, on_rank):
+        np.testing.assert_array_equal(weights, np.median(drawn[:, member], axis=0))
+        assert sent == 5 * 2 * 8
+
+
+def test_their_agreement_trains_and_goes_on_bit_for_bit(theirs, tmp_path):
+    problem = make_problem("logistic")
+    config = agreed(
+        problem,
+        3,
+        agreement={"kind": "median"},
+        schedule={"steps": 2, "period": 2},
+        problem={"intercept": True},
+        update={"kind": "momentum", "momentum": 0.5},
+    )
+    results = on_all(3, config, problem)
+    assert len({r.weights_sha256 for r in results}) == 1
+    assert results[0].loss < results[0].history[0]["loss"]
+    sent = results[0].ledger["agreement"]
+    times = -(-results[0].exchanges // 2)
+    assert (sent["calls"], sent["bytes"]) == (times, times * (7 + 1) * 2 * 8)
+    whole = in_folder(tmp_path / "whole", config, 3, problem)[0]
+    in_folder(tmp_path / "parts", config, 3, problem, stop=2)
+    again = in_folder(tmp_path / "parts", config, 3, problem)[0]
+    assert again.weights_sha256 == whole.weights_sha256
+
+
+def test_names_that_are_taken_and_names_that_are_not_known(theirs):
+    codecs.register("alternate", theirs.alternate.Alternate)  # the same once more
+    agreement.register("median", theirs.median.Median)
+    with pytest.raises(ConfigError, match="a codec 'sign' already; take another"):
+        codecs.register("sign", Identity)
+    with pytest.raises(ConfigError, match="an agreement 'slowmo' already"):
+        agreement.register("slowmo", Average)
+    del CODECS["alternate"]
+    problem = make_problem("logistic")
+    with pytest.raises(ConfigError, match="unknown codec: 'alternate'; known:"):
+        on_all(3, coded(problem, "alternate", 3), problem)

@@ -164,17 +164,20 @@ def predict(
         else 3 * rows * cols * 8,
         finisher=_of_finisher(config, rows, cols, reader.cols),
     )
-    if is_on_disk(config.agreement.kind):
-        need = replace(need, weights=int(config.agreement.tile * MIB), exchange=0)
-    if not is_sparse(reader):
+    sampled = 0
+    if is_sparse(reader):
+        density = stored_in(reader) / (reader.rows * reader.cols)
+        sampled, own = int(m * held * density), int(rows * cols * density)
+        need = _sparse(need, own, sampled, rows, m, held, precision)
+    return _by_tiles(need, config, sampled * working)
+
+
+def _by_tiles(need: Need, config: RunConfig, sampled: int) -> Need:
+    """The same where weights are on disk, and `sampled` bytes of stored values here."""
+    if not is_on_disk(config.agreement.kind):
         return need
-    density = stored_in(reader) / (reader.rows * reader.cols)
-    sampled = int(m * held * density)
-    own = int(rows * cols * density)
-    need = _sparse(need, own, sampled, rows, m, held, precision)
-    if is_on_disk(config.agreement.kind):
-        need = replace(need, exchange=2 * COPIES * sampled * working)
-    return need
+    tile = int(config.agreement.tile * MIB)
+    return replace(need, weights=tile, exchange=2 * COPIES * sampled)
 
 
 def _of_finisher(config: RunConfig, rows: int, cols: int, columns: int) -> int:

@@ -15,9 +15,13 @@ from scipy.sparse import csr_array
 
 from hpcsgd import fit
 from hpcsgd.api import train
+from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.config import RunConfig
+from hpcsgd.data.memory import MemoryReader
 from hpcsgd.data.unheld import Unheld
 from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.memory import predict
 from hpcsgd.prediction import model_of
 from hpcsgd.result import load_result
 from hpcsgd.tiles.files import StateFile
@@ -198,6 +202,24 @@ def test_memory_is_that_of_the_tiles_for_states_a_hundred_times_larger(tmp_path)
     assert isinstance(result.weights, np.memmap)
     assert peak < least + 0.3, (peak, least)
     assert result.loss < result.history[0]["loss"]
+
+
+def test_what_is_predicted_does_not_grow_with_the_columns():
+    """Of sparse rows with as many stored values; of dense ones, where none is held."""
+    config = RunConfig.parse(
+        {"agreement": {"method": "infinity", "store": "x", "tile": 2.0}}
+    )
+    precision = config.precision.resolve()
+
+    def needs(columns):
+        X, y = wide(columns)
+        grid = Grid(SerialCommunicator(), 1, 1)
+        return predict(grid, MemoryReader(X, y), config, precision, 1)
+
+    small, large = needs(10_000), needs(1_000_000)
+    assert small.weights == large.weights == 2 * 2**20
+    assert large.exchange == small.exchange
+    assert large.total < 1.5 * small.total
 
 
 # --------------------------------------------------------------------------- killed

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.agreement import Agreement
+from hpcsgd.agreement.on_disk import OnDisk
 from hpcsgd.backends.looks import all_finite
 from hpcsgd.callbacks.base import View
 from hpcsgd.objective import Losses, Objective, Slope
@@ -114,6 +115,8 @@ class Evaluation:
     def are_broken(self, weights: Array) -> bool:
         """Whether nothing is left to train: a NaN, in each of several models."""
         models = self.objective.models
+        if isinstance(weights, OnDisk):
+            return weights.is_broken
         if models is None:
             return not all_finite(weights)  # without a mask as long as they are
         states = weights.shape[1] // self.columns

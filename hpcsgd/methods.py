@@ -68,6 +68,11 @@ METHODS = {
     "alq": ddp("alq", "as nuqsgd, with levels that follow the gradients"),
     "amq": ddp("amq", "as nuqsgd, with powers of a number that follows them"),
     "powersgd": ddp("powersgd", "matrices of low rank, with error feedback"),
+    "infinity": Method(
+        "weights and states on disk, tile by tile through memory",
+        {"agreement.kind": "infinity", "schedule.steps": 1},
+        {"update.kind": "adam"},
+    ),
     "accordion": ddp("accordion", "powersgd of more ranks while gradients change"),
     "bagua": ddp("bytegrad", "as bytegrad, and nothing is remembered", feedback="off"),
     "decentralized": gradient_kind(

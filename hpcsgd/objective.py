@@ -79,9 +79,15 @@ class Objective:
         One pass, one message for each block of rows and one over replicas, however
         many models there are.
         """
-        weights, count = weights.astype(np.float64), len(self.models or (0,))
+        weights = weights.astype(np.float64)
         point, start = self._read_at(weights, intercept)
-        held = self.shard.held
+        return self._measured(point, start, lambda: self._penalties(weights))
+
+    def _measured(
+        self, point: Array, start: Array | None, penalties: Callable[[], Array]
+    ) -> Losses:
+        """The same at a point, block of rows by block."""
+        held, count = self.shard.held, len(self.models or (0,))
         sums = np.zeros((2 if held is None else 4) * count + 1)
         for rows in self._blocks():
             scores, targets, c = self._scores(rows, point, start)
@@ -95,7 +101,7 @@ class Objective:
         self.grid.replicas.sum(sums, "evaluate")
         totals = sums[:-1].reshape(-1, 2, count)
         means = totals[:, 0] / totals[:, 1]
-        own = means[0] + self._penalties(weights)
+        own = means[0] + penalties()
         return Losses(own, None if held is None else means[1], int(sums[-1]))
 
     def slope(self, weights: Array, intercept: Array | None) -> Slope:

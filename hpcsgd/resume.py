@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.agreement.kinds import FREE, is_alike
+from hpcsgd.agreement.on_disk import OnDisk
 from hpcsgd.assembly.choice import Earlier
 from hpcsgd.assembly.live import Live
 from hpcsgd.capture import MEMORY, SHARED
@@ -34,6 +35,8 @@ FIXED = (
     *("problem", "schedule", "update", "rate", "sampling", "sweep", "precision"),
     *("agreement", "codec", "mirror", "accordion", "average"),
 )
+
+WHERE = ("tile", "store", "sync", "direct")
 
 
 def resume(config: RunConfig, live: Live, known: Checkpoint | None = None) -> bool:
@@ -207,6 +210,8 @@ def _check_section(section: str, then: Mapping[str, Any], config: RunConfig) -> 
             continue  # a run may be made longer
         if section == "agreement" and key in FREE and is_alike(then, now):
             continue  # the same steps, by other hands
+        if section == "agreement" and key in WHERE:
+            continue  # where states lie, and in what pieces, decides nothing
         if then.get(key) != now.get(key):
             raise ConfigError(
                 f"[{section}] {key} = {now.get(key)!r} and the checkpoint was made with"
@@ -227,6 +232,8 @@ def _check_arrays(live: Live, checkpoint: Checkpoint) -> None:
 
 def _wanted(live: Live, checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     """The last axes of every array that will be read; copies of replicas aside."""
+    if isinstance(live.state.weights, OnDisk):
+        return {}
     columns, state = live.task.shard.total_columns, live.state
     agreement = live.engine.agreement
     wanted: dict[str, tuple[int, ...]] = {"weights": (columns, agreement.width(state))}

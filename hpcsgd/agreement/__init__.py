@@ -10,6 +10,7 @@ from hpcsgd.agreement.fedavg import FedAvg
 from hpcsgd.agreement.gradient import Gradient
 from hpcsgd.agreement.growing import Growing
 from hpcsgd.agreement.hierarchical import Hierarchical
+from hpcsgd.agreement.infinity import Infinity
 from hpcsgd.agreement.none import NoAgreement
 from hpcsgd.agreement.offload import Offload
 from hpcsgd.agreement.postlocal import PostLocal
@@ -39,6 +40,7 @@ AGREEMENTS: dict[str, type[Agreement]] = {
     "ticktock": TickTock,
     "sharded": Sharded,
     "offload": Offload,
+    "infinity": Infinity,
 }
 
 
@@ -68,6 +70,7 @@ __all__ = [
     "Growing",
     "Hierarchical",
     "LowPrecision",
+    "Infinity",
     "NoAgreement",
     "Offload",
     "PostLocal",

@@ -61,6 +61,7 @@ class Means:
     shapers: tuple[Shaper, ...] = ()
     total: int = 0  # columns of the data
     more: Any = None  # what one kind of agreement alone needs
+    place: Any = None  # of states that are on disk
     loss_scale: LossScale | None = None  # of residuals; all replicas have the same
 
 

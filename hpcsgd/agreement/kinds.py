@@ -14,6 +14,7 @@ GRADIENTS = (
     "ticktock",
     "sharded",
     "offload",
+    "infinity",
 )
 # Their replicas step by their own gradients, and tell each other of weights.
 OWN_STEPS = ("decentralized", "decentralized-low")
@@ -41,3 +42,8 @@ def batches_together(settings: Any) -> int:
     """Batches of an exchange, by the section [agreement]: the tick's and the tock's."""
     items = 2 if (settings.kind, settings.mode) == ("ticktock", "exact-sum") else 1
     return items * int(settings.accumulate)
+
+
+def is_on_disk(kind: str) -> bool:
+    """Whether weights and states of this agreement are on disk."""
+    return kind == "infinity"

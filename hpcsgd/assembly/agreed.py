@@ -9,6 +9,7 @@ from hpcsgd.agreement.decentralised import Decentralised
 from hpcsgd.agreement.decentralised_low import LowPrecision
 from hpcsgd.agreement.gradient import Gradient, Means
 from hpcsgd.agreement.growing import Growing
+from hpcsgd.agreement.infinity import Infinity
 from hpcsgd.agreement.kinds import batches_together, takes_gradients
 from hpcsgd.agreement.offload import Offload
 from hpcsgd.agreement.qadam import QAdam
@@ -21,6 +22,7 @@ from hpcsgd.agreement.ticktock import AsOne, TickTock
 from hpcsgd.agreement.ticktock_delayed import LateTickTock
 from hpcsgd.assembly.any_batches import terms_of
 from hpcsgd.assembly.feed import Feed
+from hpcsgd.assembly.on_disk import place_of
 from hpcsgd.assembly.shapers import make_shapers
 from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.backends.base import Backend
@@ -52,6 +54,7 @@ KINDS: dict[str, type[Gradient]] = {
     "ticktock": TickTock,
     "sharded": Sharded,
     "offload": Offload,
+    "infinity": Infinity,
 }
 
 
@@ -81,10 +84,9 @@ def make_gradient(
             return 1
         return bucket_count(columns, task.columns, itemsize, config.agreement.bucket)
 
+    rule = make_rule(config.update, words.update)
     means = Means(
-        steps=Steps(
-            make_rule(config.update, words.update), config.problem.l2, rate.at, each
-        ),
+        steps=Steps(rule, config.problem.l2, rate.at, each),
         backend=task.backend,
         columns=task.columns,
         held=shard.columns,
@@ -97,6 +99,7 @@ def make_gradient(
         more=terms_of(config, grid, loaded, feed),
         accordion=config.accordion,
         batches=_batches(config, loaded, grid),
+        place=place_of(config, loaded, task, rule),
         loss_scale=_loss_scale(task.backend),
         shapers=make_shapers(config, shard.total_columns, task.columns),
     )

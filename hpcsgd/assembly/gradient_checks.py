@@ -1,8 +1,9 @@
 """What the gradient agreement refuses, each in one sentence."""
 
 from hpcsgd.agreement.by_leaders import check_groups
-from hpcsgd.agreement.kinds import takes_gradients
+from hpcsgd.agreement.kinds import is_on_disk, takes_gradients
 from hpcsgd.assembly.kind_checks import Wrong, check_asynchronous, of_kinds
+from hpcsgd.assembly.on_disk import wrong_on_disk
 from hpcsgd.assembly.sharded_checks import of_slices
 from hpcsgd.codecs import get_codec
 from hpcsgd.config import RunConfig
@@ -28,6 +29,9 @@ def check(config: RunConfig, precision: Precision) -> None:
         _check_delay(config)
     check_groups(config.agreement.hierarchical)
     _check_rounds(config)
+    more: tuple[Wrong, ...] = ()
+    if is_on_disk(config.agreement.kind):
+        more = wrong_on_disk(config, precision)
     for is_wrong, why in (
         *_of_settings(config),
         *_of_formats(precision, codec),
@@ -36,6 +40,7 @@ def check(config: RunConfig, precision: Precision) -> None:
         *of_kinds(config, precision),
         *_of_turns(config, precision),
         *of_slices(config, precision),
+        *more,
     ):
         if is_wrong:
             raise ConfigError(f"[agreement] kind = {config.agreement.kind!r} {why}")

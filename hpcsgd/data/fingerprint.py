@@ -44,12 +44,18 @@ class Fingerprint:
 
     def add_sparse(self, block: Csr, first_row: int, first_col: int) -> None:
         """A sparse block of X: it counts as the dense one, whose zeros add nothing."""
-        column = odd_numbers(first_col, block.width)
+        few = block.nnz < block.width  # then not all columns are numbered
+        column = None if few else odd_numbers(first_col, block.width)
         for start in range(0, len(block), ROWS_AT_ONCE):
             part = block[start : start + ROWS_AT_ONCE]
             row = odd_numbers(ROWS + first_row + start, len(part))
             with np.errstate(over="ignore"):
-                weight = np.repeat(row, part.lengths) * column[part.indices]
+                own = (
+                    _odd(first_col + part.indices.astype(np.int64))
+                    if column is None
+                    else column[part.indices]
+                )
+                weight = np.repeat(row, part.lengths) * own
                 self.value += np.einsum("i,i->", weight, _bits(part.data))
 
     def add_column(self, number: int, values: Array | None, first_row: int) -> None:

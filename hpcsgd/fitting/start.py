@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.agreement.on_disk import OnDisk
 from hpcsgd.assembly.live import Live
 from hpcsgd.errors import ConfigError
 from hpcsgd.products.base import Array
 from hpcsgd.result import Result
-from hpcsgd.start import Start
+from hpcsgd.start import Start, begins_at_zero
 
 
 def make_start(given: Any) -> Start:
@@ -47,6 +48,8 @@ class KnownModel(Start):
                 f"start has weights of shape {self.weights.shape} and these data need"
                 f" {wanted}; give the model of the same columns and classes"
             )
+        if isinstance(state.weights, OnDisk):
+            raise begins_at_zero()
         agreement, own = live.engine.agreement, self.weights[live.columns.own]
         weights = np.zeros((len(own), agreement.width(state)), state.weights.dtype)
         weights[:, :columns] = own

@@ -34,7 +34,7 @@ LAYERS = (
         "codecs",
         "mirror",
     ),
-    ("backends", "comm", "data"),
+    ("backends", "comm", "data", "tiles"),
     (
         "products",
         "agreement",
@@ -82,6 +82,7 @@ LAYERS = (
         "damage",
         "events",
         "fall_back",
+        "from_disk",
         "good_states",
         "session",
         "sweeps",

@@ -55,6 +55,7 @@ def resume(config: RunConfig, live: Live, known: Checkpoint | None = None) -> bo
     if checkpoint is None:
         return False
     world.together(lambda: _check(config, live, checkpoint))
+    world.together(lambda: _check_place(config, live, path))
     live.put_back(checkpoint)
     if world.rank == 0:
         _say(checkpoint, live)
@@ -202,10 +203,22 @@ def _check(config: RunConfig, live: Live, checkpoint: Checkpoint) -> None:
     _check_arrays(live, checkpoint)
 
 
+def _check_place(config: RunConfig, live: Live, path: Path | None) -> None:
+    """States on disk lie in the folder of their run, and not in that of another."""
+    if path is None or config.agreement.store or _is_own(config.run, path):
+        return
+    if isinstance(live.state.weights, OnDisk):
+        run = path.resolve().parent.parent
+        raise ConfigError(
+            f"the states of this run are on disk in {run}, and go on there: use --out"
+            f" {run} --resume auto, or name their folder with agreement.store"
+        )
+
+
 def _check_section(section: str, then: Mapping[str, Any], config: RunConfig) -> None:
     now = config.tables()[section]
     then = RunConfig().tables()[section] | dict(then)  # older ones lack newer settings
-    for key in sorted({*then, *now}):
+    for key in sorted({*then, *now}, key=lambda key: (key != "kind", key)):
         if (section, key) == ("schedule", "epochs") and config.rate.kind != "cosine":
             continue  # a run may be made longer
         if section == "agreement" and key in FREE and is_alike(then, now):

@@ -11,12 +11,13 @@ needs no weights, so they are gathered once a step.
 
 from collections.abc import Iterator
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
 from hpcsgd.agreement.buckets import Buffer
 from hpcsgd.agreement.gradient import Gradient, Means
-from hpcsgd.agreement.infinity_files import Place, document_of, put_back
+from hpcsgd.agreement.infinity_files import RUN, Place, document_of, put_back
 from hpcsgd.agreement.on_disk import OnDisk
 from hpcsgd.comm.grid import Grid
 from hpcsgd.products.base import Array, Rows, State, Task
@@ -38,6 +39,7 @@ class Infinity(Gradient):
         self.place: Place = means.place
         self.height = self.place.height  # columns of a tile
         self.opened: Store | None = None
+        self.run = ""  # what tells its states from those of others
         self.lock = Lock(self.place.folder / f".r{grid.replica}c{grid.member}")
         self.is_broken = False
         self.kept: int | None = None  # a copy that the weights went back to
@@ -73,7 +75,8 @@ class Infinity(Gradient):
         """Make the files of a run that begins, on all ranks together."""
         if not self.is_open:
             self.grid.world.together(self.lock.take)
-            said = document_of(self._state, 0, self.steps.each)
+            self.run = str(self.grid.world.exchange_objects(uuid4().hex)[0])
+            said = self._document(0)
             self.opened = self.place.fresh(self.grid, self.layout, said)
 
     @property
@@ -87,12 +90,13 @@ class Infinity(Gradient):
         assert self.opened is not None
         return self.opened
 
-    def go_on(self, state: State) -> tuple[int, int]:
+    def go_on(self, state: State, run: str) -> tuple[int, int]:
         """Open the files of a run that goes on, at the last step that all ranks have;
         the exchanges that it stands after, and how many were an epoch then.
         """
         self.grid.world.together(self.lock.take)
-        self.opened = self.place.earlier(self.grid, self.layout)
+        self.run = run
+        self.opened = self.place.earlier(self.grid, self.layout, run)
         said = self.store.document
         put_back(said, state)
         return int(said["exchanges"]), int(said["of_an_epoch"])
@@ -233,10 +237,15 @@ class Infinity(Gradient):
 
         self.store.update(step)
         self.steps.take_intercept(state, tail[:-1] / tail[-1], self._moment)
-        said = document_of(state, self._moment.number + 1, self.steps.each)
+        said = self._document(self._moment.number + 1)
         self.grid.world.together(lambda: self.store.commit(said))
         if task is not None:
             task.clock.lap("update")
+
+    def _document(self, exchanges: int) -> dict[str, Any]:
+        """What is said of a step beside its tiles."""
+        said = document_of(self._state, exchanges, self.steps.each)
+        return {RUN: self.run, **said}
 
     def _summed(self, number: int, rows: Rows, residuals: Array | None) -> Array:
         """The own part of Σ_p Y_bᵀr."""

@@ -12,12 +12,13 @@ from hpcsgd.comm.grid import Grid
 from hpcsgd.errors import DataError
 from hpcsgd.products.base import Array, State
 from hpcsgd.tiles import Layout, Store, columns_for
-from hpcsgd.tiles.generation import Generation, generations, place_in
+from hpcsgd.tiles.generation import Generation, generations, place_in, remove
 from hpcsgd.tiles.pipeline import RING
 from hpcsgd.tiles.plan import PAGE
 
 TEMPORARY = 4  # arrays of a tile that a rule makes on its way
 FOLDER = "tiles"
+RUN = "run"  # in stamps and in checkpoints: which run these states are of
 
 
 @dataclass(frozen=True)
@@ -59,13 +60,13 @@ class Place:
         world.together(lambda: store.create(document))
         return store
 
-    def earlier(self, grid: Grid, layout: Layout) -> Store:
-        """Those of a run that goes on, at the newest step that all ranks have."""
+    def earlier(self, grid: Grid, layout: Layout, run: str) -> Store:
+        """Those of the run `run` that goes on, at the newest step that all have."""
         world = grid.world
         of_all = world.exchange_objects(world.together(self._generations))
         for number in sorted(set().union(*of_all), reverse=True):
-            store = self._same(grid, layout, number) or self._dealt(
-                grid, layout, number, max(map(max, filter(None, of_all)))
+            store = self._same(grid, layout, number, run) or self._dealt(
+                grid, layout, number, max(map(max, filter(None, of_all))), run
             )
             if store is not None:
                 return store
@@ -74,19 +75,20 @@ class Place:
     def _generations(self) -> list[int]:
         return generations(self.folder)
 
-    def _same(self, grid: Grid, layout: Layout, number: int) -> Store | None:
+    def _same(self, grid: Grid, layout: Layout, number: int, run: str) -> Store | None:
         """Where every rank finds files of its own."""
         world, store = grid.world, self.store(grid, layout, number)
-        own = [stamp.version for stamp in world.together(store.versions)]
-        of_all = world.exchange_objects(own)
+        stamps = world.together(store.versions)
+        of_all = world.exchange_objects([stamp.version for stamp in stamps])
         common = set(of_all[0]).intersection(*of_all[1:])
         if not common:
             return None
+        world.together(lambda: self._check(stamps[0].document["state"], run))
         world.together(lambda: store.open_at(max(common)))
         return store
 
     def _dealt(
-        self, grid: Grid, layout: Layout, number: int, newest: int
+        self, grid: Grid, layout: Layout, number: int, newest: int, run: str
     ) -> Store | None:
         """Where they were dealt in another way, and every rank sees all of them."""
         world = grid.world
@@ -95,6 +97,7 @@ class Place:
         if old is None or None in versions or len(set(versions)) > 1:
             return None
         version, store = versions[0], self.store(grid, layout, newest + 1)
+        world.together(lambda: self._check(old.document(version), run))
 
         def fill(name: str, columns: slice, out: Array) -> None:
             old.fill(name, version, columns, out)
@@ -122,13 +125,21 @@ class Place:
             )
         return found
 
+    def _check(self, document: dict[str, Any], run: str) -> None:
+        """Another run may have begun in the same folder since."""
+        if document.get(RUN) != run:
+            raise DataError(
+                f"{self.folder} holds the states of another run, which began there"
+                " after the one that is to go on; name the folder of its states with"
+                " agreement.store, or start anew with --resume no"
+            )
+
     def _clear(self, grid: Grid, but: int) -> None:
         """Remove other generations; each rank its own folders."""
         for number in generations(self.folder):
             if number != but:
-                folder = self.folder / f"{number:06d}"
                 if grid.world.rank == 0:
-                    shutil.rmtree(folder, ignore_errors=True)
+                    remove(self.folder / f"{number:06d}")
                 own = place_in(self.folder, number, grid.replica, grid.member)
                 shutil.rmtree(own, ignore_errors=True)
 

@@ -91,6 +91,11 @@ def _wrong_around(config: RunConfig) -> tuple[Wrong, ...]:
             "sums gradients as they are; leave agreement.codec and codec.feedback out",
         ),
         (
+            config.agreement.hierarchical != "off",
+            "splits every tile over all replicas and knows no leaders of nodes; leave"
+            " agreement.hierarchical out",
+        ),
+        (
             config.polish.kind != "none",
             "holds a tile of the weights and [polish] would hold all of them; set"
             " polish.kind = 'none'",

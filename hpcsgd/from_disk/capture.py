@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcsgd.agreement.infinity import Infinity
+from hpcsgd.agreement.infinity_files import RUN
 from hpcsgd.callbacks.base import View
 from hpcsgd.capture import Capture
 from hpcsgd.checkpoint import ON_DISK, Checkpoint
@@ -23,7 +24,9 @@ class TiledCapture(Capture):
         return {}
 
     def _document(self, view: View) -> dict[str, Any]:
-        return {**super()._document(view), ON_DISK: True}
+        assert isinstance(self.agreement, Infinity)
+        run = {RUN: self.agreement.run}
+        return {**super()._document(view), ON_DISK: True, **run}
 
     def put_back(
         self,
@@ -34,7 +37,8 @@ class TiledCapture(Capture):
     ) -> None:
         """Where the files stand, on all ranks together."""
         assert isinstance(self.agreement, Infinity)
-        found, each = self.agreement.go_on(state)
+        run = checkpoint.document.get(RUN, "")
+        found, each = self.agreement.go_on(state, run)
         said = _until(checkpoint.document, found) | {"exchanges_per_epoch": each}
         super().put_back(Checkpoint(said, {}), state, view, progress)
 

@@ -71,6 +71,13 @@ class StateFile:
         """For reading and writing, past the page cache where that is wanted and can
         be.
         """
+        try:
+            self._open()
+        except OSError as error:
+            self.close()
+            raise unreadable(self.path, error) from error
+
+    def _open(self) -> None:
         if self.wants_direct and hasattr(os, "O_DIRECT"):
             try:
                 self._file = os.open(self.path, os.O_RDWR | os.O_DIRECT)
@@ -154,6 +161,14 @@ class StateFile:
 
     def _place(self, half: int, number: int) -> int:
         return PAGE + half * self.half + number * self.each
+
+
+def unreadable(path: Path, error: OSError) -> DataError:
+    """One sentence for a file that is not there, or not for us."""
+    return DataError(
+        f"{path} cannot be opened ({error.strerror}); bring the files of all ranks"
+        " back, or start anew with --resume no"
+    )
 
 
 def no_room(path: Path, error: OSError, size: int) -> DataError:

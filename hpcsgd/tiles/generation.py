@@ -8,7 +8,9 @@ is complete. Nothing but the columns of the data says what belongs where.
 """
 
 import re
+import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,15 @@ def generations(folder: Path) -> list[int]:
         return []
     names = (one.name for one in folder.iterdir() if FOLDER.fullmatch(one.name))
     return sorted(map(int, names), reverse=True)
+
+
+def remove(generation: Path) -> None:
+    """The folders of its ranks, and nothing that somebody else may have put there."""
+    for one in generation.iterdir():
+        if OF_RANK.fullmatch(one.name):
+            shutil.rmtree(one, ignore_errors=True)
+    with suppress(OSError):
+        generation.rmdir()  # where nothing is left
 
 
 def place_in(folder: Path, generation: int, replica: int, member: int) -> Path:

@@ -16,8 +16,14 @@ class Lock:
 
     def take(self) -> None:
         """Refuse where another run has it."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(self.path, "ab")  # noqa: SIM115
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file = open(self.path, "ab")  # noqa: SIM115
+        except OSError as error:
+            raise ConfigError(
+                f"{self.path.parent} cannot be written ({error.strerror}); choose"
+                " another [agreement] store, a folder that can be"
+            ) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.tiles.files import no_room
+from hpcsgd.tiles.files import no_room, unreadable
 from hpcsgd.tiles.plan import padded
 
 
@@ -58,7 +58,10 @@ class Stamps:
 
     def read(self) -> list[Stamp]:
         """Those that are whole, the newest first."""
-        data = self.path.read_bytes()
+        try:
+            data = self.path.read_bytes()
+        except OSError as error:
+            raise unreadable(self.path, error) from error
         head = data[: padded(1)].split(b"\n")[0]
         if not head.isdigit() or not int(head):
             return []

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.errors import DataError
-from hpcsgd.tiles.files import StateFile, room
+from hpcsgd.tiles.files import StateFile, no_room, room
 from hpcsgd.tiles.pipeline import Pipeline, Words
 from hpcsgd.tiles.plan import Plan
 from hpcsgd.tiles.stamp import Stamp, Stamps
@@ -88,14 +88,21 @@ class Store:
     def create(self, document: dict[str, Any], fill: Fill | None = None) -> None:
         """All zeros, or what `fill` puts there; what was there before is gone."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise no_room(self.folder, error, 0) from error
         for file in self.files.values():
             file.create()
         self._open()
-        if fill is not None:
-            self._fill(fill)
-        self.version, self.document = 0, document
-        self.stamps.create(Stamp(0, self._full(document)))
+        try:
+            if fill is not None:
+                self._fill(fill)
+            self.version, self.document = 0, document
+            self.stamps.create(Stamp(0, self._full(document)))
+        except DataError:
+            self.close()
+            raise
 
     def versions(self) -> list[Stamp]:
         """What could be gone on from, the newest first."""
@@ -194,5 +201,9 @@ class Store:
         return bool(stamp.document["layout"] == asdict(self.layout))
 
     def _open(self) -> None:
-        for file in self.files.values():
-            file.open()
+        try:
+            for file in self.files.values():
+                file.open()
+        except DataError:
+            self.close()
+            raise

@@ -1,0 +1,89 @@
+"""Folders of states: whose they are, what else lies there, and what is not there."""
+
+import gc
+import os
+
+import pytest
+
+from hpcsgd.errors import ConfigError, DataError
+from tests.equivalence.test_gradient import agreed
+from tests.harness import make_problem, train_on
+
+SMALL = {"n": 11, "d": 5}
+
+
+def go(out, store="", resume="no", *, seed=0, epochs=1, replicas=1, **agreement):
+    problem = make_problem("logistic", seed=seed, **SMALL)
+    how = {"kind": "infinity", "store": str(store), **agreement}
+    run = {"out": str(out), "resume": str(resume)}
+    more = {"schedule": {"epochs": epochs}, "update": {"kind": "adam"}}
+    config = agreed(problem, replicas, 1, agreement=how, run=run, **more)
+    return train_on(replicas, config, problem)
+
+
+def test_nothing_of_others_is_removed(tmp_path):
+    """A name of six digits may be a date."""
+    for name in ("202401", "000001", "000007"):
+        (tmp_path / "store" / name).mkdir(parents=True)
+        (tmp_path / "store" / name / "precious").touch()
+    (tmp_path / "store" / "000009" / "r0c0").mkdir(parents=True)  # of a grid before
+    go(tmp_path / "run", tmp_path / "store")
+    found = {path.parent.name for path in tmp_path.rglob("precious")}
+    assert found == {"202401", "000001", "000007"}
+    assert not (tmp_path / "store" / "000009").exists()
+    longer = go(tmp_path / "run", tmp_path / "store", "auto", epochs=2, replicas=2)
+    assert longer.status.value == "completed"
+    assert len(list(tmp_path.rglob("precious"))) == 3
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_states_of_a_run_that_came_later_are_refused(tmp_path, replicas):
+    """Of the same shape, so that nothing but their name tells them apart."""
+    store = tmp_path / "store"
+    go(tmp_path / "one", store)
+    go(tmp_path / "other", store, seed=3)
+    with pytest.raises(DataError, match="the states of another run"):
+        go(tmp_path / "one", store, "auto", epochs=2, replicas=replicas)
+    assert go(tmp_path / "other", store, "auto", seed=3, epochs=2).loss
+
+
+def test_a_run_goes_on_where_its_states_are(tmp_path):
+    """Not in the folder of another run, whose states lie there."""
+    go(tmp_path / "one")
+    go(tmp_path / "other", seed=3)
+    for out in ("other", "new"):
+        with pytest.raises(ConfigError, match="--resume auto, or name their folder"):
+            go(tmp_path / out, resume=tmp_path / "one", epochs=2)
+    there = tmp_path / "one" / "tiles"
+    moved = go(tmp_path / "new", there, tmp_path / "one", epochs=2)
+    assert moved.loss == go(tmp_path / "whole", epochs=2).loss
+
+
+def test_what_cannot_be_written_or_found_is_one_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    for store in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ConfigError, match="choose another .agreement. store"):
+            go(tmp_path / "run", store)
+    before = len(os.listdir("/proc/self/fd"))
+    for name in ("adam_m.state", "stamp"):
+        go(tmp_path / name)
+        lost = tmp_path / name / "tiles" / "000001" / "r0c0" / name
+        lost.unlink()
+        lost.mkdir()
+        for replicas in (1, 2):
+            with pytest.raises(DataError, match="cannot be opened .*--resume no"):
+                go(tmp_path / name, "", "auto", epochs=2, replicas=replicas)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_leaders_of_nodes_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="leave agreement.hierarchical out"):
+        go(tmp_path / "run", hierarchical="node")
+
+
+def test_the_kind_of_another_run_is_said_first(tmp_path):
+    """Not a setting of it that nobody chose."""
+    go(tmp_path / "run", kind="gradient", bucket=1.0)
+    with pytest.raises(ConfigError, match="kind = 'infinity' and the checkpoint"):
+        go(tmp_path / "run", resume="auto", epochs=2)

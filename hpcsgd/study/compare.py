@@ -18,6 +18,7 @@ from hpcsgd.coordinate.checks import form_of
 from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.errors import ConfigError, HpcsgdError
 from hpcsgd.result import Result
+from hpcsgd.study.borrowed import borrowed
 from hpcsgd.study.comparison import Comparison, row_of
 from hpcsgd.study.line_up import Names, line_up
 from hpcsgd.study.settings import (
@@ -177,7 +178,8 @@ def _looked_up(entry: Entry, out: str | Path | None, world: Communicator) -> Ent
     if isinstance(entry, Refusal):
         return entry
     try:
-        world.together(lambda: _look_up(_placed(entry, out, 1), world))
+        with borrowed(_placed(entry, out, 1), world) as config:
+            world.together(lambda: _look_up(config, world))
     except ConfigError as error:
         if not entry.is_method:
             raise
@@ -208,7 +210,8 @@ def _run(
 ) -> Result | Refusal:
     """One run; a method that these data do not suit, on all ranks alike, is refused."""
     try:
-        return train(config, X=X, y=y, world=world, callbacks=callbacks())
+        with borrowed(config, world) as own:
+            return train(own, X=X, y=y, world=world, callbacks=callbacks())
     except HpcsgdError as error:
         if _is_refusal(error, setting, world):
             return Refusal(setting.name, str(error))

@@ -336,3 +336,16 @@ def test_three_panels_hold_the_curves_of_all_rows(tmp_path, monkeypatch):
     assert len(styles) == len(curves), "no two curves look alike"
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     pyplot.close(figure)
+
+
+def test_states_on_disk_have_a_folder_for_the_time_of_a_run(tmp_path, monkeypatch):
+    """Where none is named; the model is there when the folder is gone."""
+    monkeypatch.setattr("hpcsgd.study.borrowed.gettempdir", lambda: str(tmp_path))
+    X = np.random.default_rng(0).normal(size=(24, 5))
+    base = {"schedule": {"batch": 4}, "rate": {"value": 0.1}}
+    on = {"X": X, "y": X[:, 0] > 0, "repeats": 2}
+    found = run_ranks(
+        2, lambda world: compare_methods("ddp,infinity", base, world=world, **on)
+    )[0]
+    names = [row.name for row in found.rows if not isinstance(row, Refusal)]
+    assert names == ["ddp", "infinity"] and not list(tmp_path.iterdir())

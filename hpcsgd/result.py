@@ -20,7 +20,7 @@ from hpcsgd.sealed import check_schema, read_sealed, write_sealed
 
 Array = NDArray[Any]
 KIND, VERSION = "result", 2
-ROWS_AT_ONCE = 2**18  # of weights that may be a view of a file
+WORDS_AT_ONCE = 2**16  # of weights that may be a view of a file
 ON_FILE = "weights_file"  # in the report: of weights that are beside the result
 
 
@@ -145,9 +145,10 @@ class Result:
     def weights_sha256(self) -> str:
         """A fingerprint of the model's bits."""
         digest = hashlib.sha256()
-        for first in range(0, len(self.weights), ROWS_AT_ONCE):
-            part = self.weights[first : first + ROWS_AT_ONCE]
-            digest.update(np.ascontiguousarray(part).tobytes())
+        each = max(WORDS_AT_ONCE // max(self.weights[:1].size, 1), 1)
+        for first in range(0, len(self.weights), each):
+            part = np.ascontiguousarray(self.weights[first : first + each])
+            digest.update(part.reshape(-1).view(np.uint8))
         if self.intercept is not None:
             digest.update(np.ascontiguousarray(self.intercept).tobytes())
         return digest.hexdigest()
@@ -234,7 +235,7 @@ def restore(path: Path, document: Any, arrays: Mapping[str, Array]) -> Result:
     status, intercept = _status(path, kept.pop("status")), arrays.get("intercept")
     weights, beside = arrays.get("weights"), kept["report"].get(ON_FILE)
     if beside is not None:
-        weights = _from_file(path.parent / str(beside))
+        weights = _from_file(path.parent / str(beside), kept["report"])
     if weights is None or not _fits(weights, intercept):
         raise DataError(f"{path} holds no weights that make a model; train it again")
     return Result(status=status, weights=weights, intercept=intercept, **kept)
@@ -252,9 +253,12 @@ def put_beside(weights: Array, path: Path) -> None:
         shutil.copyfile(own, path)
 
 
-def _from_file(path: Path) -> Array:
+def _from_file(path: Path, report: Mapping[str, Any]) -> Array:
     try:
         found: Array = np.load(path, mmap_mode="r")
+        columns = report.get("columns", len(found))
+        if len(found) != columns:
+            raise ValueError(f"{len(found)} columns, not {columns}")
     except (OSError, ValueError) as error:
         raise DataError(
             f"{path} holds no weights, and the result beside it needs them; bring the"

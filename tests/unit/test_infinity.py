@@ -494,6 +494,9 @@ def test_weights_beyond_the_budget_stay_a_file(tmp_path):
     (tmp_path / "a" / "weights.npy").unlink()
     with pytest.raises(DataError, match="holds no weights.*train again"):
         load_result(tmp_path / "a")
+    np.save(tmp_path / "a" / "weights.npy", np.ones((3, 1)))  # of other columns
+    with pytest.raises(DataError, match="holds no weights.*train again"):
+        load_result(tmp_path / "a")
 
 
 def test_weights_within_the_budget_are_an_array(tmp_path):

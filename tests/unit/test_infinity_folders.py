@@ -2,7 +2,11 @@
 
 import gc
 import os
+import tracemalloc
+from dataclasses import replace
+from hashlib import sha256
 
+import numpy as np
 import pytest
 
 from hpcsgd.errors import ConfigError, DataError
@@ -15,7 +19,7 @@ SMALL = {"n": 11, "d": 5}
 def go(out, store="", resume="no", *, seed=0, epochs=1, replicas=1, **agreement):
     problem = make_problem("logistic", seed=seed, **SMALL)
     how = {"kind": "infinity", "store": str(store), **agreement}
-    run = {"out": str(out), "resume": str(resume)}
+    run = {"out": out and str(out), "resume": str(resume)}
     more = {"schedule": {"epochs": epochs}, "update": {"kind": "adam"}}
     config = agreed(problem, replicas, 1, agreement=how, run=run, **more)
     return train_on(replicas, config, problem)
@@ -87,3 +91,16 @@ def test_the_kind_of_another_run_is_said_first(tmp_path):
     go(tmp_path / "run", kind="gradient", bucket=1.0)
     with pytest.raises(ConfigError, match="kind = 'infinity' and the checkpoint"):
         go(tmp_path / "run", resume="auto", epochs=2)
+
+
+def test_a_fingerprint_takes_some_words_at_a_time(tmp_path):
+    """Of many scores too: the weights may be larger than memory."""
+    path = tmp_path / "weights.npy"
+    np.save(path, np.ones((300, 10_000), np.float32))
+    result = replace(go(None, tmp_path / "store"), weights=np.load(path, mmap_mode="r"))
+    tracemalloc.start()
+    found = result.weights_sha256
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found == sha256(path.read_bytes()[-300 * 40_000 :]).hexdigest()
+    assert peak < 2**20

@@ -1,16 +1,19 @@
 """What the arguments of `fit` ask for, as a configuration."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from hpcsgd.agreement.kinds import takes_gradients
 from hpcsgd.comm.grid import parse_grid
 from hpcsgd.config import RunConfig
 from hpcsgd.coordinate.checks import has_form
 from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.errors import ConfigError
 from hpcsgd.fitting.settings import laid_over
+from hpcsgd.methods import METHODS
 
 Tables = dict[str, dict[str, Any]]
 SOLVERS = ("auto", "sgd", "svrg", "coordinate")
@@ -101,8 +104,20 @@ class Wanted:
         if steps == "auto" and is_coordinate:
             steps = COORDINATES["steps"]
         elif steps == "auto" and grid.get("replicas", 1) > 1:
-            steps = STEPS  # replicas agree after so many: no clock may decide that
+            # Replicas agree after so many: no clock may decide that.
+            steps = 1 if self._agrees_on_gradients() else STEPS
         return {"batch": batch, "steps": steps}
+
+    def _agrees_on_gradients(self) -> bool:
+        """Whether `config` names a method whose replicas do, in every step."""
+        if not isinstance(self.config, Mapping):
+            return False  # of a whole configuration nothing is left open
+        asked = self.config.get("agreement", {})
+        if not isinstance(asked, Mapping):
+            return False  # which is said where it is parsed
+        method = METHODS.get(asked.get("method", ""))
+        kind = asked.get("kind") if method is None else method.fixed["agreement.kind"]
+        return takes_gradients(str(kind))
 
     def _problem(self) -> dict[str, Any]:
         if not isinstance(self.family, str):

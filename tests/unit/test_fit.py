@@ -387,3 +387,18 @@ def test_all_ranks_get_the_bits_of_rank_0():
         assert told.weights_sha256 == own.weights_sha256
         assert told.loss == own.loss and type(told.loss) is float
         assert np.shape(told.intercept) == np.shape(own.intercept)
+
+
+@pytest.mark.parametrize(
+    "agreement", [{"method": "zero2"}, {"method": "ddp"}, {"kind": "sharded"}]
+)
+def test_replicas_of_a_named_method_agree_in_every_step(agreement):
+    """Nobody asked for the eight steps that a fit would choose."""
+    problem = make_problem("logistic", n=24, d=3)
+
+    def on_rank(world):
+        asked = {"config": {"agreement": agreement}, "grid": (2, 1), "comm": world}
+        return hpcsgd.fit(problem.X, "logistic", problem.y, epochs=2, **asked)
+
+    result = run_ranks(2, on_rank)[0]
+    assert result.config["schedule"]["steps"] == 1

@@ -148,7 +148,7 @@ class Result:
         each = max(WORDS_AT_ONCE // max(self.weights[:1].size, 1), 1)
         for first in range(0, len(self.weights), each):
             part = np.ascontiguousarray(self.weights[first : first + each])
-            digest.update(part.reshape(-1).view(np.uint8))
+            digest.update(part.reshape(-1).view(np.uint8).data)
         if self.intercept is not None:
             digest.update(np.ascontiguousarray(self.intercept).tobytes())
         return digest.hexdigest()

@@ -159,5 +159,8 @@ class Agreement(ABC):
     def agree(self, state: State, purpose: str) -> None:
         """Make the replicas' weights one; booked under `purpose`."""
 
+    def release(self) -> None:  # noqa: B027
+        """Let go of files and threads, however the run ended; a local call."""
+
     def close(self) -> None:  # noqa: B027
         """Let go of the groups that it opened, with all ranks."""

@@ -164,11 +164,15 @@ class Infinity(Gradient):
         size = np.dtype(self.store.layout.dtype).itemsize
         return step_bytes(self.store.plan.total, words, size, forward)
 
-    def close(self) -> None:
+    def release(self) -> None:
         """Let go of the files; the states stay on disk."""
         if self.opened is not None:
             self.opened.close()
         self.lock.release()
+
+    def close(self) -> None:
+        """There are no groups."""
+        self.release()
 
     # ------------------------------------------------------------- weights on disk
 

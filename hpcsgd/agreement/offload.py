@@ -216,9 +216,13 @@ class Offload(Sharded):
             "hidden_host_seconds": hidden,
         }
 
-    def close(self) -> None:
+    def release(self) -> None:
         """The thread ends."""
         self.worker.close()
+
+    def close(self) -> None:
+        """And groups, if there are some."""
+        self.release()
         super().close()
 
 

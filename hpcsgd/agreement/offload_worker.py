@@ -29,7 +29,7 @@ class Worker:
     def close(self) -> None:
         """No more is given."""
         if self._pool is not None:
-            self._pool.shutdown()
+            self._pool.shutdown(cancel_futures=True)
             self._pool = None
 
     def _timed(self, action: Callable[[], None]) -> None:

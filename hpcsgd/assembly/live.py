@@ -101,9 +101,8 @@ class Live:
             engine.saver.finish()  # a first step without it could not be found
 
     def release(self) -> None:
-        """Let go of files, however the run ended; a local call."""
-        if isinstance(self.engine.agreement, Infinity):
-            self.engine.agreement.close()
+        """Let go of files and threads, however the run ended; a local call."""
+        self.engine.agreement.release()
 
     def warm_up(self) -> None:
         """Touch the arrays and wake the libraries once, on copies, in silence."""

@@ -1,5 +1,6 @@
 """Steps that the host takes: those of zero2, or one gradient late."""
 
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ from hpcsgd.assembly.gradient_checks import check
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.rates import make_rate
+from hpcsgd.updates.moments import Adam
 from tests.contracts.codec import heterogeneous, on_all
 from tests.equivalence.test_zero import offloaded, own_words, sliced
 from tests.harness import make_problem, train_on, union_batches
@@ -261,6 +263,18 @@ def test_an_error_of_the_host_is_raised():
     with pytest.raises(ZeroDivisionError):
         worker.wait(worker.give(lambda: 1 / 0))
     worker.close()
+
+
+def test_no_thread_outlives_a_run_that_fails(monkeypatch):
+    def fails(*_):
+        raise MemoryError
+
+    problem = make_problem("logistic", n=11, d=5)
+    monkeypatch.setattr(Adam, "step", fails)
+    with pytest.raises(MemoryError):
+        train_on(2, offloaded(problem, 2, update={"kind": "adam"}), problem)
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith("hpcsgd-offload")]
 
 
 REFUSED = [

@@ -33,6 +33,7 @@ FOLDER = "checkpoints"
 DAMAGED = ".damaged"  # behind the name of one that was passed over
 ASKED = "asked"  # the settings before a run fell back
 PRECISION_AUTO = "precision_auto"  # what pilots found, where they chose the recipe
+ON_DISK = "on_disk"  # true where files of their own hold the states
 MOST_EXCHANGES = 10**15  # of any run that ends
 # Counted through, whatever a run was put back to: the newest is the highest number.
 NAME = re.compile(r"(\d{6,12})-exchange-\d{9,18}\.h5")
@@ -72,6 +73,7 @@ OPTIONAL = {
         {"kind": str, "event": str, "exchange": int, "evaluations": int, "text": str}
     ],
     ASKED: {"schedule": dict, "precision": dict},
+    ON_DISK: bool,
     PRECISION_AUTO: {"recipe": str, "considered": {...: dict}},
 }
 
@@ -203,7 +205,12 @@ def _number(path: Path) -> int:
 
 
 def _fits(document: Mapping[str, Any], arrays: Mapping[str, Array]) -> bool:
-    """One state for all replicas or one for each, all of them floats and finite."""
+    """One state for all replicas or one for each, all of them floats and finite.
+
+    Where the states are on disk anyway, it is only said how far they are.
+    """
+    if document.get(ON_DISK):
+        return not arrays and 0 <= document["exchanges"] <= MOST_EXCHANGES
     kept, sizes = (arrays.get(name) for name in (KEPT, SIZES))
     logs = [array for name, array in arrays.items() if name.startswith(LOG)]
     arrays = {

@@ -90,7 +90,8 @@ class Recheck(Unchecked):
 
     def _start(self, state: State) -> Start:
         """All columns of this replica; called by all members."""
-        weights = self.live.task.backend.to_host(state.weights)
+        whole = self.live.engine.agreement.whole(state)
+        weights = self.live.task.backend.to_host(whole)
         intercept = None if state.intercept is None else state.intercept.copy()
         return Start(self.live.columns.join(weights), intercept)
 

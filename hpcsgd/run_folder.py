@@ -26,6 +26,8 @@ FILES = (
     FOLDER,
     ROUNDS,
     *SWEEP,
+    "weights.npy",  # of a run that keeps them on disk
+    "tiles",  # and its states
 )
 
 

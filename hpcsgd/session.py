@@ -149,6 +149,7 @@ class Session:
                 try:
                     result = self._in_folder(self.live, folder)
                 finally:
+                    self.live.release()
                     folder.release()
         live, self.live = self.live, None
         live.close()  # an MPI has some two thousand communicators, not more
@@ -166,6 +167,7 @@ class Session:
             if self.start is not None and not live.engine.view.exchanges:
                 self.start.put_into(live)
         self._take_over(live)
+        live.open()
         log.info(*_chosen(live), extra=ONCE)
         made_up = emulated(live.task.precision)
         if made_up:

@@ -10,10 +10,13 @@ from hpcsgd.agreement.fedavg import FedAvg
 from hpcsgd.agreement.gradient import Gradient
 from hpcsgd.agreement.growing import Growing
 from hpcsgd.agreement.hierarchical import Hierarchical
+from hpcsgd.agreement.infinity import Infinity
 from hpcsgd.agreement.none import NoAgreement
+from hpcsgd.agreement.offload import Offload
 from hpcsgd.agreement.postlocal import PostLocal
 from hpcsgd.agreement.qadam import QAdam
 from hpcsgd.agreement.scheduled import Scheduled
+from hpcsgd.agreement.sharded import Sharded
 from hpcsgd.agreement.slowmo import SlowMo
 from hpcsgd.agreement.terms import Terms
 from hpcsgd.agreement.ticktock import TickTock
@@ -35,6 +38,9 @@ AGREEMENTS: dict[str, type[Agreement]] = {
     "anybatch": Anybatch,
     "scheduled": Scheduled,
     "ticktock": TickTock,
+    "sharded": Sharded,
+    "offload": Offload,
+    "infinity": Infinity,
 }
 
 
@@ -64,10 +70,13 @@ __all__ = [
     "Growing",
     "Hierarchical",
     "LowPrecision",
+    "Infinity",
     "NoAgreement",
+    "Offload",
     "PostLocal",
     "QAdam",
     "Scheduled",
+    "Sharded",
     "SlowMo",
     "Terms",
     "TickTock",

@@ -36,6 +36,30 @@ class Agreement(ABC):
         """Whether this replica takes part in exchange `number`, from 1."""
         return True
 
+    def shape(self, columns: int, width: int) -> tuple[int, int]:
+        """Of the weights held here; so many columns, so many words each, if whole."""
+        return columns, width
+
+    def whole(self, state: State) -> Array:
+        """The weights of all columns held, and their states; with all ranks."""
+        return state.weights
+
+    def put_whole(self, state: State, whole: Array) -> None:
+        """The reverse; a local call."""
+        state.weights[...] = whole
+
+    def width(self, state: State) -> int:
+        """Words a column of that."""
+        return int(state.weights.shape[1])
+
+    def joined(self, held: Array) -> Array:
+        """All columns of what is held as the weights are; with all ranks."""
+        return held
+
+    def parted(self, whole: Array) -> Array:
+        """The reverse; a local call."""
+        return whole
+
     def prepare(self, state: State) -> None:  # noqa: B027
         """Put the arrays that are kept between calls into `state.memory`."""
 
@@ -95,6 +119,10 @@ class Agreement(ABC):
     def memory(self, state: State) -> dict[str, Array]:
         """What is kept, one row a column held; all ranks ask at the same time."""
         return state.memory
+
+    def widths(self, state: State) -> dict[str, int]:
+        """Words a column of each array that `memory` gives; a local call."""
+        return {name: kept.shape[1] for name, kept in state.memory.items()}
 
     def remember(self, state: State, name: str, kept: Array) -> None:
         """Put back one array that `memory` gave; a local call."""

@@ -51,7 +51,7 @@ class Means:
     backend: Backend
     columns: int  # K
     held: slice  # of all columns, those of this member
-    buckets: Callable[[State], int]
+    buckets: Callable[[int, int], int]  # columns held, bytes of a word -> tiles
     opener: Opener
     check: ReplicaCheck
     settings: Any  # the section [agreement]
@@ -61,6 +61,7 @@ class Means:
     shapers: tuple[Shaper, ...] = ()
     total: int = 0  # columns of the data
     more: Any = None  # what one kind of agreement alone needs
+    place: Any = None  # of states that are on disk
     loss_scale: LossScale | None = None  # of residuals; all replicas have the same
 
 
@@ -97,7 +98,7 @@ class Gradient(Agreement):
             len(state.weights),
             self.columns,
             state.weights.dtype,
-            self.means.buckets(state),
+            self.means.buckets(len(state.weights), state.weights.dtype.itemsize),
             state.intercept is not None,
             self.steps.rule.unit,
             flagged=self.means.loss_scale is not None,

@@ -46,6 +46,12 @@ class AgreementConfig:
     order: str = "forward"  # scheduled: in which tiles are computed; others for tests
     tune_schedule: bool = False  # scheduled: measures partition and credit as it runs
     mode: str = "exact-sum"  # ticktock: or delayed, another method than SGD
+    stage: int = 1  # sharded: optimiser state; 2 and gradient; 3 and weights
+    delay_after: int = -1  # offload: exchanges until steps are one late; -1 = never
+    tile: float = 64.0  # infinity: MiB of all buffers; smaller = less memory
+    store: str = ""  # infinity: folder of the states; none = that of the run
+    sync: bool = True  # infinity: on the drive before it counts; false = faster
+    direct: bool = False  # infinity: past the page cache, where the drive can
 
     def __post_init__(self) -> None:
         if self.momentum not in BUFFERS:
@@ -70,10 +76,16 @@ class AgreementConfig:
             ("credit", self.credit > 0.0, "above 0; 16 MiB is usual"),
             ("order", self.order in ORDERS, f"one of {', '.join(ORDERS)}"),
             ("mode", self.mode in MODES, f"one of {', '.join(MODES)}"),
+            ("stage", self.stage in (1, 2, 3), "1, 2 or 3"),
+            ("delay_after", self.delay_after >= -1, "at least 0, or -1 for never"),
         ):
             if not holds:
                 value = getattr(self, name)
                 raise ConfigError(f"[agreement] {name} = {value!r} must be {wanted}")
+        if not 0.0 < self.tile < float("inf"):
+            raise ConfigError(
+                f"[agreement] tile = {self.tile!r} MiB must be above 0; 64 is usual"
+            )
         if not 0.0 < self.bucket < float("inf"):
             raise ConfigError(
                 f"[agreement] bucket = {self.bucket!r} MiB must be above 0; 4 is usual"

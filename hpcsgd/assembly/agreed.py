@@ -9,16 +9,20 @@ from hpcsgd.agreement.decentralised import Decentralised
 from hpcsgd.agreement.decentralised_low import LowPrecision
 from hpcsgd.agreement.gradient import Gradient, Means
 from hpcsgd.agreement.growing import Growing
+from hpcsgd.agreement.infinity import Infinity
 from hpcsgd.agreement.kinds import batches_together, takes_gradients
+from hpcsgd.agreement.offload import Offload
 from hpcsgd.agreement.qadam import QAdam
 from hpcsgd.agreement.replica_check import ReplicaCheck
 from hpcsgd.agreement.scheduled import Scheduled
 from hpcsgd.agreement.senders import Coded, Plain, Sender
+from hpcsgd.agreement.sharded import Sharded
 from hpcsgd.agreement.steps import Steps
 from hpcsgd.agreement.ticktock import AsOne, TickTock
 from hpcsgd.agreement.ticktock_delayed import LateTickTock
 from hpcsgd.assembly.any_batches import terms_of
 from hpcsgd.assembly.feed import Feed
+from hpcsgd.assembly.on_disk import place_of
 from hpcsgd.assembly.shapers import make_shapers
 from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.backends.base import Backend
@@ -48,6 +52,9 @@ KINDS: dict[str, type[Gradient]] = {
     "anybatch": Anybatch,
     "scheduled": Scheduled,
     "ticktock": TickTock,
+    "sharded": Sharded,
+    "offload": Offload,
+    "infinity": Infinity,
 }
 
 
@@ -71,17 +78,15 @@ def make_gradient(
     each, shard = feed.exchanges_per_epoch, loaded.shard
     rate = make_rate(config.rate, config.schedule.epochs * each)
 
-    def buckets(state: State) -> int:
+    def buckets(columns: int, itemsize: int) -> int:
         """One where the columns of rows cannot be cut, or nobody waits for them."""
         if shard.is_sparse or grid.replicas.size == 1:
             return 1
-        cap, size = config.agreement.bucket, state.weights.dtype.itemsize
-        return bucket_count(len(state.weights), task.columns, size, cap)
+        return bucket_count(columns, task.columns, itemsize, config.agreement.bucket)
 
+    rule = make_rule(config.update, words.update)
     means = Means(
-        steps=Steps(
-            make_rule(config.update, words.update), config.problem.l2, rate.at, each
-        ),
+        steps=Steps(rule, config.problem.l2, rate.at, each),
         backend=task.backend,
         columns=task.columns,
         held=shard.columns,
@@ -94,6 +99,7 @@ def make_gradient(
         more=terms_of(config, grid, loaded, feed),
         accordion=config.accordion,
         batches=_batches(config, loaded, grid),
+        place=place_of(config, loaded, task, rule),
         loss_scale=_loss_scale(task.backend),
         shapers=make_shapers(config, shard.total_columns, task.columns),
     )

@@ -1,8 +1,10 @@
 """What the gradient agreement refuses, each in one sentence."""
 
 from hpcsgd.agreement.by_leaders import check_groups
-from hpcsgd.agreement.kinds import takes_gradients
+from hpcsgd.agreement.kinds import is_on_disk, takes_gradients
 from hpcsgd.assembly.kind_checks import Wrong, check_asynchronous, of_kinds
+from hpcsgd.assembly.on_disk import wrong_on_disk
+from hpcsgd.assembly.sharded_checks import of_slices
 from hpcsgd.codecs import get_codec
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
@@ -23,8 +25,13 @@ def check(config: RunConfig, precision: Precision) -> None:
         _check_unused(config)
         _check_rounds(config)
         return
+    if config.agreement.kind != "offload":
+        _check_delay(config)
     check_groups(config.agreement.hierarchical)
     _check_rounds(config)
+    more: tuple[Wrong, ...] = ()
+    if is_on_disk(config.agreement.kind):
+        more = wrong_on_disk(config, precision)
     for is_wrong, why in (
         *_of_settings(config),
         *_of_formats(precision, codec),
@@ -32,6 +39,8 @@ def check(config: RunConfig, precision: Precision) -> None:
         *_of_any_batch(config, precision),
         *of_kinds(config, precision),
         *_of_turns(config, precision),
+        *of_slices(config, precision),
+        *more,
     ):
         if is_wrong:
             raise ConfigError(f"[agreement] kind = {config.agreement.kind!r} {why}")
@@ -205,6 +214,16 @@ def _of_turns(config: RunConfig, precision: Precision) -> tuple[Wrong, ...]:
     )
 
 
+def _check_delay(config: RunConfig) -> None:
+    agreement = config.agreement
+    if agreement.delay_after >= 0:
+        raise ConfigError(
+            f"[agreement] delay_after = {agreement.delay_after} is for steps that the"
+            f" host takes and kind = {agreement.kind!r} has none late; use --method"
+            " offload, or leave it out"
+        )
+
+
 def _check_unused(config: RunConfig) -> None:
     """Settings of gradients that would do nothing are a misunderstanding."""
     agreement, shapes = config.agreement, config.update.shapes
@@ -222,6 +241,13 @@ def _check_unused(config: RunConfig) -> None:
             f"--update {config.update.kind} needs the gradient of every step, and"
             f" [agreement] kind = {agreement.kind!r} has none to give; use --agreement"
             " gradient, or --update sgd, momentum or nesterov"
+        )
+    _check_delay(config)
+    if agreement.stage != 1:
+        raise ConfigError(
+            f"[agreement] stage = {agreement.stage} is for slices and kind ="
+            f" {agreement.kind!r} has none; use --method zero{agreement.stage}, or"
+            " leave it out"
         )
     given = {"codec": "identity", "accumulate": 1, "hierarchical": "off"}
     others = [key for key, usual in given.items() if getattr(agreement, key) != usual]

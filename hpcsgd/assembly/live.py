@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.agreement.gradient import Gradient
+from hpcsgd.agreement.infinity import Infinity
 from hpcsgd.agreement.kinds import batches_together, takes_gradients
 from hpcsgd.assembly.agreed import in_exchanges, make_gradient, of_feed
 from hpcsgd.assembly.casting import Place, cast
@@ -40,6 +42,7 @@ from hpcsgd.products.held import HeldState
 from hpcsgd.products.lookahead import LookAheadGram
 from hpcsgd.products.on_device import OnDevice
 from hpcsgd.products.plan import Planner
+from hpcsgd.products.tiled import Tiled
 from hpcsgd.products.watcher import UNWATCHED, Unwatched
 from hpcsgd.timing import Clock
 
@@ -87,12 +90,29 @@ class Live:
         if isinstance(self.grid.world, CarriesArrays):
             self.grid.world.carrier.close()  # the world below it goes on
 
+    def open(self) -> None:
+        """Make what a run that begins keeps on disk, if anything; it is gone on from
+        there even before the first checkpoint that is due.
+        """
+        agreement, engine = self.engine.agreement, self.engine
+        if isinstance(agreement, Infinity) and not agreement.is_open:
+            agreement.open()
+            engine.saver.save(self.state, engine.view)
+            engine.saver.finish()  # a first step without it could not be found
+
+    def release(self) -> None:
+        """Let go of files, however the run ended; a local call."""
+        if isinstance(self.engine.agreement, Infinity):
+            self.engine.agreement.close()
+
     def warm_up(self) -> None:
         """Touch the arrays and wake the libraries once, on copies, in silence."""
         task, shard = self.task, self.task.shard
         height = min(shard.height, self.config.schedule.batch)
         numbers = np.arange(height, dtype=np.int64)
         out = None
+        if isinstance(self.product, Tiled):
+            return  # nothing of it is there at a time
         if not shard.is_sparse:
             out = np.zeros((height, shard.width), dtype=task.precision.working)
         if isinstance(shard.matrix, Unheld):
@@ -131,9 +151,7 @@ def assemble(
     if takes_gradients(words.agreement):
         gradient = make_gradient(config, words, grid, loaded, task, feed)
         task = replace(task, gradient=gradient)
-        one = _product(name, look_ahead, task)
-        together = batches_together(config.agreement)
-        product = in_exchanges(one, gradient, together)
+        product = _sharing(config, name, task, gradient)
     elif device is None:
         product = _product(name, look_ahead, task)
     else:
@@ -207,6 +225,14 @@ def _monitor(config: RunConfig, name: str, feed: Feed) -> Unwatched:
     return GapMonitor(run.gap_every, feed.exchanges_per_epoch, config.sampling.seed)
 
 
+def _sharing(config: RunConfig, name: str, task: Task, gradient: Gradient) -> Product:
+    """For gradients that replicas agree on."""
+    if isinstance(gradient, Infinity):
+        return Tiled(task, gradient)
+    one = _product(name, False, task)
+    return in_exchanges(one, gradient, batches_together(config.agreement))
+
+
 def _product(name: str, look_ahead: bool, task: Task) -> Product:
     if look_ahead:
         return LookAheadGram(task)
@@ -239,11 +265,17 @@ def _first_state(
     columns: Columns,
     engine: Engine,
 ) -> State:
-    height, width = columns.own.stop - columns.own.start, task.states * task.columns
+    whole = columns.own.stop - columns.own.start, task.states * task.columns
     intercept = np.zeros((task.states, task.columns))
     kind = HeldState if isinstance(product, OnDevice) else State
+    weights: Any
+    if isinstance(engine.agreement, Infinity):
+        dtype = task.backend.zeros((0, whole[1])).dtype
+        weights = engine.agreement.holds(task, whole[0], dtype)
+    else:
+        weights = task.backend.zeros(engine.agreement.shape(*whole))
     state = kind(
-        weights=task.backend.zeros((height, width)),
+        weights=weights,
         intercept=intercept if config.problem.intercept else None,
     )
     if isinstance(product, OnDevice):

@@ -186,6 +186,30 @@ class Communicator(Hooks):
         what = "exchange of pieces"
         return Pending(out, lambda: self._wait(finish, purpose, number, what))
 
+    def start_sum_parts(
+        self, buffer: Array, counts: Sequence[int], purpose: str
+    ) -> Pending:
+        """Begin a sum of which each rank gets its part alone, counts[r] elements.
+
+        In place: that part lies at the beginning of the buffer when it is there, and is
+        what `wait` gives; the rest of the buffer is then nobody's. Reproducible groups
+        add in rank order.
+        """
+        self._check_cut(buffer, counts)
+        own = buffer[: counts[self.rank]]
+        if self.size == 1:
+            return Pending(own)
+        began = perf_counter()
+        with self._inside("start of the sum of parts", purpose):
+            if self.reproducible:
+                finish = self._start_parts_in_order(buffer, counts)
+            else:
+                finish = self._start_sum_parts(buffer, counts)
+        number = self.begun
+        self._book(purpose, buffer, wire.reduce_bytes(buffer.nbytes, self.size), began)
+        what = "sum of parts"
+        return Pending(own, lambda: self._wait(finish, purpose, number, what))
+
     def swap(self, array: Array, out: Array, peer: int, purpose: str) -> Array:
         """out ← what rank `peer` gives this one, which gives it `array`.
 
@@ -351,6 +375,14 @@ class Communicator(Hooks):
             raise TransportError(
                 f"rank {self.rank} gathers {part.size} words into {out.size} and the"
                 f" counts are {list(counts)}; partition once, and pass the same counts"
+            )
+
+    def _check_cut(self, buffer: Array, counts: Sequence[int]) -> None:
+        wire.check_summable(buffer.dtype)
+        if buffer.size != sum(counts) or len(counts) != self.size:
+            raise TransportError(
+                f"rank {self.rank} sums {buffer.size} words in parts of {list(counts)}"
+                f" on {self.size} ranks; pass the same counts on all ranks"
             )
 
     def _check_pieces(self, pieces: Array, counts: Sequence[int], out: Array) -> None:

@@ -181,6 +181,13 @@ class Delayed(Communicator):
         finish = self.inner._start_sum(buffer)
         return self._late(finish, self.charge(wire.sum_bytes(buffer.nbytes, self.felt)))
 
+    def _start_sum_parts(
+        self, buffer: Array, counts: Sequence[int]
+    ) -> Callable[[], None]:
+        finish = self.inner._start_sum_parts(buffer, counts)
+        moved = wire.reduce_bytes(buffer.nbytes, self.felt)
+        return self._late(finish, self.charge(moved))
+
     def _late(self, finish: Callable[[], None], seconds: float) -> Callable[[], None]:
         """`finish`, not before what was posted now would be here."""
         done_at = self.link.book(seconds)

@@ -160,6 +160,13 @@ class MpiCommunicator(Communicator):
         request = self._comm.Iallreduce(self._mpi.IN_PLACE, buffer)
         return Arrival(request.Wait, request.Test)
 
+    def _start_sum_parts(
+        self, buffer: Array, counts: Sequence[int]
+    ) -> Callable[[], None]:
+        mpi = self._mpi
+        request = self._comm.Ireduce_scatter(mpi.IN_PLACE, buffer, counts, mpi.SUM)
+        return lambda: request.Wait()
+
     def _reduce(self, buffer: Array) -> None:
         if self.rank == 0:
             self._comm.Reduce(self._mpi.IN_PLACE, buffer, root=0)

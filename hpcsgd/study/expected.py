@@ -8,6 +8,7 @@ from hpcsgd.precision import Precision
 from hpcsgd.products import GATHERS, RECURS
 from hpcsgd.schedule import Schedule
 from hpcsgd.verify.gradients import gradient_traffic
+from hpcsgd.verify.slices import slices_traffic
 from hpcsgd.verify.traffic import Shape, expected
 
 Report = Mapping[str, Any]
@@ -27,7 +28,8 @@ def expected_traffic(report: Report) -> dict[str, int] | None:
         return None
     asked = report["config"]["agreement"]
     says_gradients = takes_gradients(asked["kind"])
-    if says_gradients and (asked["kind"] not in BUCKETED or asked["tune_schedule"]):
+    known = (*BUCKETED, "sharded")
+    if says_gradients and (asked["kind"] not in known or asked["tune_schedule"]):
         return None
     shape = _shape(report)
     counts = expected(shape, [_leg(report, shape)])
@@ -43,6 +45,15 @@ def expected_traffic(report: Report) -> dict[str, int] | None:
             members=report["grid"]["members"],
             product=report["products"],
             buckets=told.get("messages", told["buckets"]),
+            twice=report["config"]["run"]["reproducible"],
+        )
+    if shape.agreement["kind"] == "sharded":
+        counts |= slices_traffic(
+            shape,
+            epochs=report["schedule"]["epochs"],
+            members=report["grid"]["members"],
+            product=report["products"],
+            tiles=report["agreement"]["buckets"],
             twice=report["config"]["run"]["reproducible"],
         )
     by_purpose = counts.values()

@@ -1,11 +1,14 @@
 """What the gradient agreement refuses, each in one sentence."""
 
+import numpy as np
+
 from hpcsgd.agreement.by_leaders import check_groups
 from hpcsgd.agreement.kinds import is_on_disk, takes_gradients
 from hpcsgd.assembly.kind_checks import Wrong, check_asynchronous, of_kinds
 from hpcsgd.assembly.on_disk import wrong_on_disk
 from hpcsgd.assembly.sharded_checks import of_slices
-from hpcsgd.codecs import get_codec
+from hpcsgd.auto_rate import ignores_length
+from hpcsgd.codecs import Bucket, get_codec, make_codec
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
@@ -14,6 +17,7 @@ from hpcsgd.products import RECURS
 from hpcsgd.updates import ADAPTIVE
 
 UPDATES = ("sgd", "momentum", "nesterov", "nesterov-classic", *ADAPTIVE)
+ONE_WORD = Bucket(0, 1, 1, np.dtype(np.float32))
 MOMENTA = ("momentum", "nesterov", "nesterov-classic", "adam")
 
 
@@ -28,12 +32,15 @@ def check(config: RunConfig, precision: Precision) -> None:
     if config.agreement.kind != "offload":
         _check_delay(config)
     check_groups(config.agreement.hierarchical)
+    # One replica encodes nothing, and is told of settings that no grid could run.
+    make_codec(codec, ONE_WORD, config.codec, config.accordion)
     _check_rounds(config)
     more: tuple[Wrong, ...] = ()
     if is_on_disk(config.agreement.kind):
         more = wrong_on_disk(config, precision)
     for is_wrong, why in (
         *_of_settings(config),
+        _of_rates(config),
         *_of_formats(precision, codec),
         *_of_codec(config),
         *_of_any_batch(config, precision),
@@ -135,6 +142,15 @@ def _of_any_batch(config: RunConfig, precision: Precision) -> tuple[Wrong, ...]:
             f"has steps of any number of rows and [rate] per_batch ="
             f" {config.rate.per_batch} is for a known one; leave it out",
         ),
+    )
+
+
+def _of_rates(config: RunConfig) -> Wrong:
+    is_open, how = config.rate.is_open, ignores_length(config.update)
+    return (
+        is_open and bool(how),
+        f"would take steps at 1/L, which --rate auto is, and [update] {how} makes them"
+        " no longer where gradients are; give a rate, --rate 0.01 is a cautious start",
     )
 
 

@@ -158,7 +158,7 @@ class Gradient(Agreement):
         if self._done != exchanges - 1:
             self._begin(exchanges - 1)
             self._join(state)
-        self.check.after_exchange(state, exchanges)
+        self.check.after_exchange(state, exchanges, self._alike(state))
 
     def holds_one_state(self, state: State, exchanges: int) -> bool:
         """Always, but for what codecs keep."""
@@ -208,6 +208,15 @@ class Gradient(Agreement):
         sender = getattr(self, "sender", None)
         if isinstance(sender, ByLeaders):
             sender.close()
+
+    def _alike(self, state: State) -> list[Array]:
+        """What all replicas hold the same of, beside their weights."""
+        found = list(state.shared.values())
+        for name in self.steps.rule.kept:
+            kept: Any = state.memory[name]
+            is_eight = isinstance(kept, Eight)
+            found += [kept.codes, kept.scales] if is_eight else [kept]
+        return found
 
     def _join(self, state: State) -> None:
         """Say nothing, and step along."""

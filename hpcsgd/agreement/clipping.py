@@ -15,6 +15,7 @@ from hpcsgd.products.base import Array, State
 
 HISTORY = 100  # norms that a percentile is of
 KEPT = "clip_norms"
+NONE = -1.0  # in the place of a norm that nobody has seen: checkpoints take no NaN
 
 
 @dataclass
@@ -65,7 +66,7 @@ class ByPercentile(ByNorm):
     have none.
     """
 
-    _norms: Array = field(default_factory=lambda: np.full((1, HISTORY), np.nan))
+    _norms: Array = field(default_factory=lambda: np.full((1, HISTORY), NONE))
 
     def prepare(self, state: State) -> None:
         """The history is part of a run."""
@@ -75,7 +76,7 @@ class ByPercentile(ByNorm):
         """By what was seen so far."""
         norms, size = self._norms[0], norm_of(gradient, whole)
         norms[moment.number % HISTORY] = size
-        seen = norms[~np.isnan(norms)]
+        seen = norms[norms >= 0.0]
         limit = float(np.percentile(seen, self.at)) if len(seen) else size
         if size > limit:
             gradient *= gradient.dtype.type(limit / size)

@@ -3,7 +3,6 @@
 import argparse
 import logging
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 

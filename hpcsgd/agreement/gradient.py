@@ -24,13 +24,17 @@ from hpcsgd.agreement.steps import Steps
 from hpcsgd.backends.base import Backend
 from hpcsgd.backends.loss_scale import LossScale
 from hpcsgd.codecs import AccordionConfig, Moment
+from hpcsgd.codecs.feedback import ERROR
 from hpcsgd.comm.grid import Grid
 from hpcsgd.products.base import Array, Rows, State, Task
 from hpcsgd.schedule import blocks_of
 from hpcsgd.updates import Unrolled
 from hpcsgd.updates.codes8 import Eight
+from hpcsgd.updates.rules import Linear
 
 LOSS_SCALE = "loss_scale"
+OF_CODECS = "codec_"  # names of what they keep
+OWED = OF_CODECS + ERROR  # in steps, of every replica
 
 
 Made = TypeVar("Made", bound=Buffer)
@@ -179,6 +183,11 @@ class Gradient(Agreement):
             held.encode(kept)
         else:
             super().remember(state, name, kept)
+
+    def inherit(self, state: State, name: str, kept: Array) -> None:
+        """One replica encodes nothing: what several still owed it is paid at once."""
+        if name == OWED and isinstance(self.steps.rule, Linear):
+            state.weights[:, : self.columns] -= kept.astype(state.weights.dtype)
 
     def agree(self, state: State, purpose: str) -> None:
         """They never disagree."""

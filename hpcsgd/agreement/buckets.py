@@ -52,7 +52,7 @@ class Buffer:
         """Tiles begin at multiples of `unit` columns; a flag lies before the count."""
         words, self.width = columns * width, width
         self.sums = width if intercept else 0
-        self.flat: Array = np.zeros(words + self.sums + flagged + 1, dtype=dtype)
+        self.flat = self._room(words + self.sums + flagged + 1, dtype)
         self.gradient = self.flat[:words].reshape(columns, width)
         self.tail = self.flat[words:]
         # The last columns first: what follows them in the buffer goes with them.
@@ -61,6 +61,9 @@ class Buffer:
         cuts = [(part.start * unit, min(part.stop * unit, columns)) for part in parts]
         self.tiles = [self._tile(slice(*cut)) for cut in cuts if cut[0] < cut[1]]
         self.tiles.reverse()
+
+    def _room(self, words: int, dtype: np.dtype) -> Array:
+        return np.zeros(words, dtype=dtype)
 
     def _tile(self, part: slice) -> Tile:
         first, last = part.start * self.width, part.stop * self.width
@@ -90,6 +93,10 @@ class Buffer:
     def flag(self) -> None:
         """Say so."""
         self.tail[-2] = 1.0
+
+    def facts(self) -> dict[str, int]:
+        """For the report of a run."""
+        return {}
 
     def __iter__(self) -> Iterator[Tile]:
         return iter(self.tiles)

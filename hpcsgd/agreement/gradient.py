@@ -55,6 +55,7 @@ class Means:
     batches: tuple[int, ...] = ()  # of the largest replica, in exchanges of an epoch
     shapers: tuple[Shaper, ...] = ()
     loss_scale: LossScale | None = None  # of residuals; all replicas have the same
+    buffer: Callable[..., Buffer] = Buffer
 
 
 class Gradient(Agreement):
@@ -77,7 +78,7 @@ class Gradient(Agreement):
 
     def prepare(self, state: State) -> None:
         """The buffer, cut into buckets, and what codecs keep."""
-        self.buffer = Buffer(
+        self.buffer = self.means.buffer(
             len(state.weights),
             self.columns,
             state.weights.dtype,
@@ -112,6 +113,11 @@ class Gradient(Agreement):
         """An exchange of so many batches, whose gradients are one message."""
         self._begin(epoch * self.steps.each + index)
         self._left = batches
+
+    @property
+    def is_last(self) -> bool:
+        """Whether a step follows the next batch."""
+        return self._left == 1
 
     def scores(
         self, task: Task, state: State, rows: Rows, point: Array, out: Array
@@ -188,6 +194,7 @@ class Gradient(Agreement):
             **self.sender.facts(),
             "mended_replicas": self.check.mended,
             **self.sender.overlap.facts(),
+            **self.buffer.facts(),
         }
 
     def _join(self, state: State) -> None:

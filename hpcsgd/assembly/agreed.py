@@ -1,6 +1,7 @@
 """The gradient agreement of a run, put together."""
 
 from dataclasses import replace
+from functools import partial
 
 from hpcsgd.agreement.buckets import Buffer, bucket_count
 from hpcsgd.agreement.gradient import Gradient, Means
@@ -9,14 +10,19 @@ from hpcsgd.agreement.kinds import takes_gradients
 from hpcsgd.agreement.replica_check import ReplicaCheck
 from hpcsgd.agreement.senders import Coded, Plain, Sender
 from hpcsgd.agreement.steps import Steps
+from hpcsgd.agreement.there import BufferThere, Landing, PlainThere
 from hpcsgd.assembly.feed import Feed
+from hpcsgd.assembly.gpu import BY_HOST
 from hpcsgd.assembly.shapers import make_shapers
 from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.backends.base import Backend
+from hpcsgd.backends.device import Device
 from hpcsgd.backends.loss_scale import LossScale
 from hpcsgd.backends.rounded import RoundedBackend
 from hpcsgd.codecs import Bucket, Codec, make_codec
+from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.on_device import OnDevice
 from hpcsgd.config import RunConfig
 from hpcsgd.data.partition import split_range
 from hpcsgd.data.sampling import plan_groups
@@ -43,8 +49,12 @@ def make_gradient(
     loaded: Loaded,
     task: Task,
     feed: Feed,
+    device: Device | None = None,
 ) -> Gradient:
-    """The agreement, which opens its buckets when it sees the state."""
+    """The agreement, which opens its buckets when it sees the state.
+
+    `device`: who sums gradients, where that is not the host.
+    """
     each, shard = feed.exchanges_per_epoch, loaded.shard
     rate = make_rate(config.rate, config.schedule.epochs * each)
 
@@ -59,7 +69,7 @@ def make_gradient(
         steps=Steps(
             make_rule(config.update, words.update), config.problem.l2, rate.at, each
         ),
-        backend=task.backend,
+        backend=task.backend if device is None else Landing(),  # type: ignore[arg-type]
         columns=task.columns,
         held=shard.columns,
         buckets=buckets,
@@ -70,6 +80,7 @@ def make_gradient(
         batches=_batches(config, loaded, grid),
         loss_scale=_loss_scale(task.backend),
         shapers=make_shapers(config, shard.total_columns, task.columns),
+        buffer=Buffer if device is None else partial(BufferThere, device),
     )
     return KINDS[words.agreement](grid, shard.height / shard.total_rows, means)
 
@@ -89,10 +100,19 @@ def _loss_scale(backend: Backend) -> LossScale | None:
     return backend.loss_scale
 
 
+def _sums_there(replicas: Communicator) -> bool:
+    """By way of the host would be twice the way that gradients take anyhow."""
+    carries = isinstance(replicas, OnDevice) and replicas.kind != BY_HOST
+    return carries and replicas.size > 1
+
+
 def _sender(config: RunConfig, grid: Grid, state: State, buffer: Buffer) -> Sender:
     """One replica has nobody to be short with: nothing is encoded."""
     agreement = config.agreement
     is_plain = agreement.codec == "identity" and config.codec.feedback != "on"
+    if is_plain and isinstance(buffer, BufferThere) and _sums_there(grid.replicas):
+        buffer.stays = True
+        return PlainThere(grid.replicas)
     if is_plain or grid.replicas.size == 1:
         return Plain(grid.replicas)
     codecs: dict[int, Codec] = {}

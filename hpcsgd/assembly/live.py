@@ -10,7 +10,7 @@ from hpcsgd.assembly.agreed import make_gradient, of_feed
 from hpcsgd.assembly.casting import Place, cast
 from hpcsgd.assembly.choice import Chosen, Earlier, choose_run
 from hpcsgd.assembly.feed import Feed, make_feed, steps_in
-from hpcsgd.assembly.gpu_product import make_on_gpu
+from hpcsgd.assembly.gpu_product import make_gradient_on_gpu, make_on_gpu
 from hpcsgd.assembly.many import many_models, rates_of
 from hpcsgd.assembly.motor import Parts, make_engine
 from hpcsgd.assembly.proximal import settle_steps
@@ -130,9 +130,12 @@ def assemble(
     watched = UNWATCHED if task.anchored else _monitor(config, name, feed)
     task = replace(task, monitor=watched)
     if takes_gradients(words.agreement):
-        gradient = make_gradient(config, words, grid, loaded, task, feed)
+        gradient = make_gradient(config, words, grid, loaded, task, feed, device)
         task = replace(task, gradient=gradient)
-        one = _product(name, look_ahead, task)
+        if device is None:
+            one = _product(name, look_ahead, task)
+        else:
+            one = make_gradient_on_gpu(config, task, feed, grid, device, gradient)
         product: Product = MicroBatches(one, gradient, config.agreement.accumulate)
     elif device is None:
         product = _product(name, look_ahead, task)

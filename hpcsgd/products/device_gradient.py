@@ -1,0 +1,119 @@
+"""Gradients of batches on a device, for replicas that share them before they step.
+
+Scores, residuals and Yᵀr are the device's; replicas agree on what it sums, and the host
+takes the step. What scores are read at goes up once an exchange.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from hpcsgd.backends.device import Device
+from hpcsgd.backends.device_exchange import DeviceExchange
+from hpcsgd.products.base import Array, Group, State, Task
+from hpcsgd.products.device_cycle import Cycle
+from hpcsgd.products.direct import probed
+from hpcsgd.products.on_device import DeviceDirect
+from hpcsgd.updates import Unrolled
+
+
+class Shares(Protocol):
+    """Who takes gradients, to share them before it steps."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether a step follows the next batch."""
+
+
+class Sums(Protocol):
+    """Where a device adds the gradients of an exchange."""
+
+    there: Any  # float32: the gradient, row by row, and more behind it
+    up: int  # bytes that went to the device
+    down: int  # and came from it
+
+    def arriving(self, complete: bool) -> Any:
+        """What the agreement takes for rows; complete: no batch follows."""
+
+
+class DeviceGradient(DeviceDirect):
+    """Up to Yᵀr as `DeviceDirect`; weights of the host, read at one point."""
+
+    def __init__(
+        self, task: Task, device: Device, shares: Shares, sums_of: Callable[[], Sums]
+    ) -> None:
+        super().__init__(replace(task, states=1, probe=np.ones(1)), device)
+        self.asked, self.shares, self.sums_of = task, shares, sums_of
+        shape = task.shard.width, task.columns
+        self.point = device.empty(shape, np.float32)
+        self.intercept: Any = None
+        self.plain = adding(self.scale)
+        self._is_old = True  # what is there is from before a step
+        self._known: dict[int, Cycle] = {}  # by the rows of a batch
+
+    def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
+        """Add Yᵀr of one batch, and hand on what the agreement is to take."""
+        sums, rows = self.sums_of(), group.blocks.rows
+        if self._is_old:
+            self._send(state, sums)
+        self._is_old = is_last = self.shares.is_last
+        exchange = self.exchange_of(group.blocks)
+        self.order.seek(*group.place, rows)
+        exchange.coefficients.load(self.plain)
+        self._cycle(exchange, sums).run()
+        state.residuals = self.device.fetch(exchange.residuals)
+        sums.down += state.residuals.nbytes
+        task = self.asked
+        task.clock.lap("steps")
+        assert task.gradient is not None
+        arriving = sums.arriving(is_last)
+        task.gradient.descend(task, state, arriving, state.residuals, None)
+        task.clock.lap("update")
+        return state
+
+    def _send(self, state: State, sums: Sums) -> None:
+        """Where scores are read, in the units of rows that are stored times a power."""
+        point = probed(self.asked, state.weights)
+        if self.scale != 1.0:
+            point = point / point.dtype.type(self.scale)
+        self.device.fill(self.point, np.ascontiguousarray(point, dtype=np.float32))
+        sums.up += self.point.nbytes
+        if state.intercept is None:
+            return
+        read = np.ascontiguousarray(self.asked.probe @ state.intercept)[None]
+        if self.intercept is None:
+            self.intercept = self.device.empty(read.shape, np.float64)
+        self.device.fill(self.intercept, read)
+        sums.up += self.intercept.nbytes
+
+    def _cycle(self, exchange: DeviceExchange, sums: Sums) -> Cycle:
+        """The same launches every time: what they write to stays where it is."""
+        found = self._known.get(exchange.blocks.rows)
+        if found is None:
+            found = self._known[exchange.blocks.rows] = Cycle(
+                *(self.device, self.sums),
+                lambda: exchange.before(self.point),
+                self.messages(exchange),
+                lambda: exchange.after(sums.there, self.intercept),
+            )
+        return found
+
+
+def adding(scale: float = 1.0) -> Unrolled:
+    """gradient ← gradient + Yᵀr, of rows that are stored times `scale`.
+
+    What is added there is for weights that are divided by it, and this is a gradient.
+    The intercept stays where it is: replicas have to agree on its gradient, too.
+    """
+    one: Array = np.ones((1, 1))
+    return Unrolled(
+        lead=one,
+        couple=(np.empty(0),),
+        carry=one,
+        gain=scale * one,
+        free=one[None],
+        push=0.0 * one,
+        probe=np.ones(1),
+    )

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from hpcsgd.agreement.kinds import takes_gradients
 from hpcsgd.products import GATHERS
 from hpcsgd.result import Result, Status
 
@@ -147,7 +148,7 @@ def _about_loss(result: Result) -> Iterator[str]:
 def _less_agreeing(result: Result) -> str:
     """The next step towards fewer messages between replicas."""
     asked = result.config.get("agreement", {})
-    if asked.get("kind") == "gradient":
+    if takes_gradients(asked.get("kind", "auto")):
         return (
             "agreeing dominates: --set agreement.accumulate="
             f"{2 * asked['accumulate']} sends half as often (as a batch twice as large)"

@@ -175,14 +175,21 @@ def _of_finisher(config: RunConfig, rows: int, cols: int, columns: int) -> int:
 
 
 def _slow(config: RunConfig, held: int, precision: Precision) -> int:
-    """x_old and u of slow momentum, and their copies in states and checkpoints."""
+    """Slow momentum's x_old and u with their copies; averages that come late."""
     asked = config.agreement
+    each = held * get_format(precision.weights).carrier.itemsize
+    if asked.kind == "async-average":
+        return ASIDE * each
     if asked.kind != "slowmo":
         return 0
-    each = held * get_format(precision.weights).carrier.itemsize
     parts = config.grid.replicas if asked.slow_sharded else 1
     # Parts are put together where a checkpoint is made.
     return 2 * (each * (1 + 4 * config.run.fall_back) // parts + each)
+
+
+# Words a weight of what is sent, what comes, and what neighbours are.
+MIXED = {"decentralized": 2, "decentralized-low": 8}
+ASIDE = 6  # of an average that comes late: what was said, the sum, and both saved
 
 
 def _of_gradients(config: RunConfig) -> int:
@@ -195,6 +202,7 @@ def _of_gradients(config: RunConfig) -> int:
     codec, moments = config.agreement.codec, ADAPTIVE.get(config.update.kind, 0)
     if config.update.bits == 8:  # a quarter of a word each, momentum too
         moments = 1
+    moments += MIXED.get(config.agreement.kind, 0)
     return moments + (1 if codec == "identity" else 3)
 
 

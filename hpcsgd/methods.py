@@ -30,6 +30,11 @@ def ddp(codec: str, says: str, **defaults: Any) -> Method:
     return Method(says, fixed, {f"codec.{key}": v for key, v in defaults.items()})
 
 
+def gradient_kind(kind: str, says: str) -> Method:
+    """One step an exchange, and what replicas tell each other beside it."""
+    return Method(says, {"agreement.kind": kind, "schedule.steps": 1})
+
+
 def averaged(kind: str, says: str) -> Method:
     """Replicas that take steps of their own, and agree on weights now and then."""
     return Method(says, {"agreement.kind": kind}, LOCAL)
@@ -58,6 +63,26 @@ METHODS = {
     "amq": ddp("amq", "as nuqsgd, with powers of a number that follows them"),
     "powersgd": ddp("powersgd", "matrices of low rank, with error feedback"),
     "accordion": ddp("accordion", "powersgd of more ranks while gradients change"),
+    "bagua": ddp("bytegrad", "as bytegrad, and nothing is remembered", feedback="off"),
+    "decentralized": gradient_kind(
+        "decentralized", "weights are mixed while gradients are computed"
+    ),
+    "decentralized-low": gradient_kind(
+        "decentralized-low", "neighbours on a ring tell how they moved, in 8 bits"
+    ),
+    "qadam": Method(
+        "Adam whose momentum travels in 8 bits after a warm-up",
+        {
+            "agreement.kind": "qadam",
+            "agreement.codec": "bytegrad",
+            "update.kind": "adam",
+            "schedule.steps": 1,
+        },
+        {"codec.feedback": "off"},
+    ),
+    "async-average": averaged(
+        "async-average", "as local, and averages travel while replicas go on"
+    ),
     "accordion-batch": Method(
         "batches that grow where gradients have settled",
         {"agreement.kind": "growing", "schedule.steps": 1},

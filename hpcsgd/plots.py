@@ -1,4 +1,4 @@
-"""Every figure; the home of matplotlib."""
+"""Figures, all but loss curves; the home of matplotlib."""
 
 from collections.abc import Mapping
 from itertools import cycle
@@ -18,29 +18,6 @@ MARKERS = {
 HATCHES = ("", "///", "...", "\\\\\\", "---")
 
 
-def loss_curves(
-    panels: Mapping[str, Mapping[str, list[dict[str, Any]]]], path: str | Path
-) -> Path:
-    """Draw loss over epochs and over seconds, a row for each panel.
-
-    Parameters
-    ----------
-    panels : panel title -> curve name -> history records
-    path : where the PNG goes
-    """
-    figure, axes = _figure(len(panels))
-    for (title, curves), (left, right) in zip(panels.items(), axes, strict=True):
-        styles = cycle(("-o", "--s", ":^", "-.d"))
-        for style, (name, records) in zip(styles, curves.items(), strict=False):
-            losses = [record["loss"] for record in records]
-            left.plot([r["epoch"] for r in records], losses, style, label=name)
-            right.plot([r["seconds"] for r in records], losses, style, label=name)
-        left.set(title=title, xlabel="epochs", ylabel="loss, all rows")
-        right.set(title=title, xlabel="seconds of training")
-        left.legend()
-    return _saved(figure, path)
-
-
 def error_bars(report: Mapping[str, Any], path: str | Path) -> Path:
     """Draw bound and measured error of every field, and of every recipe, as bars.
 
@@ -50,7 +27,7 @@ def error_bars(report: Mapping[str, Any], path: str | Path) -> Path:
     path : where the PNG goes
     """
     formats = list(dict.fromkeys(row["format"] for row in report["fields"]))
-    figure, axes = _figure(len(formats) + 1, columns=1)
+    figure, axes = make_figure(len(formats) + 1, columns=1)
     for name, (axis,) in zip(formats, axes, strict=False):
         rows = [row for row in report["fields"] if row["format"] == name]
         _bars(axis, [row["field"] for row in rows], rows)
@@ -58,7 +35,7 @@ def error_bars(report: Mapping[str, Any], path: str | Path) -> Path:
     rows = report["recipes"]
     _bars(axes[-1][0], [row["recipe"] for row in rows], rows)
     axes[-1][0].set(title="whole recipes")
-    return _saved(figure, path)
+    return saved(figure, path)
 
 
 def predicted(report: Mapping[str, Any], path: str | Path) -> Path:
@@ -69,7 +46,7 @@ def predicted(report: Mapping[str, Any], path: str | Path) -> Path:
     report : the document of `hpcsgd study predict`
     path : where the PNG goes
     """
-    figure, ((left, right),) = _figure(1)
+    figure, ((left, right),) = make_figure(1)
     points = report["points"]
     ranks = [point["ranks"] for point in points]
     for key, style in (("sgd_seconds", "--s"), ("ca_sgd_seconds", "-o")):
@@ -84,7 +61,7 @@ def predicted(report: Mapping[str, Any], path: str | Path) -> Path:
         axis.set_xscale("log", base=2)
         axis.legend(fontsize="small")
     left.set_yscale("log")
-    return _saved(figure, path)
+    return saved(figure, path)
 
 
 def chart(drawn: Chart, path: str | Path) -> Path:
@@ -95,7 +72,7 @@ def chart(drawn: Chart, path: str | Path) -> Path:
     drawn : what to draw
     path : where the PNG goes
     """
-    figure, axes = _figure(1, columns=1)
+    figure, axes = make_figure(1, columns=1)
     axis = axes[0][0]
     if isinstance(drawn, Lines):
         _lines(axis, drawn)
@@ -105,7 +82,7 @@ def chart(drawn: Chart, path: str | Path) -> Path:
         _heat(axis, drawn)
     # Text is text: a name with two dollars in it is no formula.
     axis.set_title(drawn.title, loc="left", parse_math=False)
-    return _saved(figure, path)
+    return saved(figure, path)
 
 
 def _lines(axis: Any, drawn: Lines) -> None:
@@ -267,7 +244,7 @@ def _bars(axis: Any, names: list[str], rows: list[Mapping[str, Any]]) -> None:
     axis.legend()
 
 
-def _saved(figure: Any, path: str | Path) -> Path:
+def saved(figure: Any, path: str | Path) -> Path:
     """Write the figure."""
     figure.tight_layout()
     try:
@@ -292,8 +269,10 @@ def require() -> Any:
     return matplotlib
 
 
-def _figure(rows: int, columns: int = 2) -> tuple[Any, Any]:
+def make_figure(rows: int, columns: int = 2) -> tuple[Any, Any]:
+    """A figure, and its axes as (rows, columns)."""
     require()
     from matplotlib import pyplot
 
-    return pyplot.subplots(rows, columns, figsize=(9, 3.4 * rows), squeeze=False)
+    size = (4.5 * max(columns, 2), 3.4 * rows)
+    return pyplot.subplots(rows, columns, figsize=size, squeeze=False)

@@ -1,13 +1,17 @@
 """When and how replicas agree on weights."""
 
+from hpcsgd.agreement.asynchronous import AsyncAverage
 from hpcsgd.agreement.average import BUFFERS, Average
 from hpcsgd.agreement.base import Agreement
+from hpcsgd.agreement.decentralised import Decentralised
+from hpcsgd.agreement.decentralised_low import LowPrecision
 from hpcsgd.agreement.fedavg import FedAvg
 from hpcsgd.agreement.gradient import Gradient
 from hpcsgd.agreement.growing import Growing
 from hpcsgd.agreement.hierarchical import Hierarchical
 from hpcsgd.agreement.none import NoAgreement
 from hpcsgd.agreement.postlocal import PostLocal
+from hpcsgd.agreement.qadam import QAdam
 from hpcsgd.agreement.slowmo import SlowMo
 from hpcsgd.agreement.terms import Terms
 from hpcsgd.errors import ConfigError
@@ -21,6 +25,10 @@ AGREEMENTS: dict[str, type[Agreement]] = {
     "hierarchical": Hierarchical,
     "fedavg": FedAvg,
     "slowmo": SlowMo,
+    "decentralized": Decentralised,
+    "decentralized-low": LowPrecision,
+    "async-average": AsyncAverage,
+    "qadam": QAdam,
 }
 
 
@@ -41,13 +49,17 @@ __all__ = [
     "AGREEMENTS",
     "BUFFERS",
     "Agreement",
+    "AsyncAverage",
     "Average",
+    "Decentralised",
     "FedAvg",
     "Gradient",
     "Growing",
     "Hierarchical",
+    "LowPrecision",
     "NoAgreement",
     "PostLocal",
+    "QAdam",
     "SlowMo",
     "Terms",
     "register",

@@ -16,6 +16,7 @@ import numpy as np
 
 from hpcsgd.agreement.base import Agreement
 from hpcsgd.agreement.buckets import Buffer, Tile
+from hpcsgd.agreement.by_leaders import ByLeaders
 from hpcsgd.agreement.replica_check import ReplicaCheck
 from hpcsgd.agreement.senders import Sender
 from hpcsgd.agreement.shaping import Shaper, Whole
@@ -51,6 +52,7 @@ class Means:
     opener: Opener
     check: ReplicaCheck
     settings: Any  # the section [agreement]
+    rows: tuple[int, ...] = ()  # of every replica
     accordion: AccordionConfig = AccordionConfig()
     batches: tuple[int, ...] = ()  # of the largest replica, in exchanges of an epoch
     shapers: tuple[Shaper, ...] = ()
@@ -138,9 +140,11 @@ class Gradient(Agreement):
         if self._left:
             self._add(self.buffer.gradient, rows, residuals)
             return
+        self._finish_sums(state)
         self.sender.begin(self.buffer, self._moment)
         for tile in self.buffer:
             self._add(tile.gradient, self._columns(rows, tile), residuals)
+            self._finish_tile(state, tile)
             task.clock.lap("update")
             self.sender.send(self.buffer, tile)
             task.clock.start()  # what a sum takes is booked by the ledger
@@ -197,6 +201,12 @@ class Gradient(Agreement):
             **self.buffer.facts(),
         }
 
+    def close(self) -> None:
+        """The groups of leaders, where there are some."""
+        sender = getattr(self, "sender", None)
+        if isinstance(sender, ByLeaders):
+            sender.close()
+
     def _join(self, state: State) -> None:
         """Say nothing, and step along."""
         self.sender.begin(self.buffer, self._moment)
@@ -208,6 +218,12 @@ class Gradient(Agreement):
         self.buffer.clear()
         self._moment = self.steps.moment(number)
         self._done = number
+
+    def _finish_sums(self, state: State) -> None:
+        """Σr and the count of this exchange are complete."""
+
+    def _finish_tile(self, state: State, tile: Tile) -> None:
+        """So is Yᵀr of a tile, which is sent next."""
 
     def _add(self, gradient: Array, rows: Rows, residuals: Array) -> None:
         plan = self._plan(len(residuals))

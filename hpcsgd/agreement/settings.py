@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from hpcsgd.agreement.average import BUFFERS
 from hpcsgd.errors import ConfigError
 
+PEERS = ("all", "shift_one")  # whom the weights of a replica are mixed with
+
 
 @dataclass(frozen=True)
 class AgreementConfig:
@@ -25,6 +27,11 @@ class AgreementConfig:
     slow_momentum: float = 0.5  # slowmo: β; 0 with α = 1 is the base alone
     slow_period: int = 0  # slowmo: exchanges; 0 = whenever the base agrees
     slow_sharded: bool = False  # slowmo: each replica keeps a part of the slow state
+    hierarchical: str = "off"  # gradients: added on a node, a rack or N replicas first
+    peers: str = "all"  # decentralized: whom weights are mixed with, or shift_one
+    resync: int = 0  # decentralized-low: exchanges between weights as they are; 0 = off
+    delay: int = 1  # async-average: exchanges that an average travels; 0 = average
+    warmup_steps: int = 100  # qadam: of Adam, before v rests
 
     def __post_init__(self) -> None:
         if self.momentum not in BUFFERS:
@@ -38,6 +45,10 @@ class AgreementConfig:
             ("slow_rate", 0.0 < self.slow_rate < float("inf"), "above 0 and finite"),
             ("slow_momentum", 0.0 <= self.slow_momentum < 1.0, "in [0, 1)"),
             ("slow_period", self.slow_period >= 0, "at least 0"),
+            ("peers", self.peers in PEERS, f"one of {', '.join(PEERS)}"),
+            ("resync", self.resync >= 0, "at least 0"),
+            ("delay", self.delay >= 0, "at least 0"),
+            ("warmup_steps", self.warmup_steps >= 1, "at least 1: v is from them"),
         ):
             if not holds:
                 value = getattr(self, name)

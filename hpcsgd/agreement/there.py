@@ -12,11 +12,17 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.agreement.buckets import Buffer, Tile
+from hpcsgd.agreement.gradient import Gradient
 from hpcsgd.agreement.line import PURPOSE
 from hpcsgd.agreement.senders import Plain
 from hpcsgd.backends.device import Device
+from hpcsgd.backends.device_add import DeviceAdd
 from hpcsgd.codecs import Moment
-from hpcsgd.products.base import Array
+from hpcsgd.products.base import Array, State, Task
+from hpcsgd.products.held import HeldState
+from hpcsgd.updates.rules import Linear
+
+CHUNK = 4  # words that kernels read at once
 
 
 class BufferThere(Buffer):
@@ -25,7 +31,9 @@ class BufferThere(Buffer):
     def __init__(self, device: Device, columns: int, *given: Any, **more: Any) -> None:
         self.device = device
         super().__init__(columns, *given, **more)
-        self.there = device.zeros(self.flat.shape, np.float32)
+        words = -(-self.flat.size // CHUNK) * CHUNK
+        self.row = device.zeros((1, words), np.float32)  # of a matrix of one row
+        self.there = self.row[0][: self.flat.size]
         self.stays = False  # True: replicas sum what is there
         self.up = self.down = 0  # bytes, since this process began
         self._landed: dict[int, Any] = {}  # first column -> the event behind its copy
@@ -77,6 +85,13 @@ class BufferThere(Buffer):
     def facts(self) -> dict[str, int]:
         """Bytes between host and device for gradients and weights."""
         return {"device_bytes_up": self.up, "device_bytes_down": self.down}
+
+    def bring_tail(self) -> None:
+        """Down, and wait for it."""
+        first, device = len(self.flat) - len(self.tail), self.device
+        device.layer.to_host(self.there[first:], self.tail, device.stream)
+        device.settle()  # collectives that fail are heard of here
+        self.down += self.tail.nbytes
 
 
 @dataclass(frozen=True)
@@ -134,9 +149,44 @@ class PlainThere(Plain):
             buffer.land(tile.columns.start)
         return 1.0 / float(self._tail[-1])
 
+    def finish(self, buffer: BufferThere) -> None:
+        """Wait for all of it, and have no more than the tail come down."""
+        with self.overlap.waiting():
+            for summed in self._travelling:
+                summed.wait()
+            self._travelling.clear()
+            buffer.bring_tail()
+
     def _bring(self, buffer: BufferThere) -> None:
         for tile, summed in zip(buffer, self._travelling, strict=True):
             summed.wait()
             buffer.bring(tile, tile is buffer.tiles[0])
         self._travelling.clear()
         buffer.device.settle()  # collectives that fail are heard of here
+
+
+class GradientThere(Gradient):
+    """Sums, agreement and step of plain SGD on the device, where the weights stay."""
+
+    def prepare(self, state: State) -> None:
+        """And the step."""
+        super().prepare(state)
+        assert isinstance(self.buffer, BufferThere)
+        words = self.buffer.gradient.size
+        self._add_there = DeviceAdd(self.buffer.device, self.buffer.row, words)
+
+    def _step(self, state: State, task: Task | None) -> None:
+        """w ← (1 − ηλ) w − (η / n) Σ s; weights may be divided by a power of two."""
+        assert isinstance(self.buffer, BufferThere) and isinstance(state, HeldState)
+        assert isinstance(self.sender, PlainThere)
+        self.sender.finish(self.buffer)
+        tail, moment, rule = self._tail(), self._moment, self.steps.rule
+        assert isinstance(rule, Linear)
+        kept = rule.update.transition(moment.rate, self.steps.l2)[0, 0]
+        times = rule.update.gain(moment.rate, 1)[0] / tail[-1] / state.scale
+        self._add_there.to(state.on_device("weights"), kept, times)
+        state.wrote("weights")
+        if state.intercept is not None:
+            self.steps.take_intercept(
+                state, tail[: self.buffer.sums] / tail[-1], moment
+            )

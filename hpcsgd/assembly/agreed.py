@@ -4,13 +4,22 @@ from dataclasses import replace
 from functools import partial
 
 from hpcsgd.agreement.buckets import Buffer, bucket_count
+from hpcsgd.agreement.by_leaders import ByLeaders, open_groups
+from hpcsgd.agreement.decentralised import Decentralised
+from hpcsgd.agreement.decentralised_low import LowPrecision
 from hpcsgd.agreement.gradient import Gradient, Means
 from hpcsgd.agreement.growing import Growing
 from hpcsgd.agreement.kinds import takes_gradients
+from hpcsgd.agreement.qadam import QAdam
 from hpcsgd.agreement.replica_check import ReplicaCheck
 from hpcsgd.agreement.senders import Coded, Plain, Sender
 from hpcsgd.agreement.steps import Steps
-from hpcsgd.agreement.there import BufferThere, Landing, PlainThere
+from hpcsgd.agreement.there import (
+    BufferThere,
+    GradientThere,
+    Landing,
+    PlainThere,
+)
 from hpcsgd.assembly.feed import Feed
 from hpcsgd.assembly.gpu import BY_HOST
 from hpcsgd.assembly.shapers import make_shapers
@@ -24,14 +33,20 @@ from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.on_device import OnDevice
 from hpcsgd.config import RunConfig
-from hpcsgd.data.partition import split_range
+from hpcsgd.data.partition import lengths, split_range
 from hpcsgd.data.sampling import plan_groups
 from hpcsgd.load import Loaded
 from hpcsgd.products.base import Array, State, Task
 from hpcsgd.rates import make_rate
 from hpcsgd.updates import make_rule
 
-KINDS: dict[str, type[Gradient]] = {"gradient": Gradient, "growing": Growing}
+KINDS: dict[str, type[Gradient]] = {
+    "gradient": Gradient,
+    "growing": Growing,
+    "decentralized": Decentralised,
+    "decentralized-low": LowPrecision,
+    "qadam": QAdam,
+}
 
 
 def of_feed(config: RunConfig) -> RunConfig:
@@ -76,13 +91,17 @@ def make_gradient(
         opener=lambda state, buffer: _sender(config, grid, state, buffer),
         check=ReplicaCheck(grid.replicas, config.run.check_members),
         settings=config.agreement,
+        rows=lengths(shard.total_rows, grid.replicas.size),
         accordion=config.accordion,
         batches=_batches(config, loaded, grid),
         loss_scale=_loss_scale(task.backend),
         shapers=make_shapers(config, shard.total_columns, task.columns),
         buffer=Buffer if device is None else partial(BufferThere, device),
     )
-    return KINDS[words.agreement](grid, shard.height / shard.total_rows, means)
+    kind = KINDS[words.agreement]
+    if device is not None:
+        kind = _kind_there(config, grid, means)
+    return kind(grid, shard.height / shard.total_rows, means)
 
 
 def _batches(config: RunConfig, loaded: Loaded, grid: Grid) -> tuple[int, ...]:
@@ -100,21 +119,49 @@ def _loss_scale(backend: Backend) -> LossScale | None:
     return backend.loss_scale
 
 
-def _sums_there(replicas: Communicator) -> bool:
+def _sums_there(config: RunConfig, replicas: Communicator) -> bool:
     """By way of the host would be twice the way that gradients take anyhow."""
+    if replicas.size == 1:
+        return True
+    asked, feedback = config.agreement, config.codec.feedback
+    plain = asked.codec == "identity" and asked.hierarchical == "off"
     carries = isinstance(replicas, OnDevice) and replicas.kind != BY_HOST
-    return carries and replicas.size > 1
+    return plain and feedback != "on" and carries
+
+
+def _kind_there(config: RunConfig, grid: Grid, means: Means) -> type[Gradient]:
+    """Plain SGD on sums that are there is a step that can be taken there."""
+    kind = KINDS[config.agreement.kind]
+    steps = config.update.kind == "sgd" and not means.shapers and kind is Gradient
+    return GradientThere if steps and _sums_there(config, grid.replicas) else kind
 
 
 def _sender(config: RunConfig, grid: Grid, state: State, buffer: Buffer) -> Sender:
-    """One replica has nobody to be short with: nothing is encoded."""
+    """Of all replicas, or of the leaders of groups of them."""
+    replicas, of = grid.replicas, config.agreement.hierarchical
+    if isinstance(buffer, BufferThere) and _sums_there(config, replicas):
+        buffer.stays = True
+        return PlainThere(replicas)
+    if of == "off" or replicas.size == 1:
+        return _between(config, grid, state, buffer, replicas, replicas.size)
+    groups = open_groups(grid, of)
+    sender = _between(config, grid, state, buffer, groups.leaders, groups.count)
+    return ByLeaders(groups, sender)
+
+
+def _between(
+    config: RunConfig,
+    grid: Grid,
+    state: State,
+    buffer: Buffer,
+    speakers: Communicator,
+    count: int,
+) -> Sender:
+    """One alone has nobody to be short with: nothing is encoded."""
     agreement = config.agreement
     is_plain = agreement.codec == "identity" and config.codec.feedback != "on"
-    if is_plain and isinstance(buffer, BufferThere) and _sums_there(grid.replicas):
-        buffer.stays = True
-        return PlainThere(grid.replicas)
-    if is_plain or grid.replicas.size == 1:
-        return Plain(grid.replicas)
+    if is_plain or count == 1:
+        return Plain(speakers)
     codecs: dict[int, Codec] = {}
     for number, tile in enumerate(buffer):
 
@@ -136,4 +183,4 @@ def _sender(config: RunConfig, grid: Grid, state: State, buffer: Buffer) -> Send
         codecs[tile.columns.start] = codec
         for name, kept in codec.kept.items():
             state.kept[f"codec_{number}_{name}"] = kept
-    return Coded(grid.replicas, codecs, agreement.codec)
+    return Coded(speakers, codecs, agreement.codec)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from hpcsgd.agreement.gradient import Gradient
-from hpcsgd.agreement.there import BufferThere
+from hpcsgd.agreement.there import BufferThere, GradientThere
 from hpcsgd.assembly.feed import Feed
 from hpcsgd.assembly.gpu import check_room
 from hpcsgd.backends.device import Device
@@ -56,7 +56,9 @@ def make_gradient_on_gpu(
         assert isinstance(gradient.buffer, BufferThere)
         return gradient.buffer
 
-    return DeviceGradient(task, device, gradient, sums)
+    product = DeviceGradient(task, device, gradient, sums)
+    product.holds_weights = isinstance(gradient, GradientThere)
+    return product
 
 
 def _kept(name: str, task: Task, feed: Feed) -> int:

@@ -1,6 +1,8 @@
 """What the gradient agreement refuses, each in one sentence."""
 
+from hpcsgd.agreement.by_leaders import check_groups
 from hpcsgd.agreement.kinds import takes_gradients
+from hpcsgd.assembly.kind_checks import Wrong, check_asynchronous, of_kinds
 from hpcsgd.codecs import get_codec
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
@@ -12,7 +14,6 @@ from hpcsgd.updates import ADAPTIVE
 UPDATES = ("sgd", "momentum", "nesterov", "nesterov-classic", *ADAPTIVE)
 MOMENTA = ("momentum", "nesterov", "nesterov-classic", "adam")
 ON_GPUS = ("gradient", "growing")
-Wrong = tuple[bool, str]  # whether it is, and the sentence
 
 
 def check(config: RunConfig, precision: Precision) -> None:
@@ -22,10 +23,12 @@ def check(config: RunConfig, precision: Precision) -> None:
     if not takes_gradients(config.agreement.kind):
         _check_unused(config)
         return
+    check_groups(config.agreement.hierarchical)
     for is_wrong, why in (
         *_of_settings(config),
-        *_of_codec(config),
         *_of_formats(precision, codec),
+        *_of_codec(config),
+        *of_kinds(config, precision),
     ):
         if is_wrong:
             raise ConfigError(f"[agreement] kind = {config.agreement.kind!r} {why}")
@@ -129,14 +132,18 @@ def _check_unused(config: RunConfig) -> None:
             f" and [agreement] kind = {agreement.kind!r} has none; use --agreement"
             " gradient, or leave it out"
         )
+    if agreement.kind == "async-average":
+        check_asynchronous(config)
     if config.update.kind in ADAPTIVE:
         raise ConfigError(
             f"--update {config.update.kind} needs the gradient of every step, and"
             f" [agreement] kind = {agreement.kind!r} has none to give; use --agreement"
             " gradient, or --update sgd, momentum or nesterov"
         )
-    if agreement.codec != "identity" or agreement.accumulate != 1:
-        key = "codec" if agreement.codec != "identity" else "accumulate"
+    given = {"codec": "identity", "accumulate": 1, "hierarchical": "off"}
+    others = [key for key, usual in given.items() if getattr(agreement, key) != usual]
+    if others:
+        key = others[0]
         raise ConfigError(
             f"[agreement] {key} = {getattr(agreement, key)!r} is for gradients and kind"
             f" = {agreement.kind!r} sends none; use --agreement gradient, or leave it"

@@ -35,6 +35,7 @@ from hpcsgd.load import Loaded
 from hpcsgd.products import GATHERS, RECURS, get_product
 from hpcsgd.products.base import Product, State, Task
 from hpcsgd.products.clip import Clip, make_clip
+from hpcsgd.products.device_gradient import DeviceGradient
 from hpcsgd.products.gap import GapMonitor
 from hpcsgd.products.held import HeldState
 from hpcsgd.products.lookahead import LookAheadGram
@@ -235,6 +236,14 @@ def _feed(
     return make_feed(config, planner, rows, grid.replicas.size, grid.replica, follow)
 
 
+def _holder(product: Product) -> OnDevice | None:
+    """Where the weights of the run are between exchanges; None: on the host."""
+    inner = product.product if isinstance(product, MicroBatches) else product
+    if isinstance(inner, DeviceGradient) and not inner.holds_weights:
+        return None
+    return inner if isinstance(inner, OnDevice) else None
+
+
 def _first_state(
     config: RunConfig,
     task: Task,
@@ -244,13 +253,14 @@ def _first_state(
 ) -> State:
     height, width = columns.own.stop - columns.own.start, task.states * task.columns
     intercept = np.zeros((task.states, task.columns))
-    kind = HeldState if isinstance(product, OnDevice) else State
+    holder = _holder(product)
+    kind = HeldState if holder else State
     state = kind(
         weights=task.backend.zeros((height, width)),
         intercept=intercept if config.problem.intercept else None,
     )
-    if isinstance(product, OnDevice):
-        state.hold(product.device, product.scale)  # type: ignore[attr-defined]
+    if holder:
+        state.hold(holder.device, holder.scale)  # type: ignore[attr-defined]
     engine.agreement.prepare(state)
     engine.hooks.prepare(state)
     return state

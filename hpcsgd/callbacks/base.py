@@ -49,7 +49,7 @@ class View:
                 "rows": self.rows,
                 "loss": self.loss,
                 "seconds": self.seconds,
-                "words": ledger.words("products") + ledger.words("agreement"),
+                **ledger.sent(),
                 **self.more,
                 **more,
             }

@@ -19,9 +19,12 @@ from hpcsgd.cli.train import add_settings, check_data, overlaid, progress
 from hpcsgd.comm.base import Communicator
 from hpcsgd.config import RunConfig, read_toml
 from hpcsgd.errors import ConfigError, MissingPackage
-from hpcsgd.study.compare import Comparison, Row, check, compare
+from hpcsgd.loss_plots import loss_curves
+from hpcsgd.study.compare import check, compare
+from hpcsgd.study.comparison import REFUSED, Comparison, Row
+from hpcsgd.study.line_up import LINE_UP, line_up
 from hpcsgd.study.report import PAGE, make_report, write_page
-from hpcsgd.study.settings import Setting, expanded, make_setting, parse_setting
+from hpcsgd.study.settings import Entry, Refusal, expanded, make_setting, parse_setting
 
 WIDTH = 150  # where standard output is no terminal
 COLUMNS = (
@@ -31,6 +34,9 @@ COLUMNS = (
 # A flag's name stands for the setting behind it.
 SHORT = {flag[2:]: setting for flag, setting, _ in (*FLAGS, *SWITCHES)}
 
+PASSES, COSTS = ("epoch", "seconds"), ("seconds", "words", "messages")
+MARK = " +"  # behind the baseline's name
+
 log = logging.getLogger(__name__)
 
 
@@ -38,9 +44,10 @@ def add_parser(commands: Any) -> None:
     """Add `compare` to the commands."""
     parser = commands.add_parser(
         "compare",
-        help="train several settings on the same data, in one table",
-        description="Train several settings on the same data and ranks, in turns, and"
-        " print one table. Flags and the file say what all settings share.",
+        help="train several settings or methods on the same data, in one table",
+        description="Train several settings or methods on the same data and ranks, in"
+        " turns, and print one table. Flags and the file say what all share; with"
+        " --methods, --batch is that of all replicas together.",
         allow_abbrev=False,
     )
     add_settings(parser)
@@ -51,6 +58,11 @@ def add_parser(commands: Any) -> None:
         dest="settings",
         metavar="'NAME: KEY=VALUE ...'",
         help="a row of the table; KEY is a flag's name or section.key",
+    )
+    parser.add_argument(
+        "--methods",
+        metavar="all|A,B,...",
+        help=f"rows by name, of {', '.join(LINE_UP)}",
     )
     parser.add_argument(
         "--repeats", type=int, default=3, metavar="N", help="runs of each; default 3"
@@ -68,8 +80,8 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Check every setting, then compare here or under mpiexec."""
-    base, settings = what_to_compare(arguments)
-    check(settings, arguments.repeats, arguments.allow_unequal)
+    base, entries = what_to_compare(arguments)
+    check(entries, arguments.repeats, arguments.allow_unequal)
     check_data(base)
     if arguments.plot:
         plots.require()
@@ -77,17 +89,21 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
         return launch.relaunch(arguments.ranks, argv)
     if not arguments.verbose:
         logs.CHATTY.setLevel(logging.WARNING)
-    return _compare(base, settings, arguments)
+    return _compare(base, entries, arguments)
 
 
-def what_to_compare(arguments: argparse.Namespace) -> tuple[RunConfig, list[Setting]]:
-    """What all share, and the settings: the file's tables, then those of --setting."""
+def what_to_compare(arguments: argparse.Namespace) -> tuple[RunConfig, list[Entry]]:
+    """What all share, and the rows: methods, the file's tables, those of --setting."""
     tables: dict[str, Any] = read_toml(arguments.config) if arguments.config else {}
-    found = _of_file(tables.pop("compare", {}))
-    found += [parse_setting(text) for text in arguments.settings]
+    named = _of_file(tables.pop("compare", {}))
+    named += [parse_setting(text) for text in arguments.settings]
     base = overlaid(tables, arguments)
-    shared = RunConfig.parse(base)
-    return shared, [make_setting(n, base, expanded(n, t, SHORT)) for n, t in found]
+    shared, found = RunConfig.parse(base), list[Entry]()
+    if arguments.methods is not None:
+        ranks = arguments.ranks or launch.launcher_size()
+        found += line_up(arguments.methods, base, ranks)
+    found += [make_setting(n, base, expanded(n, t, SHORT)) for n, t in named]
+    return shared, found
 
 
 def _of_file(tables: Any) -> list[tuple[str, dict[str, Any]]]:
@@ -102,11 +118,11 @@ def _of_file(tables: Any) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _compare(
-    base: RunConfig, settings: list[Setting], arguments: argparse.Namespace
+    base: RunConfig, entries: list[Entry], arguments: argparse.Namespace
 ) -> int:
     def action(world: Communicator) -> Comparison:
         return compare(
-            settings,
+            entries,
             repeats=arguments.repeats,
             allow_unequal=arguments.allow_unequal,
             out=base.run.out,
@@ -124,42 +140,64 @@ def _compare(
 
 def _show(found: Comparison, out: str | None, arguments: argparse.Namespace) -> None:
     """Save, draw and print; what diverged is said on standard error."""
-    curves = {"": found.histories()}
     if out:
         found.save(Path(out))
         try:
-            plots.loss_curves(curves, Path(out) / "compare.png")
+            _draw(found, arguments, Path(out) / "compare.png")
         except MissingPackage as missing:
             log.info("no figure in %s: %s", out, missing)
         write_page(make_report([out]), Path(out) / PAGE)
     if arguments.plot:
-        plots.loss_curves(curves, arguments.plot)
+        _draw(found, arguments, arguments.plot)
     if arguments.json:
         print(found.json(), flush=True)
     else:
         width = None if sys.stdout.isatty() else WIDTH
         Console(highlight=False, width=width).print(table_of(found))
+        print("\n".join(_notes(found)), end="\n" if _notes(found) else "", flush=True)
     for name in found.diverged:
         print(f"hpcsgd: {name} diverged; lower its rate (rate=...)", file=sys.stderr)
+
+
+def _draw(found: Comparison, arguments: argparse.Namespace, path: Path | str) -> None:
+    """Loss over epochs and seconds; of methods over what they cost."""
+    by_method = arguments.methods is not None
+    loss_curves({"": found.histories()}, path, COSTS if by_method else PASSES)
 
 
 def table_of(found: Comparison) -> Table:
     """A row for each setting."""
     drawn = Table(title=_title(found), title_justify="left", box=SIMPLE_HEAD)
-    drawn.add_column("setting")
+    drawn.add_column("setting", no_wrap=True)
     for column in COLUMNS:
         drawn.add_column(column, justify="right")
-    for row in found.rows:
-        drawn.add_row(row.setting.name, *_cells(found, row))
+    for entry in found.entries:
+        if isinstance(entry, Refusal):
+            cells = ["" for _ in COLUMNS]
+            cells[COLUMNS.index("gap")] = REFUSED
+            drawn.add_row(entry.name, *cells)
+        else:
+            mark = MARK * (entry.name == found.baseline)
+            drawn.add_row(entry.name + mark, *_cells(found, entry))
     return drawn
 
 
 def _title(found: Comparison) -> str:
     ranks, repeats = found.rows[0].result.report["ranks"], len(found.rows[0].times)
     said = f"{ranks} rank{'' if ranks == 1 else 's'}, median of {repeats}"
+    if found.reference is not found.rows[0]:
+        said += f", gaps and speed-ups against {found.reference.name}"
     if found.is_equal_batch:
         return said
     return f"{said}; UNEQUAL GLOBAL BATCHES: the steps do not see as many rows"
+
+
+def _notes(found: Comparison) -> list[str]:
+    """What stands below the table."""
+    notes = [f"{refusal.name}: {REFUSED}: {refusal.why}" for refusal in found.refused]
+    if found.baseline:
+        notes.insert(0, f"{MARK.strip()} the baseline of methods that send fewer bytes")
+    return notes
 
 
 def _steps(report: Mapping[str, Any]) -> int:
@@ -172,7 +210,6 @@ def _cells(found: Comparison, row: Row) -> tuple[str, ...]:
     """The figures of one row, in the order of COLUMNS."""
     report, first = row.result.report, found.rows[0].setting.global_batch
     mark = "" if row.setting.global_batch == first else " *"
-    diverged = row.setting.name in found.diverged
     ahead = " ahead" if report["look_ahead"] else ""
     return (
         f"{row.setting.global_batch}{mark}",
@@ -180,7 +217,7 @@ def _cells(found: Comparison, row: Row) -> tuple[str, ...]:
         report["products"] + ahead,
         row.setting.config.precision.recipe,
         f"{row.result.loss:.6f}",
-        "diverged" if diverged else f"{100 * found.loss_gap(row):+.4f} %",
+        "diverged" if row.diverged else f"{100 * found.loss_gap(row):+.4f} %",
         str(row.traffic("calls")),
         str(row.traffic("words")),
         str(row.traffic("bytes")),

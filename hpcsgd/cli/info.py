@@ -19,7 +19,7 @@ def add_parser(commands: Any) -> None:
     """Add `info` to the commands."""
     parser = commands.add_parser(
         "info",
-        help="versions, MPI, CPU, kernels, text parser, GPUs, transports, Slurm",
+        help="versions, MPI, CPU, kernels, GPUs, transports, Slurm, methods",
         allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -32,8 +32,11 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     if arguments.json:
         print(json.dumps(facts, indent=2))
     else:
+        methods = facts.pop("methods")
         for section, content in facts.items():
             print(f"{section:10s} {_line(content)}")
+        for name, says in methods.items():
+            print(f"{'method':10s} {name:14s} {says}")
     return 0
 
 
@@ -45,6 +48,7 @@ def gather() -> dict[str, Any]:
     from hpcsgd.codecs import CODECS
     from hpcsgd.comm.mpi import mpi_facts
     from hpcsgd.data import parse_native
+    from hpcsgd.study.line_up import LINE_UP
 
     packages, cards = {name: _version(name) for name in PACKAGES}, gpus()
     seen = len(cards) if isinstance(cards, list) else 0
@@ -66,6 +70,7 @@ def gather() -> dict[str, Any]:
         "nccl": nccl_library() or "not found",
         "transports": transport_facts(packages, seen),
         "slurm": slurm(),
+        "methods": {name: method.says for name, method in LINE_UP.items()},
     }
 
 

@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any, get_type_hints
 
 from hpcsgd.agreement import BUFFERS
+from hpcsgd.agreement.settings import PEERS
 from hpcsgd.agreement.slowmo import BASES
 from hpcsgd.cli.flags import FLAGS, SWITCHES
 from hpcsgd.codecs.settings import DENSE, FEEDBACKS, NORMS
@@ -25,6 +26,7 @@ CHOICES: dict[str, list[str]] = {
     "run.comm": ["auto", *COMMUNICATORS],
     "agreement.momentum": list(BUFFERS),
     "agreement.base": list(BASES),
+    "agreement.peers": list(PEERS),
     "codec.feedback": list(FEEDBACKS),
     "codec.dense": list(DENSE),
     "codec.norm": list(NORMS),

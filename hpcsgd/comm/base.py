@@ -62,6 +62,17 @@ class Communicator(Hooks):
         self._book(purpose, buffer, wire.sum_bytes(buffer.nbytes, self.size), began)
         return buffer
 
+    def reduce(self, buffer: Array, purpose: str) -> Array:
+        """buffer ← Σ over ranks, on rank 0 alone; the others' keep what they held."""
+        if self.size == 1:
+            return buffer
+        wire.check_summable(buffer.dtype)
+        began = perf_counter()
+        with self._inside("reduction", purpose):
+            self._reduce(buffer)
+        self._book(purpose, buffer, wire.reduce_bytes(buffer.nbytes, self.size), began)
+        return buffer
+
     def workspace(self, words: int, dtype: Any) -> Workspace:
         """A message that is summed again and again, by the fastest way there is.
 
@@ -171,6 +182,27 @@ class Communicator(Hooks):
         moved = wire.exchange_bytes(pieces.nbytes, self.size)
         self._book(purpose, pieces, moved, began)
         what = "exchange of pieces"
+        return Pending(out, lambda: self._wait(finish, purpose, number, what))
+
+    def swap(self, array: Array, out: Array, peer: int, purpose: str) -> Array:
+        """out ← what rank `peer` gives this one, which gives it `array`.
+
+        Both call it for each other; pairs need not wait for other pairs. With oneself
+        nothing is sent. Swaps of the same two are in the order of their calls.
+        """
+        return self.start_swap(array, out, peer, purpose).wait()
+
+    def start_swap(self, array: Array, out: Array, peer: int, purpose: str) -> Pending:
+        """Begin it; both arrays belong to it until `wait`."""
+        if peer == self.rank:
+            np.copyto(out, array)
+            return Pending(out)
+        self._check_swap(array, out, peer)
+        began, what = perf_counter(), f"swap with rank {peer}"
+        with self._inside(f"start of the {what}", purpose):
+            finish = self._start_swap(array, out, peer)
+        number = self.begun
+        self._book(purpose, array, wire.swap_bytes(array.nbytes), began)
         return Pending(out, lambda: self._wait(finish, purpose, number, what))
 
     def deal(
@@ -327,13 +359,20 @@ class Communicator(Hooks):
                 f" counts are {list(counts)}; pass the same counts on all ranks"
             )
 
+    def _check_swap(self, array: Array, out: Array, peer: int) -> None:
+        if not 0 <= peer < self.size:
+            raise TransportError(
+                f"rank {self.rank} would swap with rank {peer} of {self.size}; name a"
+                " rank of the group"
+            )
+        if array.dtype != out.dtype:
+            raise TransportError(
+                f"rank {self.rank} gives words of {array.dtype} and takes {out.dtype};"
+                " swap words of one type"
+            )
+
     def _sum_in_one_place(self, buffer: Array, purpose: str) -> Array:
-        wire.check_summable(buffer.dtype)
-        began = perf_counter()
-        with self._inside("reduction", purpose):
-            self._reduce(buffer)
-        self._book(purpose, buffer, wire.reduce_bytes(buffer.nbytes, self.size), began)
-        return self.broadcast(buffer, 0, purpose)
+        return self.broadcast(self.reduce(buffer, purpose), 0, purpose)
 
     def _inside(self, what: str, purpose: str) -> Place:
         """`with` it around whatever may wait for others: the watchdog looks there."""

@@ -1,6 +1,7 @@
 """A network on a desk: every collective takes as long as a slower network would.
 
-A collective over p ranks is charged α⌈log₂p⌉ plus its wire bytes over the bandwidth.
+A collective over p ranks is charged α⌈log₂p⌉ plus its wire bytes over the bandwidth,
+a swap of two ranks α plus its bytes over it.
 Blocking ones wait the charge after the inner collective; non-blocking ones start when
 posted; all of a rank queue on one link.
 """
@@ -177,13 +178,11 @@ class Delayed(Communicator):
 
     def _start_sum(self, buffer: Array) -> Callable[[], None]:
         finish = self.inner._start_sum(buffer)
-        return self._late(finish, wire.sum_bytes(buffer.nbytes, self.felt))
+        return self._late(finish, self.charge(wire.sum_bytes(buffer.nbytes, self.felt)))
 
-    def _late(
-        self, finish: Callable[[], None], wire_bytes: float
-    ) -> Callable[[], None]:
+    def _late(self, finish: Callable[[], None], seconds: float) -> Callable[[], None]:
         """`finish`, not before what was posted now would be here."""
-        done_at = self.link.book(self.charge(wire_bytes))
+        done_at = self.link.book(seconds)
 
         def wait() -> None:
             finish()
@@ -203,7 +202,7 @@ class Delayed(Communicator):
         self, part: Array, counts: Sequence[int], out: Array
     ) -> Callable[[], None]:
         finish = self.inner._start_gather(part, counts, out)
-        return self._late(finish, wire.gather_bytes(out.nbytes, self.felt))
+        return self._late(finish, self.charge(wire.gather_bytes(out.nbytes, self.felt)))
 
     def _exchange(self, pieces: Array, counts: Sequence[int], out: Array) -> None:
         self.inner._exchange(pieces, counts, out)
@@ -223,7 +222,16 @@ class Delayed(Communicator):
         self, pieces: Array, counts: Sequence[int], out: Array
     ) -> Callable[[], None]:
         finish = self.inner._start_exchange(pieces, counts, out)
-        return self._late(finish, wire.exchange_bytes(pieces.nbytes, self.felt))
+        return self._late(
+            finish, self.charge(wire.exchange_bytes(pieces.nbytes, self.felt))
+        )
+
+    def _start_swap(self, array: Array, out: Array, peer: int) -> Callable[[], None]:
+        finish = self.inner._start_swap(array, out, peer)
+        seconds = self.network.alpha + wire.swap_bytes(array.nbytes) / (
+            self.network.bandwidth
+        )
+        return self._late(finish, seconds)
 
     def _collect(self, part: Array, counts: Sequence[int], out: Array) -> None:
         self.inner._collect(part, counts, out)

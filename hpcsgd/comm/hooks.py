@@ -11,7 +11,10 @@ Array = NDArray[Any]
 
 
 class Hooks(ABC):
-    """Collectives of a group of two ranks or more, each called by all of them."""
+    """Collectives of a group of two ranks or more, each called by all of them.
+
+    Swaps alone are of two ranks, whatever the others do.
+    """
 
     rank: int
     size: int
@@ -67,6 +70,11 @@ class Hooks(ABC):
     @abstractmethod
     def _start_exchange(
         self, pieces: Array, counts: Sequence[int], out: Array
+    ) -> Callable[[], None]: ...
+
+    @abstractmethod
+    def _start_swap(
+        self, array: Array, out: Array, peer: int
     ) -> Callable[[], None]: ...
 
     def _exchange(self, pieces: Array, counts: Sequence[int], out: Array) -> None:

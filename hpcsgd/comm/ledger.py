@@ -7,6 +7,7 @@ from typing import Any
 from hpcsgd.comm.place import Place
 
 PURPOSES = ("products", "agreement", "evaluate", "control")
+TRAINING = ("products", "agreement")  # looks at the loss and control are not
 
 
 @dataclass
@@ -49,6 +50,15 @@ class Ledger:
     def words(self, purpose: str) -> int:
         """Words so far."""
         return self.entries[purpose].words
+
+    def sent(self) -> dict[str, int]:
+        """Messages, words and bytes that training has sent so far."""
+        entries = [self.entries[purpose] for purpose in TRAINING]
+        return {
+            "messages": sum(entry.calls for entry in entries),
+            "words": sum(entry.words for entry in entries),
+            "bytes": sum(entry.bytes for entry in entries),
+        }
 
     def add(self, earlier: Mapping[str, Mapping[str, Any]]) -> None:
         """Count on from what `as_dict` said before: a run that was interrupted."""

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from hpcsgd.comm import wire
 from hpcsgd.comm.base import Array, Communicator
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.comm.leftovers import remove_leftovers
@@ -192,6 +193,19 @@ class MpiCommunicator(Communicator):
         else:
             request = self._comm.Ialltoallv(*self._pieces(pieces, counts, out))
         return lambda: request.Wait()
+
+    def _start_swap(self, array: Array, out: Array, peer: int) -> Callable[[], None]:
+        told = self._mpi.Status(), self._mpi.Status()
+        # Received first: what then arrives has where to go.
+        taken = self._comm.Irecv(_sendable(out), peer)
+        requests = taken, self._comm.Isend(_sendable(array), peer)
+
+        def finish() -> None:
+            self._mpi.Request.Waitall(requests, told)
+            got = told[0].Get_count(self._mpi.BYTE)
+            wire.check_swapped(self.rank, peer, got, out.nbytes)
+
+        return finish
 
     def _deal(
         self,

@@ -205,6 +205,14 @@ class OnDevice(Communicator):
         finish: Callable[[], None] = way._start_exchange(pieces, counts, out)
         return finish
 
+    def _start_swap(self, array: Array, out: Array, peer: int) -> Callable[[], None]:
+        if self.layer.owns(array):
+            raise TransportError(
+                f"transport {self.kind} swaps no arrays of a GPU; swap those of the"
+                " host"
+            )
+        return self.host._start_swap(array, out, peer)
+
     def _deal(
         self,
         pieces: Array,

@@ -15,6 +15,11 @@ class Pending:
         self.buffer = buffer
         self._finish = finish
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether nobody has waited for it yet."""
+        return self._finish is not None
+
     def wait(self) -> Array:
         """Block until the sum is in the buffer."""
         finish, self._finish = self._finish, None

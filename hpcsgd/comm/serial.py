@@ -45,6 +45,9 @@ class SerialCommunicator(Communicator):
     ) -> Callable[[], None]:
         self._alone()
 
+    def _start_swap(self, array: Array, out: Array, peer: int) -> Callable[[], None]:
+        self._alone()
+
     def _broadcast(self, buffer: Array, root: int) -> None:
         self._alone()
 

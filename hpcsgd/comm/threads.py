@@ -2,11 +2,13 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
+from hpcsgd.comm import wire
 from hpcsgd.comm.base import Array, Communicator
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.comm.verdict import PATIENCE
@@ -59,6 +61,7 @@ class Board:
         self.limit = limit  # 0 = for ever
         self.items: dict[int, dict[int, Any]] = {}
         self.taken: dict[int, int] = {}
+        self.letters: dict[tuple[int, int], deque[Any]] = {}  # by sender and receiver
         self.changed = threading.Condition()
         self.broken = False
         self.census = Census(size)
@@ -72,7 +75,9 @@ class Board:
     def take(self, number: int, waits: Callable[[], str]) -> list[Any]:
         """What all ranks said as message `number`, once all have; who waits where."""
         with self.changed:
-            in_time = self._wait_for(number)
+            in_time = self._wait_for(
+                lambda: len(self.items.get(number, ())) == self.size
+            )
             # What everybody said is said, whoever failed after it.
             is_complete = len(self.items.get(number, ())) == self.size
             if self.broken and not is_complete:
@@ -85,7 +90,25 @@ class Board:
                 del self.items[number], self.taken[number]
             return [said[rank] for rank in range(self.size)]
 
-    def _wait_for(self, number: int) -> bool:
+    def send(self, sender: int, receiver: int, item: Any) -> None:
+        """Give one rank something, behind what it was given before."""
+        with self.changed:
+            self.letters.setdefault((sender, receiver), deque()).append(item)
+            self.changed.notify_all()
+
+    def receive(self, sender: int, receiver: int, waits: Callable[[], str]) -> Any:
+        """The first that `sender` gave and that was not taken yet."""
+        with self.changed:
+            letters = self.letters.setdefault((sender, receiver), deque())
+            in_time = self._wait_for(lambda: bool(letters))
+            if letters:
+                return letters.popleft()
+            if in_time:
+                raise LostRank("another rank failed; its own error says more")
+            late = f"rank {sender} did not come within {self.limit:g} s"
+            raise TransportError(f"{waits()}: {late}")
+
+    def _wait_for(self, is_there: Callable[[], bool]) -> bool:
         """False where the limit has passed; while any rank works, it is ten times that.
 
         Ranks that are threads share one clock of CPU time: it cannot say who works.
@@ -93,7 +116,7 @@ class Board:
         for _ in range(PATIENCE):
             began, used = time.perf_counter(), time.process_time()
             complete = self.changed.wait_for(
-                lambda: self.broken or len(self.items.get(number, ())) == self.size,
+                lambda: self.broken or is_there(),
                 timeout=self.limit or None,
             )
             used = time.process_time() - used
@@ -230,6 +253,16 @@ class ThreadCommunicator(Communicator):
             own = [parts[self.rank] for parts in said]
             _check_counts(own, [counts[self.rank]] * self.size)
             np.concatenate(own, out=out)
+
+        return finish
+
+    def _start_swap(self, array: Array, out: Array, peer: int) -> Callable[[], None]:
+        self._board.send(self.rank, peer, array.copy())
+
+        def finish() -> None:
+            got = self._board.receive(peer, self.rank, self._waits)
+            wire.check_swapped(self.rank, peer, got.nbytes, out.nbytes)
+            out[...] = got.reshape(out.shape)
 
         return finish
 

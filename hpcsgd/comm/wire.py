@@ -32,6 +32,20 @@ def exchange_bytes(payload: int, ranks: int) -> float:
     return (ranks - 1) / ranks * payload
 
 
+def swap_bytes(payload: int) -> float:
+    """Sent to one peer, straight."""
+    return float(payload)
+
+
+def check_swapped(rank: int, peer: int, got: int, wanted: int) -> None:
+    """A peer that says less than there is room for would leave old words in it."""
+    if got != wanted:
+        raise TransportError(
+            f"rank {peer} gave rank {rank} {got} bytes in a swap, not {wanted}; both"
+            " must know what the other gives"
+        )
+
+
 def check_summable(dtype: np.dtype[Any]) -> None:
     """MPI has no 16-bit float, and a sum of integers that hold some is nonsense."""
     if dtype.char not in "fdg":

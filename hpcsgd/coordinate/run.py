@@ -170,7 +170,7 @@ class Training:
                 "gradient": seen.gradient,
                 "gap": seen.gap,
                 "seconds": view.seconds,
-                "words": ledger.words("products"),
+                **ledger.sent(),
             }
         )
         self._tell("on_evaluate")

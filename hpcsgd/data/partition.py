@@ -15,6 +15,12 @@ def split_range(n: int, parts: int, index: int) -> slice:
     return slice(start, start + size + (index < extra))
 
 
+def lengths(n: int, parts: int) -> tuple[int, ...]:
+    """Of all of those parts."""
+    ranges = (split_range(n, parts, index) for index in range(parts))
+    return tuple(part.stop - part.start for part in ranges)
+
+
 def split_by_weight(weights: NDArray[Any], parts: int) -> list[slice]:
     """range(len(weights)) cut into consecutive parts of about equal weight.
 

@@ -15,6 +15,7 @@ from hpcsgd.backends.device_exchange import DeviceExchange
 from hpcsgd.products.base import Array, Group, State, Task
 from hpcsgd.products.device_cycle import Cycle
 from hpcsgd.products.direct import probed
+from hpcsgd.products.held import HeldState
 from hpcsgd.products.on_device import DeviceDirect
 from hpcsgd.updates import Unrolled
 
@@ -46,10 +47,10 @@ class DeviceGradient(DeviceDirect):
     ) -> None:
         super().__init__(replace(task, states=1, probe=np.ones(1)), device)
         self.asked, self.shares, self.sums_of = task, shares, sums_of
-        shape = task.shard.width, task.columns
-        self.point = device.empty(shape, np.float32)
+        self.point: Any = None
         self.intercept: Any = None
         self.plain = adding(self.scale)
+        self.holds_weights = False  # True: the state's are there, and stay
         self._is_old = True  # what is there is from before a step
         self._known: dict[int, Cycle] = {}  # by the rows of a batch
 
@@ -75,14 +76,25 @@ class DeviceGradient(DeviceDirect):
 
     def _send(self, state: State, sums: Sums) -> None:
         """Where scores are read, in the units of rows that are stored times a power."""
+        if self.holds_weights:
+            assert isinstance(state, HeldState)
+            self.point = state.on_device("weights")
+        else:
+            self._send_point(state, sums)
+        if state.intercept is not None:
+            self._send_intercept(state.intercept, sums)
+
+    def _send_point(self, state: State, sums: Sums) -> None:
         point = probed(self.asked, state.weights)
         if self.scale != 1.0:
             point = point / point.dtype.type(self.scale)
+        if self.point is None:
+            self.point = self.device.empty(point.shape, np.float32)
         self.device.fill(self.point, np.ascontiguousarray(point, dtype=np.float32))
         sums.up += self.point.nbytes
-        if state.intercept is None:
-            return
-        read = np.ascontiguousarray(self.asked.probe @ state.intercept)[None]
+
+    def _send_intercept(self, intercept: Array, sums: Sums) -> None:
+        read = np.ascontiguousarray(self.asked.probe @ intercept)[None]
         if self.intercept is None:
             self.intercept = self.device.empty(read.shape, np.float64)
         self.device.fill(self.intercept, read)

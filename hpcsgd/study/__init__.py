@@ -2,7 +2,8 @@
 
 from hpcsgd.study.account import Account
 from hpcsgd.study.api import strong, study, sweep, weak
-from hpcsgd.study.compare import Comparison, compare
+from hpcsgd.study.compare import compare, compare_methods
+from hpcsgd.study.comparison import Comparison
 from hpcsgd.study.plan import Plan
 from hpcsgd.study.settings import Setting
 
@@ -12,6 +13,7 @@ __all__ = [
     "Plan",
     "Setting",
     "compare",
+    "compare_methods",
     "strong",
     "study",
     "sweep",

@@ -6,12 +6,11 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
+from hpcsgd.comm.ledger import TRAINING
 from hpcsgd.result import finite
 from hpcsgd.study.folder import DONE, Line
 from hpcsgd.study.plan import Plan
 from hpcsgd.study.points import Point
-
-TRAFFIC = ("products", "agreement")  # what training sends; losses and control are not
 
 
 @dataclass(frozen=True)
@@ -228,7 +227,7 @@ def traffic(lines: Iterable[Line], figure: str) -> int | None:
     """Calls or words of rank 0 for products and agreements, those of the first line."""
     for line in lines:
         if line["ledger"]:
-            return sum(int(line["ledger"][purpose][figure]) for purpose in TRAFFIC)
+            return sum(int(line["ledger"][purpose][figure]) for purpose in TRAINING)
     return None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.families import get_family
-from hpcsgd.study.methods import PLACED, get_method
+from hpcsgd.study.methods import PLACED, Grid, Method, get_method
 from hpcsgd.study.plan import KINDS, PLACES, Plan
 from hpcsgd.study.points import Point
 
@@ -127,21 +127,27 @@ def _share(plan: Plan) -> int:
 
 
 def _check_point(point: Point) -> None:
-    method = get_method(point.method)
-    if point.steps == "auto" and point.grid[0] > 1:
-        raise ConfigError(
-            f"{point.method} on {point.grid[0]} replicas: --steps auto would change"
-            " what is learnt; name the steps"
-        )
-    tables = point.tables()
-    if method.product and tables["products"]["kind"] == "direct":
-        raise ConfigError(
-            f"{point.method} takes s steps a sum, which --products direct does not;"
-            " leave --products out, or name gram or cached"
-        )
     try:
-        config = RunConfig.parse(tables)
+        config = RunConfig.parse(point.tables())
         get_family(config.problem.family)
         config.precision.resolve()
     except ConfigError as error:
         raise ConfigError(f"{point.setting}: {error}") from error
+    check_steps(point.method, get_method(point.method), point.grid, config)
+
+
+def check_steps(name: str, method: Method, grid: Grid, config: RunConfig) -> None:
+    """Refuse s left open where it changes what is learnt, and products that sum each.
+
+    s is 0 in a configuration that leaves it open.
+    """
+    if not config.schedule.steps and grid[0] > 1:
+        raise ConfigError(
+            f"{name} on {grid[0]} replicas: --steps auto would change what is learnt;"
+            " name the steps"
+        )
+    if method.product and config.products.kind == "direct":
+        raise ConfigError(
+            f"{name} takes s steps a sum, which --products direct does not; leave"
+            " --products out, or name gram or cached"
+        )

@@ -1,10 +1,8 @@
 """Several settings on the same data and ranks, interleaved, in one account."""
 
-import json
 import logging
-import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,134 +17,24 @@ from hpcsgd.config import RunConfig
 from hpcsgd.coordinate.checks import form_of
 from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.errors import ConfigError, HpcsgdError
-from hpcsgd.files import write_text
-from hpcsgd.result import Result, Status, finite
-from hpcsgd.study.account import TRAFFIC
+from hpcsgd.result import Result
+from hpcsgd.study.comparison import Comparison, row_of
+from hpcsgd.study.line_up import Names, line_up
 from hpcsgd.study.settings import (
+    Entry,
+    Refusal,
     Setting,
+    Tables,
     check_equal_batch,
     check_names,
     folder_name,
-    is_equal_batch,
 )
 
 log = logging.getLogger(__name__)
-FILES = ("compare.json", "compare.png", "report.html")
-
-
-@dataclass(frozen=True)
-class Row:
-    """One setting: its run of median time, and the times of all its repeats."""
-
-    setting: Setting
-    result: Result
-    times: tuple[float, ...]  # seconds_total of each repeat, in the order they ran
-
-    @property
-    def seconds(self) -> float:
-        """The median."""
-        return statistics.median(self.times)
-
-    def traffic(self, figure: str) -> int:
-        """Calls, words or bytes of rank 0, sent for products and agreements."""
-        return sum(int(self.result.ledger[purpose][figure]) for purpose in TRAFFIC)
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The rows in the order of the settings; the first is what others are held to."""
-
-    rows: tuple[Row, ...]
-
-    @property
-    def is_equal_batch(self) -> bool:
-        """True where every step of every setting sees as many rows."""
-        return is_equal_batch([row.setting for row in self.rows])
-
-    @property
-    def diverged(self) -> list[str]:
-        """The settings whose run diverged."""
-        bad = Status.DIVERGED
-        return [row.setting.name for row in self.rows if row.result.status is bad]
-
-    def loss_gap(self, row: Row) -> float:
-        """(loss − first loss) / |first loss|."""
-        first = self.rows[0].result.loss
-        return (row.result.loss - first) / abs(first) if first else float("nan")
-
-    def speed_up(self, row: Row) -> float:
-        """The first's seconds over this one's."""
-        first = self.rows[0].seconds
-        return first / row.seconds if row.seconds > 0 else float("nan")
-
-    def histories(self) -> dict[str, list[dict[str, Any]]]:
-        """name -> loss curve."""
-        return {row.setting.name: row.result.history for row in self.rows}
-
-    def as_dict(self) -> dict[str, Any]:
-        """Everything but the weights, ready for JSON."""
-        return {
-            "ranks": self.rows[0].result.report["ranks"],
-            "repeats": len(self.rows[0].times),
-            "equal_global_batch": self.is_equal_batch,
-            "settings": [self._figures(row) for row in self.rows],
-        }
-
-    def json(self) -> str:
-        """One document; a number that is not finite is written as null."""
-        return json.dumps(finite(self.as_dict()), indent=2, allow_nan=False)
-
-    def save(self, folder: Path) -> None:
-        """Write compare.json into `folder`."""
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            put_aside(folder)
-            write_text(folder / "compare.json", self.json() + "\n")
-        except OSError as error:
-            raise ConfigError(
-                f"cannot write into --out {folder}: {error.strerror};"
-                " choose a folder that can be written"
-            ) from error
-
-    def _figures(self, row: Row) -> dict[str, Any]:
-        result, report = row.result, row.result.report
-        return {
-            "name": row.setting.name,
-            "global_batch": row.setting.global_batch,
-            "steps": report["schedule"]["steps"],
-            "products": report["products"],
-            "look_ahead": report["look_ahead"],
-            "precision": row.setting.config.precision.recipe,
-            "status": result.status.value,
-            "loss": result.loss,
-            "loss_gap": self.loss_gap(row),
-            "synchronisations": row.traffic("calls"),
-            "words": row.traffic("words"),
-            "bytes": row.traffic("bytes"),
-            "seconds": row.seconds,
-            "seconds_of_repeats": list(row.times),
-            "speed_up": self.speed_up(row),
-            "iterations": result.iterations,
-            "weights_sha256": result.weights_sha256,
-            "ledger": result.ledger,
-            "history": result.history,
-            "config": result.config,
-        }
-
-
-def put_aside(folder: Path) -> None:
-    """Give what an earlier comparison left here the next free number."""
-    number = 1
-    while any(folder.glob(f"compare-earlier-{number}.*")):
-        number += 1
-    for name in FILES:
-        if (folder / name).exists():
-            suffix = Path(name).suffix
-            (folder / name).rename(folder / f"compare-earlier-{number}{suffix}")
 
 
 def compare(
-    settings: Sequence[Setting],
+    settings: Sequence[Entry],
     *,
     repeats: int = 3,
     allow_unequal: bool = False,
@@ -159,14 +47,15 @@ def compare(
     """Train every setting `repeats` times, in turns, on the same ranks.
 
     Turns (A, B, A, B, ...) let a machine that changes its pace hit all settings alike.
+    A method that cannot run as asked is refused, and the others run.
 
     Parameters
     ----------
-    settings : the first is what the others are held to
+    settings : the first is what the others are held to; among methods sgd is, or ddp
     repeats : runs of each setting; its time is their median
     allow_unequal : compare settings with other global batches all the same
     out : folder of the runs, NAME-1, NAME-2, ... in it
-    X : ndarray, (n, d), the rows; else the data path of the settings
+    X : ndarray or scipy.sparse matrix, (n, d), the rows; else the data path
     y : ndarray, (n,), targets
     world : the ranks to train on; else those of the launcher
     callbacks : makes the callbacks of one run, on this rank
@@ -176,37 +65,131 @@ def compare(
     Comparison
     """
     check(settings, repeats, allow_unequal)
-    comm = world if world is not None else open_world(settings[0].config.run.comm)
-    comm.together(lambda: _look_up(settings, comm))
-    results: dict[str, list[Result]] = {setting.name: [] for setting in settings}
-    for number in range(1, repeats + 1):
-        for setting in settings:
-            said = (setting.name, number, repeats)
-            log.info("%s, run %d of %d", *said, extra={"on_all_ranks": True})
-            config = _placed(setting, out, number)
-            result = _run(setting.name, config, X, y, comm, callbacks())
-            results[setting.name].append(result)
+    comm = world if world is not None else open_world(_transport(settings))
+    entries = [_looked_up(entry, out, comm) for entry in settings]
+
+    def run(setting: Setting, number: int) -> Result | Refusal:
+        said = (setting.name, number, repeats)
+        log.info("%s, run %d of %d", *said, extra={"on_all_ranks": True})
+        return _run(setting, _placed(setting, out, number), X, y, comm, callbacks)
+
+    found = _in_turns(entries, repeats, run)
     if world is None:
         comm.close()
-    return Comparison(tuple(_row(s, results[s.name]) for s in settings))
+    return found
 
 
-def check(settings: Sequence[Setting], repeats: int, allow_unequal: bool) -> None:
+def _in_turns(
+    entries: list[Entry],
+    repeats: int,
+    run: Callable[[Setting, int], Result | Refusal],
+) -> Comparison:
+    """All runs; what one refuses is not asked again."""
+    results: dict[str, list[Result]] = {entry.name: [] for entry in entries}
+    for number in range(1, repeats + 1):
+        for place, setting in enumerate(entries):
+            if isinstance(setting, Refusal):
+                continue
+            found = run(setting, number)
+            if isinstance(found, Refusal):
+                entries[place] = found
+            else:
+                results[setting.name].append(found)
+    return Comparison(
+        tuple(
+            row_of(one, results[one.name]) if isinstance(one, Setting) else one
+            for one in _some(entries)
+        )
+    )
+
+
+def compare_methods(
+    methods: Names = "all",
+    config: Tables | None = None,
+    *,
+    repeats: int = 3,
+    out: str | Path | None = None,
+    X: ArrayLike | None = None,
+    y: ArrayLike | None = None,
+    world: Communicator | None = None,
+) -> Comparison:
+    """Train every method on the same data and ranks, in turns.
+
+    Parameters
+    ----------
+    methods : "all", "a,b,c" or a list: rows of `METHODS`, sgd, casgd and hybrid
+    config : tables of `train` that all share; its batch is that of all replicas
+    repeats : runs of each method; its time is their median
+    out : folder of the runs
+    X : ndarray or scipy.sparse matrix, (n, d), the rows; else the data path
+    y : ndarray, (n,), targets
+    world : the ranks to train on; else those of the launcher
+
+    Returns
+    -------
+    Comparison
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> X = np.random.default_rng(0).normal(size=(64, 3))
+    >>> found = compare_methods("sgd,ddp", X=X, y=X[:, 0] > 0, repeats=1)
+    >>> [row.name for row in found.rows]
+    ['sgd', 'ddp']
+    """
+    base = config or {}
+    comm = world if world is not None else open_world(RunConfig.parse(base).run.comm)
+    entries = line_up(methods, base, comm.size)
+    found = compare(entries, repeats=repeats, out=out, X=X, y=y, world=comm)
+    if world is None:
+        comm.close()
+    return found
+
+
+def check(settings: Sequence[Entry], repeats: int, allow_unequal: bool) -> None:
     """Refuse what cannot be compared, before anything is trained."""
     if repeats < 1:
         raise ConfigError(f"--repeats {repeats}: at least 1 is needed; 3 is usual")
     check_names(settings)
     if not allow_unequal:
-        check_equal_batch(settings)
+        check_equal_batch([one for one in _some(settings) if isinstance(one, Setting)])
 
 
-def _look_up(settings: Sequence[Setting], world: Communicator) -> None:
+def _some(entries: Sequence[Entry]) -> Sequence[Entry]:
+    """All of them, unless nothing is left that could be trained."""
+    refused = [one for one in entries if isinstance(one, Refusal)]
+    if len(refused) == len(entries):
+        raise ConfigError(
+            f"nothing that was asked for can run here; {refused[0].name}:"
+            f" {refused[0].why}"
+        )
+    return entries
+
+
+def _transport(settings: Sequence[Entry]) -> str:
+    """How ranks talk, which is one for all settings."""
+    first = next(one for one in settings if isinstance(one, Setting))
+    return first.config.run.comm
+
+
+def _looked_up(entry: Entry, out: str | Path | None, world: Communicator) -> Entry:
     """Refuse what is unknown, or does not fit, before anything is trained."""
-    for setting in settings:
-        if setting.config.update.kind == COORDINATE:
-            form_of(setting.config, world.size)
-        else:
-            resolve(setting.config, world)
+    if isinstance(entry, Refusal):
+        return entry
+    try:
+        world.together(lambda: _look_up(_placed(entry, out, 1), world))
+    except ConfigError as error:
+        if not entry.is_method:
+            raise
+        return Refusal(entry.name, str(error))
+    return entry
+
+
+def _look_up(config: RunConfig, world: Communicator) -> None:
+    if config.update.kind == COORDINATE:
+        form_of(config, world.size)
+    else:
+        resolve(config, world)
 
 
 def _placed(setting: Setting, out: str | Path | None, number: int) -> RunConfig:
@@ -216,16 +199,24 @@ def _placed(setting: Setting, out: str | Path | None, number: int) -> RunConfig:
 
 
 def _run(
-    name: str, config: RunConfig, X: Any, y: Any, world: Communicator, callbacks: Any
-) -> Result:
+    setting: Setting,
+    config: RunConfig,
+    X: Any,
+    y: Any,
+    world: Communicator,
+    callbacks: Callable[[], list[Callback]],
+) -> Result | Refusal:
+    """One run; a method that these data do not suit, on all ranks alike, is refused."""
     try:
-        return train(config, X=X, y=y, world=world, callbacks=callbacks)
+        return train(config, X=X, y=y, world=world, callbacks=callbacks())
     except HpcsgdError as error:
-        error.args = (f"setting {name!r}: {error}",)
+        if _is_refusal(error, setting, world):
+            return Refusal(setting.name, str(error))
+        error.args = (f"setting {setting.name!r}: {error}",)
         raise
 
 
-def _row(setting: Setting, results: list[Result]) -> Row:
-    times = [result.report["seconds_total"] for result in results]
-    middle = times.index(statistics.median_low(times))
-    return Row(setting, results[middle], tuple(times))
+def _is_refusal(error: HpcsgdError, setting: Setting, world: Communicator) -> bool:
+    """Whether all ranks know that this method does not suit, and can go on."""
+    together = error.on_all_ranks or world.size == 1
+    return setting.is_method and isinstance(error, ConfigError) and together

@@ -31,6 +31,8 @@ def expected_traffic(report: Report) -> dict[str, int] | None:
     counts = expected(shape, [_leg(report, shape)])
     if shape.agreement["kind"] == KIND:
         told = report["agreement"]
+        if shape.agreement.get("hierarchical", "off") != "off":
+            return None
         if told["codec"] != "identity" or report["config"]["codec"]["feedback"] == "on":
             return None
         counts |= gradient_traffic(

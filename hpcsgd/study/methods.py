@@ -1,12 +1,14 @@
 """What studies compare: each method is a row of one table."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from math import isqrt
+from math import gcd, isqrt
 from typing import Any
 
+from hpcsgd import methods
 from hpcsgd.errors import ConfigError
 
+Tables = Mapping[str, Mapping[str, Any]]
 Grid = tuple[int, int]  # replicas, members
 # Of a sum in every step: no messages are saved, the loop around them is lighter.
 LOOP = 32
@@ -21,9 +23,37 @@ class Method:
 
     says: str
     grids: Callable[[int], list[Grid]]  # of p ranks, the usual one first
-    over: Mapping[str, Mapping[str, Any]]  # tables that lie over what all share
+    over: Tables  # tables that lie over what all share
     product: str = ""  # where none is asked for; "" = `over` says which
     sums_each: bool = False
+    accumulate: int = 1  # batches that are one step, as far as they divide its rows
+
+    def shares(self, batch: int, replicas: int) -> dict[str, dict[str, Any]]:
+        """A replica's part of a global batch, in batches that accumulate."""
+        own = batch // replicas
+        together = gcd(own, self.accumulate)
+        said: dict[str, dict[str, Any]] = {"schedule": {"batch": own // together}}
+        if self.accumulate > 1:
+            said["agreement"] = {"accumulate": together}
+        return said
+
+    def tables(self, base: Tables, own: Tables) -> dict[str, dict[str, Any]]:
+        """What is trained: `base`, under what is its own, under what makes it one."""
+        tables = {section: dict(table) for section, table in base.items()}
+        if self.product:
+            tables.setdefault("products", {}).setdefault("kind", self.product)
+        for over in (own, self.over):
+            for section, table in over.items():
+                tables.setdefault(section, {}).update(table)
+        if self.sums_each and _is_bent(base.get("problem", {})):
+            tables["schedule"]["steps"] = 1  # they act behind every step, not a group
+        return {section: table for section, table in tables.items() if table}
+
+
+def _is_bent(problem: Mapping[str, Any]) -> bool:
+    """Whether l1 or bounds act behind every step."""
+    bounds = (problem.get("lower"), problem.get("upper"))
+    return bool(problem.get("l1")) or any(b not in (None, "") for b in bounds)
 
 
 def columns(ranks: int) -> list[Grid]:
@@ -50,7 +80,26 @@ def every_grid(ranks: int) -> list[Grid]:
 
 
 DIRECT = {"kind": "direct", "look_ahead": "off"}
-METHODS: dict[str, Method] = {
+PERIOD = "schedule.period"
+
+
+def of_row(name: str, row: methods.Method) -> Method:
+    """A method of `train --method`: every rank a replica, one step an exchange.
+
+    A row that says nothing of a period agrees in every step.
+    """
+    settings = {**row.fixed, **row.defaults}
+    over: dict[str, Mapping[str, Any]] = {"agreement": {"method": name}}
+    if "products.kind" not in settings:
+        over["products"] = DIRECT
+    if PERIOD not in settings:
+        over["schedule"] = {"period": 1}
+    together = settings.get("agreement.accumulate", 1)
+    return Method(row.says, rows, over, sums_each=True, accumulate=together)
+
+
+ROWS = {name: of_row(name, row) for name, row in methods.METHODS.items()}
+OWN: dict[str, Method] = {
     "sgd": Method(
         "mini-batch SGD, a sum in every step",
         columns,
@@ -75,13 +124,19 @@ METHODS: dict[str, Method] = {
         product="gram",
     ),
 }
+METHODS: dict[str, Method] = {**OWN, **{n: r for n, r in ROWS.items() if n not in OWN}}
 PLACED = ("hybrid",)  # methods whose grid can be chosen
 
 
 def get_method(name: str) -> Method:
     """The row of this name."""
     if name not in METHODS:
-        raise ConfigError(
-            f"--methods {name}: known: {', '.join(METHODS)}; separate them by commas"
-        )
+        raise unknown(name, METHODS)
     return METHODS[name]
+
+
+def unknown(name: str, known: Iterable[str]) -> ConfigError:
+    """The sentence on a name that is no method's."""
+    return ConfigError(
+        f"--methods {name}: known: {', '.join(known)}; separate them by commas"
+    )

@@ -64,21 +64,16 @@ class Point:
     def tables(self, data: str = "", out: str = "") -> dict[str, dict[str, Any]]:
         """The configuration to train; `data` and `out` lie over those of the study."""
         method, (replicas, members) = METHODS[self.method], self.grid
-        tables = {section: dict(table) for section, table in self.base.items()}
-        steps = {} if method.sums_each else {"steps": self.steps}
         own: dict[str, dict[str, Any]] = {
-            "schedule": {"batch": self.batch_per_replica, **steps},
+            **method.shares(self.batch, replicas),
             "precision": {"recipe": self.recipe},
             "sampling": {"seed": self.seed},
             "grid": {"replicas": replicas, "members": members},
             "run": {"emulate_members": self.emulated} if self.emulated else {},
             "data": {"path": data} if data else {},
         }
+        if not method.sums_each:
+            own["schedule"]["steps"] = self.steps
         if out and not self.emulated:  # whose weights are made up: nothing to keep
             own["run"]["out"] = out
-        if method.product:
-            tables.setdefault("products", {}).setdefault("kind", method.product)
-        for over in (own, method.over):
-            for section, table in over.items():
-                tables.setdefault(section, {}).update(table)
-        return {section: table for section, table in tables.items() if table}
+        return method.tables(self.base, own)

@@ -21,6 +21,7 @@ class Setting:
 
     name: str
     config: RunConfig
+    is_method: bool = False  # by its method's name: refused where it cannot run
 
     @property
     def global_batch(self) -> int:
@@ -28,6 +29,17 @@ class Setting:
         config = self.config
         together = config.grid.replicas * config.agreement.accumulate
         return config.schedule.batch * together
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A method that cannot run as asked, and the sentence that says why."""
+
+    name: str
+    why: str
+
+
+Entry = Setting | Refusal
 
 
 def make_setting(name: str, base: Tables, over: Tables) -> Setting:
@@ -109,12 +121,12 @@ def folder_name(name: str) -> str:
     return "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
 
 
-def check_names(settings: Sequence[Setting]) -> None:
+def check_names(settings: Sequence[Entry]) -> None:
     """At least one setting, each under a name and a folder of its own."""
     if not settings:
         raise ConfigError(
-            "nothing to compare: add --setting 'NAME: key=value',"
-            " or [compare.NAME] tables in the file"
+            "nothing to compare: add --setting 'NAME: key=value', [compare.NAME] tables"
+            " in the file, or --methods all"
         )
     places = [folder_name(setting.name) for setting in settings]
     for setting, place in zip(settings, places, strict=True):

@@ -57,12 +57,18 @@ class Adam(Rule):
         """With the corrections of step `turn.number` + 1."""
         g = whole_gradient(part, gradient, factor, l2)
         m, v = part.kept["adam_m"], part.kept["adam_v"]
-        real, t = g.dtype.type, turn.number + 1
+        real = g.dtype.type
         v *= real(self.beta2)
         v += real(1.0 - self.beta2) * np.square(g)
         m *= real(self.beta1)
         g *= real(1.0 - self.beta1)
         m += g
+        self.walk(part, turn)
+
+    def walk(self, part: Part, turn: Turn) -> None:
+        """w ← w − η m̂ / (√v̂ + ε)."""
+        m, v = part.kept["adam_m"], part.kept["adam_v"]
+        real, t = m.dtype.type, turn.number + 1
         below = np.sqrt(v * real(1.0 / (1.0 - self.beta2**t)))
         below += real(self.epsilon)
         np.divide(m, below, out=below)

@@ -3,6 +3,7 @@
 Of w words of state (d_0 columns held, times the K·S that travel, and the intercept's):
 
     average, postlocal   one sum of w words where the period says so
+    async-average        the same, and one at the end wherever averages come late
     hierarchical         one where any period does, in groups that may be of one replica
     fedavg               one of w words in every round, zeros included
     slowmo               that of the base; where a slow step is due and the slow state
@@ -22,8 +23,8 @@ from typing import Any
 from hpcsgd.data.partition import split_range
 
 Settings = dict[str, Any]  # the section [agreement]
-SUM, PARTS = "sum", "parts"
-AVERAGES = ("average", "postlocal", "hierarchical", "fedavg")
+SUM, PARTS, LEFT = "sum", "parts", "left"  # left: at the end, before it was used
+AVERAGES = ("average", "postlocal", "hierarchical", "fedavg", "async-average")
 KNOWN = ("auto", "none", *AVERAGES, "slowmo")  # kinds whose messages are these
 
 
@@ -63,7 +64,14 @@ class Rounds:
 
     def is_whole(self, number: int) -> bool:
         """Whether all replicas are one after exchange `number`."""
+        if self.base == "async-average" and self.asked["delay"]:
+            return False  # what was agreed on is of a while ago
         return self._is_slow(number) or self._base_is_whole(number)
+
+    def is_late(self, number: int, last: int) -> bool:
+        """Whether what set out after exchange `number` comes after the last one."""
+        is_aside = self.base == "async-average"
+        return is_aside and number + int(self.asked["delay"]) > last
 
     @property
     def periods(self) -> list[int]:
@@ -97,6 +105,8 @@ def agreements(rounds: Rounds, first: int, last: int, at_end: bool) -> Iterator[
     """Those of exchanges `first` + 1 to `last`, and what settles the last one."""
     for number in range(first + 1, last + 1):
         due = rounds.due(number)
+        if due is not None and at_end and rounds.is_late(number, last):
+            due = Due(LEFT, due.size)
         if due is not None:
             yield due
     if at_end and not rounds.is_whole(last):
@@ -117,7 +127,7 @@ class Words:
 
     def of(self, due: Due) -> Iterator[tuple[int, int]]:
         """(words, bytes of each) of every message of it."""
-        if due.size == 1 and due.way == SUM or self.replicas == 1:
+        if due.size == 1 and due.way != PARTS or self.replicas == 1:
             return
         state, more = self.held * self.wide, self.wide * self.intercept
         if due.way == PARTS:
@@ -126,5 +136,6 @@ class Words:
             yield own * self.wide, self.size
             return
         yield from [(state + more, self.size)] * (2 if self.reproducible else 1)
-        if self.intercept and due.size > 2 and self.members > 1:
+        shared = self.intercept and due.way != LEFT
+        if shared and due.size > 2 and self.members > 1:
             yield self.wide, 8

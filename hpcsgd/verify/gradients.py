@@ -106,6 +106,8 @@ def _agreement(
     shape: Shape, config: RunConfig, leg: dict[str, Any], sparse: bool
 ) -> dict[str, int]:
     """Of one leg; nothing where no formula holds."""
+    if config.agreement.hierarchical != "off":
+        return {}
     members, product = leg["members"], leg["product"]
     exchanges = leg["last"] - leg["first"]
     buckets = _buckets(shape, config, members, product, sparse)

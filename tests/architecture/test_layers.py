@@ -96,7 +96,10 @@ LAYERS = (
         "fitting",
         "paths",
     ),
-    ("estimators", "charts", "plots", "verify", "cli", "jobs", "study", "__main__"),
+    (
+        *("estimators", "charts", "plots", "loss_plots", "verify"),
+        *("cli", "jobs", "study", "__main__"),
+    ),
 )
 SIBLINGS = ("backends", "comm", "data")
 HOMES = {

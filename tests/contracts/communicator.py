@@ -18,6 +18,18 @@ def sums_in_place(world):
     np.testing.assert_array_equal(buffer, p * np.arange(5) + p * (p - 1) / 2)
 
 
+def reduces_to_rank_0(world):
+    """The others' stay as they are; half of the bytes of a sum."""
+    before = world.ledger.as_dict()["agreement"]
+    buffer = np.full(5, 1.0 + world.rank)
+    assert world.reduce(buffer, "agreement") is buffer
+    p = world.size
+    assert (buffer == (p * (p + 1) / 2 if world.rank == 0 else 1 + world.rank)).all()
+    after = world.ledger.as_dict()["agreement"]
+    grown = [after[k] - before[k] for k in ("calls", "words", "bytes", "wire_bytes")]
+    assert grown == pytest.approx([1, 5, 40, 40 * (p - 1) / p] if p > 1 else [0] * 4)
+
+
 def starts_sums(world):
     """Two under way at once, waited for in the other order, and twice."""
     first = np.full(3, 1.0 + world.rank, dtype=np.float32)
@@ -95,6 +107,61 @@ def exchanges_pieces(world):
                 world.exchange_pieces(
                     np.zeros(pieces), [3] * p, np.zeros(room), "products"
                 )
+
+
+def swaps_in_pairs(world):
+    """With every peer, of any length and type; two under way; alone with oneself."""
+    p, own = world.size, world.rank
+    for peer in range(p):
+        # All pairs at once: what is done one by one must be in one order everywhere.
+        partner = (peer - own) % p
+        for dtype in (np.float16, np.float64):
+            before = world.ledger.as_dict()["agreement"]
+            given = np.full((2, 3 + own), 10 * own + partner).astype(dtype)
+            room = np.zeros((2, 3 + partner), dtype=dtype)
+            assert world.swap(given, room, partner, "agreement") is room
+            assert (room == 10 * partner + own).all()
+            rooms = [np.zeros(2, dtype=dtype) for _ in range(3)]
+            parts = [np.full(2, own + turn).astype(dtype) for turn in range(3)]
+            pending = [
+                world.start_swap(part, out, partner, "agreement")
+                for part, out in zip(parts, rooms, strict=True)
+            ]
+            for started, out in zip(pending, rooms, strict=True):
+                assert started.wait() is out and started.wait() is out
+            assert [int(out[0]) for out in rooms] == [partner, partner + 1, partner + 2]
+            after = world.ledger.as_dict()["agreement"]
+            grown = {k: after[k] - before[k] for k in after if k != "seconds"}
+            calls, words = (0, 0) if partner == own else (4, given.size + 6)
+            size = words * given.itemsize
+            expected = {"calls": calls, "words": words, "bytes": size}
+            assert grown == {**expected, "wire_bytes": size}
+
+
+def swaps_leave_others_alone(world):
+    """Ranks 0 and 1 swap, as often as they like; then all say something together."""
+    if world.rank < 2 <= world.size:
+        for turn in range(5):
+            room = np.zeros(1)
+            world.swap(
+                np.array([1.0 * turn + world.rank]), room, 1 - world.rank, "control"
+            )
+            assert room[0] == turn + 1 - world.rank
+    assert world.max_flag(world.rank) == world.size - 1
+
+
+def refuses_swaps_that_do_not_fit(world):
+    """A rank that is not there, words of two types, and more words than there are."""
+    for peer in (-1, world.size):
+        with pytest.raises(TransportError, match="name a rank of the group"):
+            world.swap(np.zeros(2), np.zeros(2), peer, "control")
+    if world.size > 1:
+        peer = world.rank ^ 1
+        if peer < world.size:
+            with pytest.raises(TransportError, match="words of one type"):
+                world.swap(np.zeros(2), np.zeros(2, np.float32), peer, "control")
+            with pytest.raises(TransportError, match="16 bytes in a swap, not 24"):
+                world.swap(np.zeros(2), np.zeros(3), peer, "control")
 
 
 def deals_unequal_pieces(world):
@@ -337,6 +404,7 @@ def counts_what_is_said(world):
 
 CHECKS = [
     sums_in_place,
+    reduces_to_rank_0,
     starts_sums,
     gathers_unequal_parts,
     collects_on_rank_0,
@@ -354,6 +422,9 @@ CHECKS = [
     starts_gathers,
     exchanges_pieces,
     deals_unequal_pieces,
+    swaps_in_pairs,
+    swaps_leave_others_alone,
+    refuses_swaps_that_do_not_fit,
     sums_in_narrow_formats,
     books_narrow_sums_as_two_calls,
 ]

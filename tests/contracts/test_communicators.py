@@ -3,6 +3,7 @@
 from importlib import import_module
 from time import perf_counter
 
+import numpy as np
 import pytest
 
 from hpcsgd.comm import (
@@ -87,6 +88,38 @@ def test_those_who_wait_in_a_part_are_freed_as_well():
     with pytest.raises(ZeroDivisionError, match="boom"):
         run_ranks(3, on_rank)
     assert perf_counter() - began < 10
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+def test_a_peer_that_fails_frees_who_swaps_with_it(wrap):
+    """Before it gave anything, and after it did: what was given can still be taken."""
+    taken = []
+
+    def on_rank(world):
+        world, room = wrap(world), np.zeros(2)
+        if world.rank == 1:
+            world.start_swap(np.ones(2), room, 0, "control")
+            raise ZeroDivisionError("boom")
+        if world.rank == 0:
+            world.swap(np.zeros(2), room, 1, "control")
+            taken.append(room.tolist())
+        world.swap(np.zeros(2), room, 1, "control")
+
+    began = perf_counter()
+    with pytest.raises(ZeroDivisionError, match="boom"):
+        run_ranks(3, on_rank)
+    assert perf_counter() - began < 10
+    assert taken == [[1.0, 1.0]]
+
+
+def test_a_peer_that_does_not_come_is_named():
+    def on_rank(world):
+        world.watch(0.1)
+        if world.rank == 0:
+            with pytest.raises(TransportError, match="swap with rank 1.*rank 1 did"):
+                world.swap(np.zeros(2), np.zeros(2), 1, "control")
+
+    run_ranks(2, on_rank)
 
 
 def test_abort_frees_the_others():

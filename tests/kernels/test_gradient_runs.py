@@ -1,4 +1,4 @@
-"""Replicas that share gradients which devices sum: the runs of the host, to roundoff."""
+"""Replicas that share gradients of devices: the runs of the host, to roundoff."""
 
 import numpy as np
 import pytest

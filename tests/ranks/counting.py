@@ -15,7 +15,7 @@ class CountingComm:
     COUNTED = (
         *("Allreduce", "Iallreduce", "Reduce", "Bcast", "Allgather", "Allgatherv"),
         *("Iallgather", "Iallgatherv"),
-        *("Alltoall", "Ialltoall", "Alltoallv", "Ialltoallv"),
+        *("Alltoall", "Ialltoall", "Alltoallv", "Ialltoallv", "Isend"),
     )
 
     def __init__(self, comm, parent=None):

@@ -65,6 +65,9 @@ def one_of(ranks, network):
         def _max(self, value):
             return value  # noqa: E704
 
+        def _start_swap(self, array, out, peer):
+            return lambda: None  # noqa: E704
+
         def _start_exchange(self, pieces, counts, out):
             return lambda: None  # noqa: E704
 
@@ -93,6 +96,19 @@ def test_other_collectives(virtual):
     comm.link.free_at = 0.0
     comm.broadcast(np.zeros(100))
     assert virtual.now == pytest.approx(2e-3 + 800 / 1e6)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_a_swap_costs_one_latency(virtual, ranks):
+    """Of two ranks, however many there are; two of them queue on the link."""
+    comm = one_of(ranks, Network(1e-3, 1e6))
+    comm.swap(np.zeros(100), np.zeros(100), 1, "agreement")
+    assert virtual.now == pytest.approx(1e-3 + 800 / 1e6)
+    given, room = np.zeros(50, np.uint8), np.zeros(50, np.uint8)
+    both = [comm.start_swap(given, room, 1, "agreement") for _ in range(2)]
+    for pending in both:
+        pending.wait()
+    assert virtual.now == pytest.approx(3e-3 + 900 / 1e6)
 
 
 def test_a_narrow_sum_costs_two_latencies_and_half_the_bytes(virtual):

@@ -4,8 +4,9 @@ import pytest
 
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
+from hpcsgd.methods import METHODS as TABLE
 from hpcsgd.study.checks import check
-from hpcsgd.study.methods import LOOP, METHODS, both, every_grid
+from hpcsgd.study.methods import LOOP, METHODS, ROWS, both, every_grid
 from hpcsgd.study.plan import Plan, difference
 from hpcsgd.study.points import Point
 
@@ -63,9 +64,26 @@ def test_what_all_share_is_in_every_point():
         config = RunConfig.parse(point.tables("x.h5", "runs/x"))
         assert config.rate.value == 0.25 and config.run.network == "lan"
         assert (config.data.path, config.run.out) == ("x.h5", "runs/x")
-        asked = "direct" if point.method in ("sgd", "local") else "cached"
+        asked = "cached" if point.method in ("casgd", "hybrid") else "direct"
         assert config.products.kind == asked
     assert base["products"] == {"kind": "cached"}, "points share it"
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_of_the_table_of_methods_are_methods_of_studies(name):
+    """A replica a rank, one step an exchange, a period where the row has one."""
+    base = {"schedule": {"period": 3}}
+    (point,) = plan(ranks=(4,), methods=(name,), steps=(8,), base=base).settings()
+    config = RunConfig.parse(point.tables())
+    together = config.schedule.batch * config.agreement.accumulate
+    assert point.grid == (4, 1) and together == 8
+    if name == "local":  # of studies: s steps of the list, then an average
+        assert (config.agreement.kind, point.steps) == ("auto", 8)
+        return
+    assert config.agreement.method == name and point.steps == 1
+    row = {**TABLE[name].fixed, **TABLE[name].defaults}
+    assert config.schedule.steps == row.get("schedule.steps", config.schedule.steps)
+    assert config.schedule.period == (3 if "schedule.period" in row else 1)
 
 
 def test_grids():

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
-from hpcsgd.study.account import TRAFFIC
+from hpcsgd.comm.ledger import TRAINING
 
 GOOD = ("finished", "completed", "converged", "stopped")
 METHODS = {
@@ -82,7 +82,7 @@ class Point:
         """Calls or words of rank 0, for products and agreements."""
         if not self.ledger:
             return None
-        said = [self.ledger.get(purpose, {}).get(figure, 0) for purpose in TRAFFIC]
+        said = [self.ledger.get(purpose, {}).get(figure, 0) for purpose in TRAINING]
         return int(sum(said))
 
     def split(self) -> tuple[float, float, float, float]:

@@ -1,0 +1,310 @@
+"""Every method on five shapes and three networks: who is how far, when, for how much.
+
+Two ranks, a core each (real MPI), all methods of `hpcsgd compare --methods all` in
+turns, on the same rows at one global batch for the same epochs. Each method has the one
+of the shape's rates with which it ends lowest; losses do not depend on the network, so
+rates are looked for once. The target of a shape is 0.5 % above the lowest loss that
+sgd ends with; `to_target` is what a method had taken and sent when an evaluation, one
+an epoch, first met it. Seconds are those of the run of median time.
+
+`hybrid` needs four ranks. They share the cores here, so their times mean little: CROWD
+has a few methods on four ranks behind the LAN, for losses, words and messages.
+
+    python -m benchmarks.run bench_methods
+    python -m benchmarks.bench_methods --shapes susy,rcv1 --networks lan --repeats 1
+
+The second form measures some cells and puts them beside what is there already.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+Figures = dict[str, Any]
+RANKS, CROWD, BATCH, NEAR = 2, 4, 32, 1.005
+NETWORKS = {
+    "none": "",
+    "lan": "lan",
+    "wan": "alpha=1e-3,bandwidth=1.25e7",
+}
+# What waits for an emulated network most of the time is alike in every run.
+REPEATS = {"none": 3, "lan": 3, "wan": 1}
+STEPS = {"casgd s=2": 2, "casgd s=32": 32}  # beside the default of casgd, 8
+RATES = (1, 1 / 2, 1 / 4, 1 / 16)  # what loses much needs less than others
+ELEMENTWISE = 0.2  # the highest rate of rules that divide by the size of gradients
+FEW = "sgd,casgd,hybrid,ddp,bf16,local"
+RESULT = Path(__file__).parent / "results" / "bench_methods.json"
+LINEAR = ("sgd", "momentum", "nesterov")  # rates of these are of gradients
+COSTS = ("epoch", "seconds", "messages", "words", "bytes")
+LIMIT = 1800  # seconds of one shape
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Rows of a kind."""
+
+    says: str
+    like: str  # of hpcsgd.data.synthetic, or softmax
+    rows: int
+    columns: int
+    epochs: int
+    rate: float  # the highest that is tried; RATES are parts of it
+    density: float = 1.0
+    family: str = "logistic"
+    l2: float = 1e-5
+
+    def data(self) -> tuple[Any, Any]:
+        """X and y, the same on every rank."""
+        if self.like == "softmax":
+            return _digits(self.rows, self.columns)
+        return _synthetic(self)
+
+
+SHAPES = {
+    "susy": Shape("few columns", "susy", 2048, 18, 6, 0.5),
+    "epsilon": Shape("dense", "epsilon", 2048, 2000, 6, 128.0, l2=1e-4),
+    "rcv1": Shape("sparse", "epsilon", 2048, 47_236, 6, 128.0, 0.0016, l2=1e-4),
+    "softmax": Shape(
+        *("ten classes", "softmax", 2048, 784, 6, 128.0), family="softmax", l2=1e-3
+    ),
+    "wide": Shape("wide and dense", "epsilon", 1024, 20_000, 6, 128.0, l2=1e-4),
+}
+
+
+def _synthetic(shape: Shape) -> tuple[Any, Any]:
+    import numpy as np
+    import scipy.sparse
+
+    from hpcsgd.data.synthetic import Knobs, make_synthetic
+
+    knobs = Knobs(density=shape.density)
+    blocks = make_synthetic(shape.like, shape.rows, shape.columns, knobs=knobs)
+    X, y = zip(*blocks, strict=True)
+    whole = scipy.sparse.vstack(X, "csr") if shape.density < 1 else np.concatenate(X)
+    return whole, np.concatenate(y)
+
+
+def _digits(rows: int, columns: int, classes: int = 10) -> tuple[Any, Any]:
+    """Classes that overlap: labels drawn by the softmax of planted scores."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(rows, columns)).astype(np.float32) / np.float32(columns**0.5)
+    scores = 4.0 * X @ rng.normal(size=(columns, classes))
+    return X, np.argmax(scores + rng.gumbel(size=scores.shape), axis=1).astype(float)
+
+
+def measure() -> Figures:
+    """All shapes on all networks."""
+    return {name: _measure(name, list(NETWORKS), "all", 0, True) for name in SHAPES}
+
+
+def _measure(
+    shape: str, networks: list[str], methods: str, repeats: int, crowd: bool
+) -> Figures:
+    """network, or crowd -> what was found on one shape."""
+    asked = {"shape": shape, "networks": networks, "repeats": repeats}
+    found = _launch(RANKS, {**asked, "methods": methods})
+    if crowd:
+        few = {**asked, "methods": FEW, "networks": ["lan"], "repeats": 1}
+        found["crowd"] = _launch(CROWD, few)["lan"]
+    for network, cell in found.items():
+        print(in_words(shape, network, cell), flush=True)
+    return found
+
+
+def _launch(ranks: int, asked: Figures) -> Figures:
+    """What the ranks of one launch measured."""
+    from hpcsgd.cli.launch import mpiexec
+
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "found.json"
+        child = (sys.executable, "-m", "benchmarks.bench_methods", "--child")
+        words = (*child, json.dumps({**asked, "out": str(out)}))
+        threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        subprocess.run(
+            [*mpiexec(), "-n", str(ranks), *words],
+            check=True,
+            env={**os.environ, **threads},
+            timeout=LIMIT,
+        )
+        return json.loads(out.read_text())
+
+
+def _child(asked: Figures) -> None:
+    """One rank: rates first, then a comparison behind each network."""
+    from hpcsgd.comm import open_world
+
+    world, shape = open_world("auto"), SHAPES[asked["shape"]]
+    X, y = shape.data()
+    given = {"X": X, "y": y, "world": world}
+    parts, ends = _rates(shape, asked["methods"], given)
+    found = {}
+    for network in asked["networks"]:
+        repeats = asked["repeats"] or REPEATS[network]
+        cell = _compare(shape, asked["methods"], network, parts, repeats, given)
+        found[network] = _cell(cell, ends, world.size)
+    if world.rank == 0:
+        Path(asked["out"]).write_text(json.dumps(found))
+    world.close()
+
+
+def _base(shape: Shape, network: str) -> Figures:
+    run = {"network": NETWORKS[network]} if NETWORKS[network] else {}
+    return {
+        "problem": {"family": shape.family, "l2": shape.l2},
+        "schedule": {"batch": BATCH, "epochs": shape.epochs},
+        "precision": {"recipe": "fp32"},
+        "run": {**run, "fall_back": False},
+    }
+
+
+def _compare(
+    shape: Shape,
+    methods: str,
+    network: str,
+    parts: dict[str, float],
+    repeats: int,
+    given: Figures,
+) -> Any:
+    """All methods, each at its part of the highest rate."""
+    from hpcsgd.study import compare
+    from hpcsgd.study.line_up import ALL, line_up
+    from hpcsgd.study.settings import Setting
+
+    base = _base(shape, network)
+    entries = line_up(methods, base, given["world"].size)
+    if methods == ALL:
+        entries += [_casgd(base, name) for name in STEPS]
+    for place, one in enumerate(entries):
+        if isinstance(one, Setting):
+            top = shape.rate if one.config.update.kind in LINEAR else ELEMENTWISE
+            rate = replace(one.config.rate, value=top * parts[one.name])
+            entries[place] = replace(one, config=replace(one.config, rate=rate))
+    with tempfile.TemporaryDirectory() as own:  # some keep states on disk
+        out = given["world"].exchange_objects(own)[0]
+        found = compare(entries, repeats=repeats, out=out, **given)
+        given["world"].max_flag(0)  # nobody is in the folder of rank 0 any more
+    return found
+
+
+def _casgd(base: Figures, name: str) -> Any:
+    """CA-SGD with other steps between two sums."""
+    from hpcsgd.study.settings import make_setting
+
+    over = {"products": {"kind": "gram"}, "schedule": {"steps": STEPS[name]}}
+    return make_setting(name, base, over)
+
+
+def _rates(shape: Shape, methods: str, given: Figures) -> tuple[Figures, Figures]:
+    """The part of the rate that each method ends lowest with; name -> part -> loss."""
+    from hpcsgd.study.line_up import parse_methods
+
+    names = [*parse_methods(methods), *STEPS]
+    ends: dict[str, dict[float, float]] = {name: {} for name in names}
+    for part in RATES:
+        found = _compare(shape, methods, "none", dict.fromkeys(names, part), 1, given)
+        for row in found.rows:
+            if not row.diverged:
+                ends[row.name][part] = row.result.loss
+    lowest = {RATES[-1]: float("inf")}  # where every run diverged
+    chosen = {
+        name: min(tried or lowest, key=lambda part: (tried or lowest)[part])
+        for name, tried in ends.items()
+    }
+    return chosen, ends
+
+
+def _cell(found: Any, ends: Figures, ranks: int) -> Figures:
+    """A line for each method, and the target."""
+    best = min(ends["sgd"].values())
+    target, said = NEAR * best, found.as_dict()
+    lines: Figures = {row["method"]: row for row in said["rows"]}
+    for row in found.rows:
+        curve = [{key: r[key] for key in (*COSTS, "loss")} for r in row.result.history]
+        there = [point for point in curve if point["loss"] <= target]
+        lines[row.name] |= {
+            "rate": row.setting.config.rate.value,
+            "losses_of_parts": ends[row.name],
+            "gap_to_best_sgd": row.result.loss / best - 1,
+            "seconds_of_repeats": list(row.times),
+            "to_target": there[0] if there else None,
+            "losses": [point["loss"] for point in curve],
+        }
+    return {
+        "ranks": ranks,
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
+        "repeats": said["repeats"],
+        "best_sgd_loss": best,
+        "target": target,
+        "rows": lines,
+    }
+
+
+def in_words(shape: str, network: str, cell: Figures) -> str:
+    """A line for each method."""
+    lines = [
+        f"\n{shape}, {network}, {cell['ranks']} ranks, target {cell['target']:.5f}"
+    ]
+    for name, row in cell["rows"].items():
+        if row["status"] == "refused":
+            lines.append(f"{name:14s} refused: {row['reason']}")
+            continue
+        there, met = row["to_target"], "target not met"
+        if there:
+            met = (
+                f"target after {there['seconds']:.3f} s, {there['messages']} messages,"
+            )
+            met += f" {there['bytes']} bytes"
+        lines.append(
+            f"{name:14s} rate {row['rate']:7g} loss {row['loss']:.5f} ("
+            f"{100 * row['gap_to_best_sgd']:+.2f} %) in {row['seconds']:.3f} s; {met}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Measure some cells; put them beside those that are there."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--shapes", default=",".join(SHAPES))
+    parser.add_argument("--networks", default=",".join(NETWORKS))
+    parser.add_argument("--methods", default="all", help="all, or names; with sgd")
+    parser.add_argument("--repeats", type=int, default=0, help="of each; 0 = as usual")
+    parser.add_argument("--no-crowd", action="store_true", help="no four ranks")
+    parser.add_argument("--out", default=str(RESULT))
+    given = parser.parse_args()
+    if given.child:
+        _child(json.loads(given.child))
+        return 0
+    from benchmarks.run import machine
+
+    asked = (given.networks.split(","), given.methods, given.repeats)
+    unknown = {*given.shapes.split(","), *asked[0]} - {*SHAPES, *NETWORKS}
+    if unknown:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    for shape in given.shapes.split(","):
+        found = _measure(shape, *asked, not given.no_crowd)
+        _keep(Path(given.out), shape, found, machine())
+    return 0
+
+
+def _keep(out: Path, shape: str, found: Figures, machine: Figures) -> None:
+    """Beside what is there already; a shape that is over is not lost."""
+    known = json.loads(out.read_text())["figures"] if out.exists() else {}
+    known[shape] = {**known.get(shape, {}), **found}
+    figures = {name: known[name] for name in SHAPES if name in known}
+    out.write_text(
+        json.dumps({"machine": machine, "figures": figures}, indent=1) + "\n"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

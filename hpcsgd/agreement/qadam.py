@@ -1,0 +1,102 @@
+"""QAdam: Adam whose momentum travels in few bits, once its variances are known.
+
+The first `warmup_steps` steps are those of Adam, on gradients that are summed as they
+are. Then v rests, and what replicas say is no gradient but what becomes of m:
+
+    m_p = β₁ m + (1 − β₁) s_p / n_p;    m ← mean_p C(m_p) + (1 − β₁) λ w
+    w ← w − η m̂ / (√v̂ + ε)
+
+by the rows n_p of each. m moves slowly, and is coarsened with less harm than gradients
+(BAGUA, arXiv 2107.01499; the codec is bytegrad there). v̂ goes on to be corrected by the
+number of steps, as in BAGUA's own code: with v at rest, steps grow by 1/√(1 − β₂^T) in
+the long run.
+"""
+
+from dataclasses import dataclass, replace
+
+from hpcsgd.agreement.buckets import Tile
+from hpcsgd.agreement.gradient import Gradient, Means
+from hpcsgd.agreement.senders import Plain, Sender
+from hpcsgd.comm.grid import Grid
+from hpcsgd.products.base import Array, State
+from hpcsgd.updates.moments import Adam
+from hpcsgd.updates.rules import Part, Turn
+
+
+@dataclass(frozen=True)
+class RestingAdam(Adam):
+    """Adam for so many steps; then it is told m, and v rests."""
+
+    warmup_steps: int = 100
+
+    @classmethod
+    def of(cls, adam: Adam, warmup_steps: int) -> "RestingAdam":
+        """With the numbers of `adam`."""
+        return cls(adam.beta1, adam.beta2, adam.epsilon, warmup_steps)
+
+    def rests(self, number: int) -> bool:
+        """Whether v does in step `number`, from 0 on."""
+        return number >= self.warmup_steps
+
+    def step(
+        self, part: Part, gradient: Array, factor: float, turn: Turn, l2: float
+    ) -> None:
+        """After the warm-up `factor` · `gradient` is m, without this step's penalty."""
+        if not self.rests(turn.number):
+            super().step(part, gradient, factor, turn, l2)
+            return
+        m, real = part.kept["adam_m"], gradient.dtype.type
+        gradient *= real(factor)
+        m[...] = gradient
+        if l2:
+            m += real((1.0 - self.beta1) * l2) * part.weights
+        self.walk(part, turn)
+
+
+class QAdam(Gradient):
+    """Two senders: of gradients as they are, then of momentum by the codec."""
+
+    def __init__(self, grid: Grid, share: float, means: Means) -> None:
+        adam = means.steps.rule
+        assert isinstance(adam, Adam)
+        self.rule = RestingAdam.of(adam, means.settings.warmup_steps)
+        steps = replace(means.steps, rule=self.rule)
+        super().__init__(grid, share, replace(means, steps=steps))
+
+    def prepare(self, state: State) -> None:
+        """The codec keeps what it keeps from the start."""
+        super().prepare(state)
+        self.coded: Sender = self.sender
+        self.plain = Plain(self.grid.replicas)
+        # One account of what was hidden.
+        self.plain.overlap = self.coded.overlap
+
+    def close(self) -> None:
+        """The groups that the codec speaks in."""
+        self.sender = self.coded
+        super().close()
+
+    def _begin(self, number: int) -> None:
+        super()._begin(number)
+        self.sender = self.coded if self.rule.rests(number) else self.plain
+
+    def _finish_sums(self, state: State) -> None:
+        """Σr becomes what it adds to the intercept's m; rows count as they did."""
+        if state.intercept is not None and self._tells_momentum():
+            self._turn(
+                self.buffer.tail[: self.buffer.sums], state.shared["adam_m"].reshape(-1)
+            )
+
+    def _finish_tile(self, state: State, tile: Tile) -> None:
+        """s_p becomes n_p m_p."""
+        if self._tells_momentum():
+            self._turn(tile.gradient, state.memory["adam_m"][tile.columns])
+
+    def _tells_momentum(self) -> bool:
+        return self.rule.rests(self._moment.number)
+
+    def _turn(self, sums: Array, m: Array) -> None:
+        """sums ← β₁ n m + (1 − β₁) sums."""
+        real, count = sums.dtype.type, float(self.buffer.tail[-1])
+        sums *= real(1.0 - self.rule.beta1)
+        sums += (real(self.rule.beta1 * count) * m).astype(sums.dtype)

@@ -1,0 +1,640 @@
+"""Replicas that mix weights, average aside, or send momentum: equal, counted, saved."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hpcsgd.agreement.asynchronous import AsyncAverage
+from hpcsgd.agreement.decentralised import MixAll, MixPairs, partner
+from hpcsgd.agreement.decentralised_low import LowPrecision
+from hpcsgd.agreement.flat import positions
+from hpcsgd.agreement.qadam import RestingAdam
+from hpcsgd.api import train
+from hpcsgd.codecs.two_phase import piece_words
+from hpcsgd.comm.delayed import Delayed, Network
+from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.threads import run_ranks
+from hpcsgd.config import RunConfig
+from hpcsgd.errors import ConfigError
+from hpcsgd.result import Status
+from tests.bagua import ORACLES, ROWS, Momentum, config_of, to_a_byte
+from tests.equivalence.test_gradient import agreed
+from tests.harness import make_problem, relative_error, train_on, union_oracle
+from tests.sparse import make_sparse
+from tests.unit.test_gradient import in_folder
+
+EVEN = ("pairs",)  # rows that need an even number of replicas
+MOMENTUM = {"kind": "momentum", "momentum": 0.5}
+
+
+def error_of(problem, config, row, stored=None):
+    grid = config.grid
+    result = train_on(grid.replicas * grid.members, config, stored or problem)
+    assert result.status is Status.COMPLETED
+    return relative_error(result, expected(config, problem, row))
+
+
+def expected(config, problem, row):
+    if row == "qadam":
+        return Momentum(config, problem, coder(config.grid)).run()
+    return ORACLES[row](config, problem).run()
+
+
+def coder(grid):
+    """bytegrad in NumPy: pieces as bytes, their mean as bytes again, by members."""
+
+    def one(parts):
+        flat = [np.asarray(p, dtype=float).reshape(-1) for p in parts]
+        each = piece_words(flat[0].size, len(flat))
+        pad = [np.append(f, np.full(each * len(flat) - f.size, f[-1])) for f in flat]
+        told = []
+        for r in range(len(flat)):
+            piece = slice(r * each, (r + 1) * each)
+            told.append(to_a_byte(sum(to_a_byte(p[piece]) for p in pad) / len(flat)))
+        return np.concatenate(told)[: flat[0].size].reshape(parts[0].shape)
+
+    def whole(parts):
+        if len(parts) == 1:
+            return parts[0]
+        cuts = [np.array_split(part, grid.members) for part in parts]
+        return np.concatenate([one(list(block)) for block in zip(*cuts, strict=True)])
+
+    return whole
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("replicas", [1, 2, 3, 4, 7])
+def test_every_row_is_its_formula(row, replicas):
+    """53 rows of softmax: uneven shards, batches that end early, an intercept."""
+    if row in EVEN and replicas % 2:
+        return
+    problem = make_problem("softmax")
+    assert error_of(problem, config_of(problem, row, replicas), row) < 1e-11
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_members_momentum_and_batches_that_travel_together(row):
+    problem = make_problem("logistic")
+    own = {} if row == "qadam" else {"update": MOMENTUM}
+    kind = {"products": {"kind": "gram"}} if row == "async" else {}
+    config = config_of(problem, row, 4, 2, **own, **kind)
+    assert error_of(problem, config, row) < 1e-11
+    if row != "async":
+        config = config_of(
+            problem, row, 2, 3, agreement={"accumulate": 2}, rate={"kind": "cosine"}
+        )
+        assert error_of(problem, config, row) < 1e-11
+
+
+@pytest.mark.parametrize("row", ["all", "pairs", "low"])
+def test_momentum_is_read_where_its_rule_reads_scores(row):
+    problem = make_problem("logistic")
+    for kind in ("nesterov", "nesterov-classic"):
+        update = {"kind": kind, "momentum": 0.5}
+        config = config_of(problem, row, 2, update=update)
+        assert error_of(problem, config, row) < 1e-12
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_sparse_and_gathered_rows(row):
+    stored, dense = make_sparse("logistic")
+    config = config_of(dense, row)
+    assert error_of(dense, config, row, stored) < 1e-11
+    config = config_of(dense, row, 2, 2, products={"kind": "gather"})
+    if row not in ("low", "qadam"):  # whose members there encode all columns
+        assert error_of(dense, config, row) < 1e-11
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_edges(row):
+    """Replicas without rows in an exchange, one column, a gradient of nothing."""
+    few = make_problem("logistic", n=5, d=1)
+    config = config_of(few, row, schedule={"batch": 1}, problem={"intercept": False})
+    if row != "async":
+        assert error_of(few, config, row) < 1e-11
+    flat = make_problem("gaussian", n=20, d=5)
+    flat = replace(flat, y=0 * flat.y)
+    result = train_on(4, config_of(flat, row), flat)
+    assert result.status is Status.COMPLETED and not result.weights.any()
+
+
+def test_replicas_without_any_rows_are_refused():
+    few = make_problem("logistic", n=3)
+    with pytest.raises(ConfigError, match="use at most 3 replicas"):
+        train_on(4, config_of(few, "all"), few)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_nan_ends_all_replicas(row):
+    """One row of one replica: nobody waits for it, and all say so."""
+    problem = make_problem("gaussian", n=40, d=5)
+    problem.X[3, 2] = 1e200  # whose square is beyond float64
+    config = config_of(problem, row, rate={"value": 1e200}, run={"check_every": 1})
+
+    def on_rank(world):
+        return train(config, X=problem.X, y=problem.y, world=world)
+
+    with np.errstate(all="ignore"):
+        results = run_ranks(4, on_rank)
+    assert {r.status for r in results} == {Status.DIVERGED}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_float32_stays_near(row):
+    problem = make_problem("softmax", dtype=np.float32)
+    wide, narrow = (
+        train_on(4, config_of(problem, row, precision={"recipe": recipe}), problem)
+        for recipe in ("fp64", "fp32")
+    )
+    np.testing.assert_allclose(narrow.weights, wide.weights, atol=2e-3)
+    assert np.isfinite(narrow.weights).all()
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_looks_change_nothing_and_all_end_with_the_mean(row):
+    problem = make_problem("logistic", n=58)
+    prints, words = set(), set()
+    for every in (1, 0):
+        config = config_of(problem, row, run={"evaluate_every": every})
+
+        def on_rank(world, config=config):
+            return train(config, X=problem.X, y=problem.y, world=world)
+
+        results = run_ranks(4, on_rank)
+        prints |= {r.weights_sha256 for r in results}
+        words.add(results[0].ledger["agreement"]["words"])
+    assert len(prints) == len(words) == 1
+
+
+# ------------------------------------------------------------------------ bytes
+
+
+@pytest.mark.parametrize("delay", [0, 2])
+def test_a_study_knows_what_averages_aside_must_have_said(delay):
+    from hpcsgd.study.expected import expected_traffic
+
+    problem = make_problem("softmax")
+    for replicas, members in ((4, 1), (3, 2)):
+        for epochs in (2, 3):  # one ends with an average, one between two
+            kind = {"agreement": {"delay": delay}, "schedule": {"epochs": epochs}}
+            config = config_of(problem, "async", replicas, members, **kind)
+            result = train_on(replicas * members, config, problem)
+            for figure, value in expected_traffic(result.as_dict()).items():
+                parts = (result.ledger[p][figure] for p in ("products", "agreement"))
+                assert sum(parts) == value, figure
+
+
+def test_what_to_do_where_mixing_takes_the_time():
+    from hpcsgd import advice
+
+    problem = make_problem("logistic")
+    result = train_on(2, config_of(problem, "all", 2), problem)
+    assert "accumulate=2 sends" in advice._less_agreeing(result)
+
+
+def said(config, problem):
+    grid = config.grid
+    result = train_on(grid.replicas * grid.members, config, problem)
+    entry = result.ledger["agreement"]
+    return result.exchanges, [entry[k] for k in ("calls", "words", "bytes")], entry
+
+
+@pytest.mark.parametrize("d, family", [(7, "softmax"), (13, "logistic")])
+@pytest.mark.parametrize("row", ["all", "pairs", "low"])
+def test_bytes_of_mixing(row, d, family):
+    """D + K words at once, or two messages of D + 8 bytes and K words; one mean."""
+    problem = make_problem(family, d=d)
+    K = 4 if family == "softmax" else 1
+    for replicas in (2, 4):
+        exchanges, told, entry = said(config_of(problem, row, replicas), problem)
+        whole = d * K + K
+        final = 2 * (replicas - 1) / replicas * 8 * whole
+        if row == "low":
+            record = d * K + 8 + 8 * K
+            sent = 2 * record * exchanges
+            wanted = [2 * exchanges + 1, sent + whole, sent + 8 * whole]
+            assert entry["wire_bytes"] == pytest.approx(sent + final)
+        else:
+            wanted = [f * (exchanges + 1) for f in (1, whole, 8 * whole)]
+            each = final if row == "all" else 8 * whole
+            assert entry["wire_bytes"] == pytest.approx(exchanges * each + final)
+        assert told == wanted
+
+
+def test_bytes_of_resyncing():
+    problem = make_problem("logistic", d=13)
+    config = config_of(problem, "low", agreement={"resync": 3})
+    exchanges, told, _ = said(config, problem)
+    record, whole = 13 + 8 + 8, 14
+    again = 2 * (exchanges // 3)
+    assert again
+    assert told[0] == 2 * exchanges + again + 1
+    assert told[2] == 2 * record * exchanges + 8 * whole * (again + 1)
+
+
+@pytest.mark.parametrize("d", [7, 13])
+@pytest.mark.parametrize("delay", [0, 1, 3])
+def test_bytes_of_averages_aside(delay, d):
+    problem = make_problem("softmax", d=d)
+    config = config_of(problem, "async", 3, agreement={"delay": delay})
+    exchanges, told, _ = said(config, problem)
+    assert exchanges % 3
+    sums = exchanges // 3 + 1  # and the mean at the end
+    words = sums * (4 * d + 4)
+    assert told == [sums, words, 8 * words]
+
+
+@pytest.mark.parametrize("d", [7, 13])
+def test_bytes_of_momentum(d):
+    """Sums as they are at first; then R pieces and one, and the tail ahead of them."""
+    problem = make_problem("softmax", d=d)
+    exchanges, told, _ = said(config_of(problem, "qadam", 3), problem)
+    D, tail, warm = 4 * d, 4 + 1, 5
+    rest = exchanges - warm
+    assert rest > 0
+    coded = 4 * (piece_words(D, 3) + 8)
+    assert told[0] == warm + 3 * rest
+    assert told[2] == 8 * warm * (D + tail) + rest * (8 * tail + coded)
+
+
+def behind_a_network(world):
+    return Delayed(world, Network(alpha=1e-4, bandwidth=1e9))
+
+
+@pytest.mark.parametrize("row", ["all", "pairs", "low", "async"])
+def test_transfers_are_those_that_the_network_charged(row):
+    """All but the mean at the end, a swap one latency and a sum of four two."""
+    problem = make_problem("logistic", n=48, d=9)
+    result = train_on(4, config_of(problem, row), problem, world_hook=behind_a_network)
+    told, sent = result.report["agreement"], result.ledger["agreement"]
+    last = 2 * 3 / 4 * 80
+    hops = 1 if row in ("pairs", "low") else 2
+    charged = (sent["calls"] - 1) * hops * 1e-4 + (sent["wire_bytes"] - last) / 1e9
+    assert told["transfer_by"] == "network"
+    if row == "async":  # what travels at the end is not told of
+        charged = pytest.approx(charged)
+    assert told["transfer_seconds"] == pytest.approx(charged)
+    assert 0 <= told["hidden_seconds"] <= told["transfer_seconds"]
+
+
+# -------------------------------------------------------------------- mixing
+
+
+@pytest.mark.parametrize("replicas", [2, 4, 6, 10])
+def test_pairs_are_pairs_and_all_meet(replicas):
+    half, met = replicas // 2, set()
+    for number in range(half):
+        pairs = [partner(r, number, replicas) for r in range(replicas)]
+        assert [pairs[p] for p in pairs] == list(range(replicas))
+        assert all((r < half) != (p < half) for r, p in enumerate(pairs))
+        met |= {(r, p) for r, p in enumerate(pairs) if r < half}
+    assert len(met) == half**2
+
+
+@pytest.mark.parametrize("mixer", [MixAll, MixPairs])
+def test_mixing_leaves_the_mean_by_rows_alone(mixer):
+    rows, rng = (3, 5, 2, 7), np.random.default_rng(0)
+    before = rng.normal(size=(4, 9))
+
+    def on_rank(world):
+        mix = mixer(Grid(world, 4, 1), rows)
+        return mix.start(before[world.rank].copy(), 1)()
+
+    after = np.array(run_ranks(4, on_rank))
+    np.testing.assert_allclose(rows @ after, rows @ before, rtol=1e-14)
+    assert np.var(after, axis=0).sum() < np.var(before, axis=0).sum()
+
+
+def test_two_alike_stay_as_they_are():
+    words = np.random.default_rng(1).normal(size=9)
+
+    def on_rank(world):
+        return MixPairs(Grid(world, 2, 1), (5, 5)).start(words.copy(), 0)()
+
+    for mixed in run_ranks(2, on_rank):
+        np.testing.assert_array_equal(mixed, words)
+
+
+@pytest.mark.parametrize("row", ["all", "pairs", "low"])
+def test_replicas_with_equal_rows_are_one_process(row):
+    """They never differ; what travels in bytes is near."""
+    base = make_problem("logistic", n=16, d=5)
+    problem = replace(base, X=np.tile(base.X, (4, 1)), y=np.tile(base.y, 4))
+    schedule = {"batch": 16, "epochs": 12}
+    many = train_on(4, config_of(problem, row, schedule=schedule), problem)
+    alone = train_on(1, config_of(base, "all", 1, schedule=schedule), base)
+    tolerance = 1e-3 if row == "low" else 1e-13
+    np.testing.assert_allclose(many.weights, alone.weights, atol=tolerance)
+
+
+# -------------------------------------------------------- replicas of neighbours
+
+
+def watched(monkeypatch, spoil=None):
+    """Whether neighbours were what they should be, after every step of a run."""
+    seen, step = [], LowPrecision._step
+
+    def looking(self, state, task):
+        step(self, state, task)
+        self._arrive()
+        if spoil is not None and (self._done, self.grid.replica) == spoil:
+            self.neighbours[0][0] += 1.0
+        own = positions(state, self.columns)
+        all_of_them = self.grid.replicas.exchange_objects(own)
+        pairs = zip(self.peers, self.neighbours, strict=True)
+        good = [all_of_them[p].tobytes() == n.tobytes() for p, n in pairs]
+        seen.append((self._done, all(good)))
+
+    monkeypatch.setattr(LowPrecision, "_step", looking)
+    return seen
+
+
+@pytest.mark.parametrize("recipe", ["fp64", "fp32"])
+@pytest.mark.parametrize("replicas, members", [(2, 1), (3, 1), (4, 2)])
+def test_replicas_of_neighbours_are_what_they_are(
+    replicas, members, recipe, monkeypatch
+):
+    seen = watched(monkeypatch)
+    problem = make_problem("softmax", dtype=np.float32)
+    config = config_of(problem, "low", replicas, members, precision={"recipe": recipe})
+    result = train_on(replicas * members, config, problem)
+    assert len(seen) == replicas * members * result.exchanges
+    assert all(good for _, good in seen)
+
+
+def test_weights_as_they_are_change_nothing_but_what_was_lost(monkeypatch):
+    problem = make_problem("softmax")
+    prints = {
+        train_on(
+            3, config_of(problem, "low", 3, agreement={"resync": n}), problem
+        ).weights_sha256
+        for n in (0, 1, 4)
+    }
+    assert len(prints) == 1
+    for resync in (0, 4):
+        seen = watched(monkeypatch, spoil=(1, 2))
+        config = config_of(problem, "low", 3, agreement={"resync": resync})
+        train_on(3, config, problem)
+        bad = {number for number, good in seen if not good}
+        last = max(number for number, _ in seen)
+        assert bad == ({1, 2, 3} if resync else set(range(1, last + 1)))
+        monkeypatch.undo()
+
+
+# ------------------------------------------------------------- averages aside
+
+
+@pytest.mark.parametrize("momentum", ["average", "keep", "reset"])
+@pytest.mark.parametrize("members", [1, 2])
+def test_no_delay_is_local_sgd_to_the_bit(members, momentum):
+    problem = make_problem("softmax", n=58)
+    own = {"update": MOMENTUM, "products": {"kind": "gather"}}
+    prints = {
+        train_on(
+            3 * members,
+            config_of(problem, "async", 3, members, agreement=asked, **own),
+            problem,
+        ).weights_sha256
+        for asked in (
+            {"delay": 0, "momentum": momentum},
+            {"kind": "average", "momentum": momentum},
+        )
+    }
+    assert len(prints) == 1
+    asked = {"delay": 1, "momentum": momentum}
+    config = config_of(problem, "async", 3, members, agreement=asked, **own)
+    assert train_on(3 * members, config, problem).weights_sha256 not in prints
+
+
+def test_nothing_travels_when_a_run_is_over(monkeypatch):
+    """An average sets out with the last exchange; it is waited for, and let go."""
+    settled, settle = [], AsyncAverage.settle
+
+    def watching(self, state, exchanges):
+        under_way = self._travelling
+        settle(self, state, exchanges)
+        settled.append((under_way, self._travelling))
+
+    monkeypatch.setattr(AsyncAverage, "settle", watching)
+    problem = make_problem("logistic", n=48)
+    config = config_of(problem, "async", 4, agreement={"delay": 2})
+    assert error_of(problem, config, "async") < 1e-12
+    assert len(settled) == 4
+    for before, after in settled:
+        assert before is not None and not before.pending.is_under_way
+        assert after is None
+
+
+# ------------------------------------------------------------------- momentum
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_the_warm_up_is_adam_to_the_bit(members):
+    problem = make_problem("softmax")
+    adam = {"update": {"kind": "adam"}, "problem": {"intercept": True}}
+    plain = train_on(3 * members, agreed(problem, 3, members, **adam), problem)
+    warm, cold = (
+        train_on(
+            3 * members,
+            config_of(problem, "qadam", 3, members, agreement={"warmup_steps": n}),
+            problem,
+        ).weights_sha256
+        for n in (10**6, 5)
+    )
+    assert warm == plain.weights_sha256 != cold
+
+
+def test_without_a_codec_it_is_adam_with_variances_at_rest():
+    problem = make_problem("softmax")
+    config = config_of(problem, "qadam", 3, agreement={"codec": "identity"})
+    result = train_on(3, config, problem)
+    assert relative_error(result, Momentum(config, problem).run()) < 1e-12
+
+
+def test_variances_rest():
+    rule = RestingAdam(warmup_steps=2)
+    assert [rule.rests(number) for number in range(4)] == [False, False, True, True]
+
+
+# --------------------------------------------------------------------- leaders
+
+
+@pytest.mark.parametrize("of, groups", [("2", 2), ("3", 2), ("node", 1), ("1", 4)])
+def test_leaders_speak_for_gradients(of, groups):
+    """The union's steps; leaders exchange, the others give and are told."""
+    problem = make_problem("softmax")
+    own = {"hierarchical": of, "bucket": 8 * 9 * 2.0**-20, "accumulate": 2}
+    for members in (1, 2):
+        config = agreed(problem, 4, members, agreement=own, problem={"intercept": True})
+        result = train_on(4 * members, config, problem)
+        assert relative_error(result, union_oracle(config, problem)) < 1e-12
+        assert result.report["agreement"]["groups"] == groups
+
+
+@pytest.mark.parametrize("codec", ["identity", "bytegrad"])
+def test_bytes_of_leaders(codec):
+    """Each group's sum once, between leaders as if they were all, and once back."""
+    problem = make_problem("logistic", d=13)
+    config = agreed(
+        problem,
+        4,
+        agreement={"hierarchical": "2", "codec": codec},
+        codec={"feedback": "off"},
+    )
+
+    def on_rank(world):
+        result = train(config, X=problem.X, y=problem.y, world=world)
+        return result.exchanges, result.ledger["agreement"], result.weights_sha256
+
+    found = run_ranks(4, on_rank)
+    exchanges = found[0][0]
+    inside = 8 * (1 + 13 + 13)  # the count and the gradient, the gradient back
+    between = 8 * 14 if codec == "identity" else 8 + 3 * (piece_words(13, 2) + 8)
+    for rank, (_, entry, _) in enumerate(found):
+        leads = rank % 2 == 0
+        assert entry["bytes"] == exchanges * (inside + leads * between)
+    assert len({sha for *_, sha in found}) == 1
+
+
+# --------------------------------------------------------------------- endings
+
+
+@pytest.mark.parametrize("row", [*ROWS, "leaders"])
+def test_a_run_goes_on_bit_for_bit(row, tmp_path):
+    """Between any two exchanges, on replicas of members; what travels is saved."""
+    problem = make_problem("softmax", n=58)
+    for replicas, members in ((4, 1), (2, 2)):
+        if row == "leaders":
+            own = {"hierarchical": "2", "codec": "bytegrad"}
+            config = agreed(problem, replicas, members, agreement=own)
+        else:
+            update = {} if row == "qadam" else {"update": MOMENTUM}
+            kind = {"products": {"kind": "gather"}} if row == "async" else {}
+            config = config_of(problem, row, replicas, members, **update, **kind)
+        ranks, place = replicas * members, tmp_path / f"{replicas}"
+        whole = in_folder(place / "whole", config, ranks, problem)[0]
+        stops = (3, 4, 5, 6) if row == "async" else (4, 6)
+        for stop in stops:
+            parts = place / f"parts{stop}"
+            first = in_folder(parts, config, ranks, problem, stop=stop)
+            assert {r.status.value for r in first} == {"preempted"}
+            again = in_folder(parts, config, ranks, problem)
+            assert {r.weights_sha256 for r in again} == {whole.weights_sha256}
+            assert again[0].iterations == whole.iterations
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_another_number_of_replicas_goes_on_from_the_mean(row, tmp_path):
+    problem = make_problem("logistic", n=60)
+    first = in_folder(tmp_path, config_of(problem, row), 4, problem, stop=4)[0]
+    result = in_folder(tmp_path, config_of(problem, row, 2), 2, problem)[0]
+    assert result.status is Status.COMPLETED and result.loss < first.loss
+
+
+# -------------------------------------------------------------------- refusals
+
+REFUSED = [
+    ("all", 4, {"schedule": {"steps": 4}}, "use --steps 1"),
+    ("all", 4, {"agreement": {"codec": "bf16"}}, "tells weights.*leave agreement.co"),
+    ("low", 4, {"codec": {"feedback": "on"}}, "tells weights"),
+    ("pairs", 3, {}, "3 replicas leave one over; use an even number"),
+    ("all", 4, {"agreement": {"hierarchical": "2"}}, "has no sums for leaders"),
+    ("qadam", 4, {"update": {"kind": "sgd"}}, "use --update adam"),
+    ("async", 4, {"agreement": {"delay": 4}}, "must be at most.*period = 3"),
+    ("async", 4, {"run": {"device": "cuda"}}, "use --device cpu"),
+    ("async", 4, {"update": {"kind": "svrg"}}, "use --agreement average"),
+    ("async", 4, {"agreement": {"hierarchical": "2"}}, "use --agreement gradient"),
+    ("async", 4, {"average": {"kind": "tail"}}, "set average.kind=none"),
+    ("low", 4, {"average": {"kind": "tail"}}, "set average.kind=none"),
+    ("all", 4, {"update": {"clip": "norm"}}, "on which .update. clip works"),
+    ("qadam", 4, {"update": {"bits": 8}}, "on which .update. bits works"),
+    ("low", 4, {"precision": {"residual": "fp16"}}, "precision.residual=fp32"),
+]
+
+
+@pytest.mark.parametrize(
+    "row, replicas, sections, remedy", REFUSED, ids=lambda x: str(x)[:40]
+)
+def test_what_cannot_work_is_said_with_the_remedy(row, replicas, sections, remedy):
+    problem = make_problem("logistic")
+    with pytest.raises(ConfigError, match=remedy):
+        train_on(replicas, config_of(problem, row, replicas, **sections), problem)
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [("peers", "some"), ("resync", -1), ("delay", -1), ("warmup_steps", 0)],
+)
+def test_settings_are_checked_at_birth(key, value):
+    with pytest.raises(ConfigError, match=key):
+        RunConfig.parse({"agreement": {key: value}})
+
+
+@pytest.mark.parametrize("of", ["nodes", "0", "-2"])
+def test_groups_of_leaders_are_named(of):
+    problem = make_problem("logistic")
+    with pytest.raises(ConfigError, match="off, node, rack, or how many"):
+        train_on(2, agreed(problem, 2, agreement={"hierarchical": of}), problem)
+
+
+def test_one_of_many_is_timed_where_it_has_no_group_of_its_own():
+    """--emulate-members: what neighbours would say is what was told them."""
+    problem = make_problem("logistic")
+    for row in ("all", "pairs", "low"):
+        config = config_of(problem, row, 4, run={"emulate_members": 4})
+        assert train_on(1, config, problem).ledger["agreement"]["calls"]
+    config = config_of(problem, "async", 4, run={"emulate_members": 4})
+    with pytest.raises(ConfigError, match="--emulate-members does not know"):
+        train_on(1, config, problem)
+    own = {"agreement": {"hierarchical": "2"}, "run": {"emulate_members": 4}}
+    with pytest.raises(ConfigError, match="--emulate-members does not know"):
+        train_on(1, agreed(problem, 4, **own), problem)
+
+
+# --------------------------------------------------------------------- overlap
+
+
+def told_of(monkeypatch, row, replicas=2):
+    """What replica 0 does in turn: s(cores), g(radient), p(ost), w(ait)."""
+    from hpcsgd.agreement.gradient import Gradient
+    from hpcsgd.agreement.overlap import Overlap
+
+    events = []
+
+    def note(kind, letter, name, who):
+        known = getattr(kind, name)
+
+        def noted(self, *args, **options):
+            if who(self) == 0:
+                events.append(letter)
+            return known(self, *args, **options)
+
+        monkeypatch.setattr(kind, name, noted)
+
+    def replica(agreement):
+        return agreement.grid.replica
+
+    note(Gradient, "s", "scores", replica)
+    note(Gradient, "g", "_add", replica)
+    note(Overlap, "p", "posting", lambda overlap: overlap.replicas.rank)
+    note(Overlap, "w", "waiting", lambda overlap: overlap.replicas.rank)
+    problem = make_problem("logistic", n=32)
+    config = config_of(problem, row, replicas, schedule={"epochs": 1})
+    exchanges = train_on(replicas, config, problem).exchanges
+    return "".join(events), exchanges
+
+
+@pytest.mark.parametrize(
+    "row, before, each, after",
+    [
+        ("all", "", "psgw", ""),  # behind scores and gradient
+        ("pairs", "", "psgw", ""),
+        ("low", "sgp", "sgwp", "w"),  # behind those of the next step
+    ],
+)
+def test_transfers_lie_behind_computing(row, before, each, after, monkeypatch):
+    """Posted before what they travel behind, and waited for after it."""
+    events, exchanges = told_of(monkeypatch, row)
+    times = exchanges - (row == "low")
+    assert events == before + each * times + after

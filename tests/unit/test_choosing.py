@@ -1,0 +1,98 @@
+"""The tables of docs/choosing.md: made from figures, none written by hand."""
+
+import json
+
+import pytest
+
+from benchmarks import choosing
+from benchmarks.bench_methods import RESULT, SHAPES
+
+
+def line(seconds, messages=10, size=100, status="completed", met=True):
+    point = {"seconds": seconds, "messages": messages, "bytes": size}
+    return {
+        "status": status,
+        "to_target": point if met else None,
+        "gap_to_best_sgd": 0.01,
+        "rate": 0.5,
+        "messages": messages,
+        "bytes": size,
+    }
+
+
+def document(load=1.0, **rows):
+    """One shape on one network."""
+    refused = {"status": "refused", "reason": "no grid", "to_target": None}
+    own = {"sgd": line(2.0), "hybrid": refused, **rows}
+    cell = {"ranks": 2, "cores": 2, "load": load, "repeats": 3, "rows": own}
+    machine = {"cores": 2, "model": "a processor"}
+    return {"machine": machine, "figures": {"susy": {"lan": cell}}}
+
+
+def section(made, title):
+    """The lines below a heading that begins so."""
+    return made.split(f"### {title}")[1].split("###")[0]
+
+
+def test_the_first_is_whoever_met_the_target_soonest():
+    rows = {"ddp": line(0.5), "local": line(0.05), "topk": line(0.01, met=False)}
+    made = choosing.tables(document(**rows))
+    firsts = section(made, "First at the target")
+    assert "local 50 ms, ddp 0.50 s, sgd 2.00 s; sgd 2.00 s" in firsts
+    assert "topk" not in firsts
+    seconds = section(made, "Seconds to the target: LAN")
+    assert "| topk | — |" in seconds and "| hybrid | — |" in seconds
+
+
+@pytest.mark.parametrize(
+    "mine, said",
+    [(1.0, "Sooner than plain SGD in 1 of 1"), (4.0, "in 0 of 1 cells; not in: susy")],
+)
+def test_where_ca_sgd_loses_is_said(mine, said):
+    rows = {"casgd": line(9.0), "casgd s=2": line(mine), "local": line(0.5)}
+    made = section(choosing.tables(document(**rows)), "CA-SGD beside plain SGD")
+    assert said in made
+    assert f"casgd s=2 {2 / mine:.2f}x of sgd, {0.5 / mine:.2f}x of local" in made
+
+
+def test_what_sends_less_is_held_to_bf16():
+    rows = {"bf16": line(1.0), "topk": line(0.5), "sign": line(1.5), "local": line(0.1)}
+    made = section(choosing.tables(document(**rows)), "Methods that send less")
+    assert "topk 2.0x" in made and "sign" not in made and "local" not in made
+
+
+def test_seconds_of_a_machine_that_others_used_are_left_out():
+    made = choosing.tables(document(load=9.0, ddp=line(0.5, 7, 77)))
+    assert "In 1 of 1 cells other programs had the cores" in made
+    assert "0.50 s" not in made and "2.00 s" not in made
+    assert "Seconds" not in made and "First at" not in made
+    assert "| susy | ddp 7, sgd 10 | ddp 77, sgd 100 |" in made
+    assert "other programs" not in choosing.tables(document(ddp=line(0.5)))
+
+
+def test_fewest_are_sorted_by_what_was_sent():
+    rows = {"ddp": line(1.0, 20, 5), "local": line(1.0, 3, 900)}
+    made = section(choosing.tables(document(**rows)), "Fewest messages")
+    assert "| susy | local 3, sgd 10, ddp 20 | ddp 5, sgd 100, local 900 |" in made
+
+
+def test_compressors_are_methods_with_a_codec_that_is_not_dense():
+    found = set(choosing.compressors())
+    assert {"topk", "sign", "fp16", "powersgd", "qsgd"} <= found
+    assert not found & {"ddp", "bf16", "local", "slowmo"}
+
+
+def test_the_page_has_the_tables_of_the_figures():
+    """Another measurement is another page: python -m benchmarks.choosing."""
+    text = choosing.PAGE.read_text()
+    found = json.loads(RESULT.read_text())
+    assert choosing.page_with(text, choosing.tables(found)) == text
+    assert all(f"| {shape} | " in text for shape in SHAPES)
+
+
+def test_only_what_is_between_the_marks_changes():
+    text = f"before\n{choosing.BEGIN}\nold\n{choosing.END}\nafter\n"
+    made = choosing.page_with(text, "new")
+    assert made.startswith("before\n") and made.endswith("after\n")
+    assert "old" not in made and "\n\nnew\n\n" in made
+    assert choosing.page_with(made, "new") == made

@@ -1,0 +1,338 @@
+"""Methods compared by name: each row is a run of `train`, whatever the table holds."""
+
+import json
+from dataclasses import replace
+from functools import lru_cache
+from math import gcd
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+from hpcsgd.api import train
+from hpcsgd.comm.threads import run_ranks
+from hpcsgd.errors import ConfigError
+from hpcsgd.loss_plots import COSTS, loss_curves
+from hpcsgd.methods import METHODS, Method
+from hpcsgd.study import compare, compare_methods
+from hpcsgd.study.comparison import BRIEF
+from hpcsgd.study.line_up import LINE_UP, line_up, parse_methods
+from hpcsgd.study.methods import of_row
+from hpcsgd.study.settings import Refusal
+from tests.harness import make_problem
+
+BATCH = 24  # divided by 1, 2, 3, 4 and 6 replicas, in two batches or more
+BASE = {
+    "schedule": {"batch": BATCH, "epochs": 4},
+    "rate": {"value": 0.2},
+    "precision": {"recipe": "fp32"},
+    "run": {"record": 0},
+}
+DIRECT = {"kind": "direct", "look_ahead": "off"}
+# Who is faster decides what these send and learn: no two runs are alike.
+FREE = ("anybatch",)
+
+
+def over(base, **sections):
+    return {
+        name: {**base.get(name, {}), **sections.get(name, {})}
+        for name in {**base, **sections}
+    }
+
+
+def compared(ranks, names="all", data=None, out=None, **sections):
+    """What rank 0 found, of one run each; all ranks must hold the same rows."""
+    drawn = data or make_problem("logistic")
+    config = over(BASE, **sections)
+
+    def on_rank(world):
+        given = {"X": drawn.X, "y": drawn.y, "world": world}
+        return compare_methods(names, config, repeats=1, out=out, **given)
+
+    found = run_ranks(ranks, on_rank)
+    said = {tuple((e.name, isinstance(e, Refusal)) for e in f.entries) for f in found}
+    assert len(said) == 1
+    return found[0]
+
+
+@lru_cache
+def everything(ranks):
+    """All methods on so many ranks; some keep what they have in a folder."""
+    with TemporaryDirectory() as out:
+        return compared(ranks, out=out)
+
+
+def alone(ranks, **sections):
+    """`train` with these settings, written without the line-up."""
+    problem = make_problem("logistic")
+    config = over(BASE, **sections)
+
+    with TemporaryDirectory() as out:
+        config["run"] = {**config.get("run", {}), "out": out}
+
+        def on_rank(world):
+            return train(config, X=problem.X, y=problem.y, world=world)
+
+        return run_ranks(ranks, on_rank)[0]
+
+
+def hand_written(name, ranks):
+    """What each name stands for on so many ranks."""
+    if name in METHODS:
+        own, row = BATCH // ranks, METHODS[name]
+        agreement, settings = {"method": name}, {**row.fixed, **row.defaults}
+        if "agreement.accumulate" in settings:
+            agreement["accumulate"] = gcd(own, settings["agreement.accumulate"])
+        direct = {} if "products.kind" in settings else DIRECT
+        return {
+            "grid": {"replicas": ranks, "members": 1},
+            "schedule": {"batch": own // agreement.get("accumulate", 1)},
+            "agreement": agreement,
+            "products": direct,
+        }
+    if name == "hybrid":
+        return {
+            "grid": {"replicas": 2, "members": ranks // 2},
+            "schedule": {"batch": BATCH // 2},
+            "products": {"kind": "gram"},
+        }
+    steps = {"sgd": {"steps": 32}, "casgd": {}}[name]
+    kind = {"sgd": "direct", "casgd": "gram"}[name]
+    ahead = {"look_ahead": "off"} if name == "sgd" else {}
+    return {"schedule": steps, "products": {"kind": kind, **ahead}}
+
+
+def test_all_is_every_row_of_the_table_and_three_more():
+    assert parse_methods("all") == ["sgd", "casgd", "hybrid", *METHODS]
+    assert parse_methods(["ddp", "sgd"]) == parse_methods(" sgd, ddp") == ["sgd", "ddp"]
+    names = [entry.name for entry in line_up("all", BASE, 4)]
+    assert names == list(LINE_UP)
+
+
+@pytest.mark.parametrize(
+    "ranks, squarest", [(1, None), (2, None), (3, None), (4, (2, 2)), (6, (2, 3))]
+)
+def test_every_row_sees_the_global_batch_on_all_ranks(ranks, squarest):
+    for entry in line_up("all", BASE, ranks):
+        if entry.name == "hybrid" and squarest is None:
+            assert f"of {ranks} rank" in entry.why and "not prime" in entry.why
+            continue
+        grid = entry.config.grid
+        wanted = {"sgd": (1, ranks), "casgd": (1, ranks), "hybrid": squarest}
+        placed = wanted.get(entry.name, (ranks, 1))
+        assert (grid.replicas, grid.members) == placed, entry.name
+        assert entry.global_batch == BATCH, entry.name
+
+
+def test_batches_that_accumulate_are_parts_of_the_global_batch():
+    """As many as the row says, or as many as divide a replica's rows."""
+    fixed = {"agreement.kind": "gradient", "schedule.steps": 1}
+    row = of_row("x", Method("a row", fixed, {"agreement.accumulate": 8}))
+    for batch, replicas, each, together in ((64, 2, 4, 8), (12, 2, 3, 2), (6, 2, 3, 1)):
+        found = row.shares(batch, replicas)
+        assert found["schedule"]["batch"] == each
+        assert found["agreement"]["accumulate"] == together
+        assert each * together * replicas == batch
+    assert row.over["products"]["kind"] == "direct"
+    own = of_row("x", Method("a row", {**fixed, "products.kind": "gather"}))
+    assert "products" not in own.over and own.shares(12, 2) == {
+        "schedule": {"batch": 6}
+    }
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_row_is_a_run_of_train(ranks):
+    """The same bits, messages, words and bytes as that method alone."""
+    found = everything(ranks)
+    assert [entry.name for entry in found.entries] == list(LINE_UP)
+    assert {one.name for one in found.refused} == ({"hybrid"} if ranks == 2 else set())
+    for row in found.rows:
+        if row.name in FREE:
+            continue
+        result = alone(ranks, **hand_written(row.name, ranks))
+        assert row.result.weights_sha256 == result.weights_sha256, row.name
+        for figure in ("calls", "words", "bytes"):
+            sent = sum(result.ledger[p][figure] for p in ("products", "agreement"))
+            assert row.traffic(figure) == sent, (row.name, figure)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_document_has_a_line_for_every_method(ranks):
+    found = everything(ranks)
+    said = json.loads(found.json())
+    assert [row["method"] for row in said["rows"]] == list(LINE_UP)
+    assert said["held_to"] == "sgd" and said["baseline"] == "bf16"
+    assert said["ranks"] == ranks and said["equal_global_batch"]
+    full = {row["name"]: row for row in said["settings"]}
+    for row in said["rows"]:
+        assert set(row) == {"method", "status", "reason", *BRIEF}
+        if row["status"] == "refused":
+            assert row["reason"] and all(row[name] is None for name in BRIEF)
+            assert row["method"] not in full
+            continue
+        assert row["status"] == "completed" and row["reason"] is None
+        twin = full[row["method"]]
+        assert row["messages"] == twin["synchronisations"]
+        for same in ("loss", "loss_gap", "seconds", "words", "bytes", "steps"):
+            assert row[same] == twin[same]
+    sgd = said["rows"][0]
+    assert (sgd["grid"], sgd["loss_gap"], sgd["speed_up"]) == (f"1x{ranks}", 0.0, 1.0)
+
+
+def test_curves_count_what_was_sent_until_then():
+    """Messages, words and bytes grow from nothing to what the ledger says."""
+    for row in everything(4).rows:
+        for key, figure in (("messages", "calls"), ("words",) * 2, ("bytes",) * 2):
+            sent = [record[key] for record in row.result.history]
+            assert sent[0] == 0 and sent == sorted(sent), row.name
+            assert 0 < sent[-1] <= row.traffic(figure), row.name
+            if row.name in ("sgd", "casgd", "ddp", "bf16"):
+                assert sent[-1] == row.traffic(figure), row.name
+
+
+def test_three_ranks_and_one():
+    """Batches that divide, one replica alone, and a prime number of ranks."""
+    for ranks in (1, 3):
+        found = compared(ranks, "sgd,hybrid,ddp,bf16,topk,local")
+        assert [one.name for one in found.refused] == ["hybrid"]
+        assert not found.diverged and len(found.rows) == 5
+
+
+def test_losses_are_held_to_sgd_else_ddp_else_the_first():
+    assert everything(2).reference.name == "sgd"
+    found = compared(2, "casgd,ddp,bf16")
+    assert found.reference.name == "ddp" and found.baseline == "bf16"
+    assert found.loss_gap(found.rows[1]) == 0.0 != found.loss_gap(found.rows[0])
+    found = compared(2, "casgd,local")
+    assert found.reference.name == "casgd" and found.baseline is None
+
+
+def test_settings_are_held_to_the_first_whatever_their_names():
+    entries = line_up("casgd,ddp", BASE, 1)
+    plain = [type(one)(one.name, one.config) for one in entries]
+    problem = make_problem("logistic")
+    found = compare(plain, X=problem.X, y=problem.y, repeats=1)
+    assert found.reference.name == "casgd" and found.baseline is None
+
+
+def test_settings_that_a_method_does_not_know_are_its_refusal():
+    found = compared(2, "sgd,ddp,topk,local", update={"kind": "svrg"})
+    why = {one.name: one.why for one in found.refused}
+    assert set(why) == {"ddp", "topk"}
+    assert all("--update sgd" in said for said in why.values())
+    assert [row.name for row in found.rows] == ["sgd", "local"]
+
+
+def test_what_only_the_run_finds_is_a_refusal_on_all_ranks():
+    """The order of rows that cached needs is asked for when the run is built."""
+    wrong = {"products": {"kind": "cached"}, "sampling": {"mode": "reshuffle"}}
+    found = compared(2, "sgd,casgd,ddp", **wrong)
+    assert [one.name for one in found.refused] == ["casgd"]
+    assert "shuffle-once" in found.refused[0].why
+    assert "setting" not in found.refused[0].why
+
+
+@pytest.mark.parametrize("bent", [{"l1": 0.01}, {"lower": -0.1}, {"upper": 0.0}])
+def test_sgd_takes_single_steps_where_something_acts_behind_each(bent):
+    """Where l1 is left out, or 0, its loop is 32 steps long."""
+    found = compared(2, "sgd,casgd,local", problem=bent)
+    assert [one.name for one in found.refused] == ["casgd"]
+    assert found.rows[0].result.report["schedule"]["steps"] == 1
+    (entry,) = line_up("sgd", over(BASE, problem={"l1": 0.0}), 2)
+    assert entry.config.schedule.steps == 32
+
+
+def test_products_that_sum_in_every_step_are_not_casgd():
+    found = compared(4, "sgd,casgd,hybrid,ddp", products={"kind": "direct"})
+    assert [one.name for one in found.refused] == ["casgd", "hybrid"]
+    assert all("leave --products out" in one.why for one in found.refused)
+
+
+def test_where_nothing_can_run_the_first_sentence_is_the_error():
+    with pytest.raises(ConfigError, match=r"can run here; hybrid: of 2 ranks"):
+        compared(2, "hybrid")
+    with pytest.raises(ConfigError, match=r"can run here; ddp: .*svrg"):
+        compared(2, "ddp", update={"kind": "svrg"})
+
+
+def test_steps_are_of_casgd_and_hybrid_periods_of_those_that_have_one():
+    asked = {"schedule": {"batch": BATCH, "steps": 3, "period": 5}}
+    found = {entry.name: entry.config.schedule for entry in line_up("all", asked, 4)}
+    assert (found["casgd"].steps, found["casgd"].period) == (3, 1)
+    assert (found["hybrid"].steps, found["hybrid"].period) == (3, 5)
+    assert (found["ddp"].steps, found["ddp"].period) == (1, 1)
+    assert (found["local"].steps, found["local"].period) == (1, 5)
+    left_open = {entry.name: entry.config.schedule for entry in line_up("all", BASE, 4)}
+    assert (left_open["hybrid"].steps, left_open["hybrid"].period) == (8, 1)
+    assert left_open["local"].period == 8
+    (entry,) = line_up("hybrid", over(BASE, schedule={"steps": "auto"}), 4)
+    assert isinstance(entry, Refusal) and "name the steps" in entry.why
+
+
+@pytest.mark.parametrize(
+    "names, change, words",
+    [
+        ("nonsense", {}, "--methods nonsense: known: all, sgd, casgd, hybrid, ddp"),
+        ("all,nonsense", {}, "--methods nonsense"),
+        ("", {}, "names nothing"),
+        ("sgd,ddp,sgd", {}, "has sgd twice"),
+        ("ddp", {"schedule": {"batch": 10}}, "4 replicas .* use --batch 12"),
+        ("all", {"grid": {"replicas": 2}}, "leave --grid out"),
+        ("all", {"agreement": {"method": "ddp"}}, "leave --method out"),
+        ("all", {"agreement": {"codec": "topk"}}, "leave --codec out"),
+        ("all", {"run": {"emulate_members": 8}}, "hpcsgd study"),
+        ("all", {"rate": {"value": -1.0}}, "rate"),
+    ],
+)
+def test_wrong_line_ups(names, change, words):
+    with pytest.raises(ConfigError, match=words):
+        line_up(names, over(BASE, **change), 4)
+
+
+def test_a_batch_need_be_shared_by_the_methods_that_were_asked_for_alone():
+    odd = over(BASE, schedule={"batch": 7})
+    assert [entry.global_batch for entry in line_up("sgd,casgd", odd, 4)] == [7, 7]
+
+
+@pytest.mark.parametrize("kind", ["softmax", "sparse"])
+def test_other_problems(kind):
+    """Scores and stored values of other kinds: trained, or refused in a sentence."""
+    drawn = make_problem("softmax" if kind == "softmax" else "logistic")
+    if kind == "sparse":
+        kept = np.where(np.abs(drawn.X) > 0.3, drawn.X, 0.0)
+        drawn = replace(drawn, X=scipy.sparse.csr_matrix(kept))
+    found = compared(2, data=drawn, problem={"family": drawn.family})
+    assert [entry.name for entry in found.entries] == list(LINE_UP)
+    assert all(one.why for one in found.refused)
+    assert {"sgd", "casgd", "ddp", "bf16"} <= {row.name for row in found.rows}
+
+
+def test_three_panels_hold_the_curves_of_all_rows(tmp_path, monkeypatch):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    drawn, make = [], pyplot.subplots
+
+    def kept(*arguments, **options):
+        drawn.append(make(*arguments, **options)[0])
+        return drawn[0], np.array(drawn[0].axes).reshape(arguments[:2])
+
+    monkeypatch.setattr(pyplot, "subplots", kept)
+    curves, costs = everything(4).histories(), ("seconds", "words", "messages")
+    loss_curves({"": curves}, tmp_path / "p.png", costs)
+    (figure,) = drawn
+    assert [axis.get_xlabel() for axis in figure.axes] == [COSTS[c] for c in costs]
+    for axis, cost in zip(figure.axes, costs, strict=True):
+        lines = {line.get_label(): line for line in axis.lines}
+        assert list(lines) == list(curves)
+        for name, history in curves.items():
+            assert list(lines[name].get_xdata()) == [r[cost] for r in history]
+            assert list(lines[name].get_ydata()) == [r["loss"] for r in history]
+    names = [text.get_text() for text in figure.axes[-1].get_legend().get_texts()]
+    assert names == list(curves)
+    styles = {
+        (line.get_color(), line.get_linestyle(), line.get_marker())
+        for line in figure.axes[0].lines
+    }
+    assert len(styles) == len(curves), "no two curves look alike"
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    pyplot.close(figure)

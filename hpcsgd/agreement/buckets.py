@@ -79,6 +79,9 @@ class Buffer:
         """Nothing summed yet."""
         self.flat[...] = 0.0
 
+    def say_nothing(self) -> None:
+        """This replica has no rows: what is there is zero, and stays so."""
+
     def count_in(self, residuals: Array) -> None:
         """Rows, and their Σr where there is an intercept."""
         self.tail[-1] += len(residuals)

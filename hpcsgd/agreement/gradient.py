@@ -209,6 +209,7 @@ class Gradient(Agreement):
 
     def _join(self, state: State) -> None:
         """Say nothing, and step along."""
+        self.buffer.say_nothing()
         self.sender.begin(self.buffer, self._moment)
         for tile in self.buffer:
             self.sender.send(self.buffer, tile)

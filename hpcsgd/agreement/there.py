@@ -44,9 +44,14 @@ class BufferThere(Buffer):
         return found
 
     def clear(self) -> None:
-        """On both sides."""
-        super().clear()
+        """There; the gradient of the host is what comes down."""
+        self.tail[...] = 0.0
         self.device.clear(self.there)
+
+    def say_nothing(self) -> None:
+        """No gradient will come down."""
+        if not self.stays:
+            self.flat[...] = 0.0
 
     def place(self, tile: Tile, with_tail: bool = False) -> slice:
         """Where a tile lies in the buffer, on either side."""
@@ -81,6 +86,11 @@ class BufferThere(Buffer):
         """What the host counted, behind the sums of the device."""
         self.device.fill(self.there[len(self.flat) - len(self.tail) :], self.tail)
         self.up += self.tail.nbytes
+
+    @property
+    def takes_residuals(self) -> bool:
+        """Whether it sums them, for an intercept; else it counts them."""
+        return self.sums > 0
 
     def facts(self) -> dict[str, int]:
         """Bytes between host and device for gradients and weights."""

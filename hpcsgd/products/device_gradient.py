@@ -35,6 +35,10 @@ class Sums(Protocol):
     up: int  # bytes that went to the device
     down: int  # and came from it
 
+    @property
+    def takes_residuals(self) -> bool:
+        """Whether it sums them; else it counts them."""
+
     def arriving(self, complete: bool) -> Any:
         """What the agreement takes for rows; complete: no batch follows."""
 
@@ -64,15 +68,22 @@ class DeviceGradient(DeviceDirect):
         self.order.seek(*group.place, rows)
         exchange.coefficients.load(self.plain)
         self._cycle(exchange, sums).run()
-        state.residuals = self.device.fetch(exchange.residuals)
-        sums.down += state.residuals.nbytes
+        residuals = self._residuals(exchange, state, sums)
         task = self.asked
         task.clock.lap("steps")
         assert task.gradient is not None
         arriving = sums.arriving(is_last)
-        task.gradient.descend(task, state, arriving, state.residuals, None)
+        task.gradient.descend(task, state, arriving, residuals, None)
         task.clock.lap("update")
         return state
+
+    def _residuals(self, exchange: DeviceExchange, state: State, sums: Sums) -> Array:
+        """Where somebody sums them or compares them; else no more than how many."""
+        if not sums.takes_residuals and self.task.members.size == 1:
+            return np.broadcast_to(np.float32(0.0), exchange.residuals.shape)
+        state.residuals = found = self.device.fetch(exchange.residuals)
+        sums.down += found.nbytes
+        return found
 
     def _send(self, state: State, sums: Sums) -> None:
         """Where scores are read, in the units of rows that are stored times a power."""

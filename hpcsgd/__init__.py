@@ -16,6 +16,7 @@ _NAMES = {
     "fit": "hpcsgd.fitting",
     "path": "hpcsgd.paths.api",
     "Path": "hpcsgd.paths.outcome",
+    "tick_tock": "hpcsgd.alternate",
     "sweep": "hpcsgd.sweeps.api",
     "Sweep": "hpcsgd.sweeps.outcome",
     "load_sweep": "hpcsgd.sweeps.outcome",

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from hpcsgd.agreement.kinds import takes_gradients
+from hpcsgd.agreement.kinds import SHARDED, takes_gradients
 from hpcsgd.products import GATHERS
 from hpcsgd.result import Result, Status
 
@@ -148,15 +148,42 @@ def _about_loss(result: Result) -> Iterator[str]:
 def _less_agreeing(result: Result) -> str:
     """The next step towards fewer messages between replicas."""
     asked = result.config.get("agreement", {})
+    if asked.get("kind") in SHARDED:
+        return _instead_of_slices(result)
     if takes_gradients(asked.get("kind", "auto")):
         return (
             "agreeing dominates: --set agreement.accumulate="
             f"{2 * asked['accumulate']} sends half as often (as a batch twice as large)"
         )
+    if asked.get("kind") == "anybatch":
+        deadline = 2 * (result.report["agreement"]["deadline_seconds"] or 0.0)
+        longer = f"deadline={deadline:.2g}" if deadline else "accumulate="
+        if not deadline:
+            longer += str(2 * asked["accumulate"])
+        return (
+            f"agreeing dominates: --set agreement.{longer} agrees half as often (as a"
+            " batch twice as large)"
+        )
     period = 2 * result.report["schedule"]["period"]
     return (
         f"agreeing dominates: --period {period} agrees half as often (replicas drift"
         " further apart)"
+    )
+
+
+def _instead_of_slices(result: Result) -> str:
+    """Members hold no more, and send scores where these are fewer than the weights."""
+    report = result.report
+    ranks, batch = report["ranks"], report["schedule"]["global_batch"]
+    if batch < report["columns"]:
+        return (
+            f"agreeing dominates: members (--grid 1x{ranks} --agreement gradient"
+            f" --batch {batch}) hold as little, and sum {batch} scores in a step"
+            f" instead of {report['columns']} columns of gradient"
+        )
+    return (
+        f"agreeing dominates: --batch {2 * report['schedule']['batch']} sends half as"
+        " often (as a batch twice as large)"
     )
 
 

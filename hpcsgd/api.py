@@ -7,6 +7,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
+from hpcsgd.agreement.kinds import is_on_disk
 from hpcsgd.assembly.live import Live
 from hpcsgd.auto_precision import settle_precision
 from hpcsgd.callbacks import Callback
@@ -104,9 +105,10 @@ def _rechecks(
     reader: Callable[[Communicator], RowReader],
     notes: dict[str, Any],
 ) -> Callable[[Live], Recheck] | None:
-    """Who looks again at what pilots chose; nobody where weights are made up."""
+    """Who looks again at what pilots chose; nobody where no weights can be held."""
     found = notes.get(PRECISION_AUTO)
-    if found is None or not config.precision.recheck or config.run.emulate_members:
+    nobody = config.run.emulate_members or is_on_disk(config.agreement.kind)
+    if found is None or not config.precision.recheck or nobody:
         return None
     return lambda live: Recheck(live, reader, found)
 

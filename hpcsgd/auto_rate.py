@@ -10,7 +10,8 @@ rate 1/L is half of what is stable. Two figures for it:
 
 The 1 is that of the intercept. The first needs one sum of n words over members, n the
 rows of a replica; the second b words more for every row it samples. Momentum adds up
-1/(1 − μ) steps, so that its rate is (1 − μ)/L.
+1/(1 − μ) steps, so that its rate is (1 − μ)/L; gradients that are one step late
+(`offload` with a delay) are stable half as far, and take half of either.
 """
 
 import logging
@@ -47,10 +48,8 @@ def settle_rate(
         return _scaled(config, _steepness(config, grid, loaded, family))
     if not config.rate.is_open:
         return config
-    update = config.update
     steepness = _steepness(config, grid, loaded, family)
-    slowed = 1.0 - update.momentum if update.kind in GATHERING else 1.0
-    slowed /= growth(config)
+    slowed = _slowed(config) / growth(config)
     value = rounded_down(slowed / steepness) if steepness > 0.0 else 1.0
     return replace(config, rate=replace(config.rate, value=value))
 
@@ -76,8 +75,8 @@ def _scaled(config: RunConfig, steepness: float) -> RunConfig:
     Unlike losses of deep networks, those of linear models have an L that no batch
     makes smaller: beyond 2/L full gradients diverge.
     """
-    rate, update = config.rate, config.update
-    slowed = 1.0 - update.momentum if update.kind in GATHERING else 1.0
+    rate = config.rate
+    slowed = _slowed(config)
     asked = rate.value * rows_of_step(config) / rate.per_batch
     most = 2.0 * slowed / growth(config) / steepness if steepness > 0.0 else asked
     if asked > most:
@@ -105,6 +104,15 @@ def _steepness(config: RunConfig, grid: Grid, loaded: Loaded, family: Family) ->
         error.on_all_ranks = True
         raise error
     return steepness
+
+
+def _slowed(config: RunConfig) -> float:
+    """What momentum adds up, and what is late, take from the rate."""
+    update, agreement = config.update, config.agreement
+    slowed = 1.0 - update.momentum if update.kind in GATHERING else 1.0
+    # A gradient that is one step late is stable half as far.
+    is_late = agreement.kind == "offload" and agreement.delay_after >= 0
+    return 0.5 * slowed if is_late else slowed
 
 
 def rounded_down(value: float) -> float:

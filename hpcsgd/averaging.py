@@ -68,6 +68,7 @@ class TailAverage(Hook):
         place = self._place(exchanges)
         if not place or exchanges % self.every:
             return
+        self.evaluation.agreement.arrive(state)
         count = 1 if place == 1 else self._count(state) + 1
         state.memory[COUNT][...] = count
         _move(state.memory[WEIGHTS], state.weights[:, : self.columns], 1.0 / count)

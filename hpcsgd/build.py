@@ -7,6 +7,7 @@ first exchange.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hpcsgd.agreement.kinds import is_on_disk
 from hpcsgd.assembly.choice import Earlier
 from hpcsgd.assembly.gpu import open_gpu
 from hpcsgd.assembly.live import Live, assemble
@@ -116,6 +117,7 @@ def _loaded(
         config.data.partition,
         config.precision.scale,
         split_of(config.sweep, config.sampling),
+        is_on_disk(words.agreement),
     )
     setup.lap("read")
     return loaded
@@ -124,9 +126,9 @@ def _loaded(
 def _router(config: RunConfig, replica: int) -> Callable[[int], Route | None]:
     """The way through the rows of a replica, once their number is known.
 
-    None where a GPU holds them all.
+    None where a GPU holds them all, or where they are read by tiles.
     """
-    if config.run.device == "cuda":
+    if config.run.device == "cuda" or is_on_disk(config.agreement.kind):
         return lambda rows: None
     return lambda rows: Route(
         make_sampler(config.sampling, rows, replica), config.schedule.epochs

@@ -11,7 +11,7 @@ import hpcsgd
 from hpcsgd.agreement import Agreement
 from hpcsgd.callbacks.base import View
 from hpcsgd.callbacks.guards import MemberCheck
-from hpcsgd.checkpoint import ASKED, KEPT, SIZES, Checkpoint
+from hpcsgd.checkpoint import ASKED, KEPT, LOG, SIZES, Checkpoint
 from hpcsgd.columns import Columns
 from hpcsgd.comm.grid import Grid
 from hpcsgd.data.partition import split_range
@@ -40,12 +40,14 @@ class Capture:
 
     def take(self, state: State, view: View) -> Checkpoint:
         """Everything that matters after the exchange that was just done."""
+        self.agreement.arrive(state)
         return Checkpoint(self._document(view), self._arrays(state, view.exchanges))
 
     def _arrays(self, state: State, exchanges: int) -> dict[str, Array]:
         # Replicas that just agreed are one; between agreements each has its own.
         apart = not self.agreement.holds_one_state(state, exchanges)
-        arrays = {"weights": self.columns.join(self.to_host(state.weights))}
+        weights = self.to_host(self.agreement.whole(state))
+        arrays = {"weights": self.columns.join(weights)}
         if state.intercept is not None:
             arrays["intercept"] = state.intercept.copy()
         for name, kept in self.agreement.memory(state).items():
@@ -56,7 +58,8 @@ class Capture:
             name: self.columns.of_all_replicas(array) if apart else array[None]
             for name, array in arrays.items()
         }
-        return arrays | self._kept(state) | self._good()
+        logs = {LOG + name: log for name, log in self.agreement.logs().items()}
+        return arrays | logs | self._kept(state) | self._good(state)
 
     def _kept(self, state: State) -> dict[str, Array]:
         """(R, bytes of all members) of what only the same grid can go on with."""
@@ -68,12 +71,17 @@ class Capture:
         self.grid.members.gather(own, sizes, whole, "control")
         return {KEPT: self.columns.of_all_replicas(whole), SIZES: np.array(sizes)}
 
-    def _good(self) -> dict[str, Array]:
+    def _good(self, state: State) -> dict[str, Array]:
         """The last weights that had a good loss: what a divergence goes back to."""
         if self.evaluation.good is None:
             return {}
         weights, intercept, _ = self.evaluation.good
-        good = {"good_weights": self.columns.join(weights)}
+        whole = self.agreement.joined(weights)
+        # A velocity that is held elsewhere is none of them.
+        more = self.agreement.width(state) - whole.shape[1]
+        if more:
+            whole = np.hstack([whole, np.zeros((len(whole), more), whole.dtype)])
+        good = {"good_weights": self.columns.join(whole)}
         if intercept is not None:
             good["good_intercept"] = intercept.copy()
         return good
@@ -153,12 +161,15 @@ class Capture:
         arrays = {
             name: self._of_this_replica(copies, rows)
             for name, copies in checkpoint.arrays.items()
-            if not name.startswith(("good_", KEPT, MEMORY))
+            if not name.startswith(("good_", KEPT, MEMORY, LOG))
         }
-        state.weights[...] = arrays["weights"][own]
+        for name, log in checkpoint.arrays.items():
+            if name.startswith(LOG):
+                self.agreement.recall(name.removeprefix(LOG), log)
+        self.agreement.put_whole(state, arrays["weights"][own])
         if state.intercept is not None:
             state.intercept[...] = arrays["intercept"]
-        for name in state.memory:
+        for name in self.agreement.widths(state):
             kept = self._remembered(checkpoint.arrays[MEMORY + name])
             self.agreement.remember(state, name, kept[own])
         for name, kept in state.shared.items():
@@ -196,7 +207,7 @@ class Capture:
         weights = checkpoint.arrays.get("good_weights")
         if weights is not None:
             intercept = checkpoint.arrays.get("good_intercept")
-            kept = weights[self.columns.own].copy()
+            kept = self.agreement.parted(weights[self.columns.own]).copy()
             evaluation.good = (kept, intercept, said["good_loss"])
 
     def _of_this_replica(self, copies: Array, rows: int) -> Array:

@@ -33,12 +33,14 @@ FOLDER = "checkpoints"
 DAMAGED = ".damaged"  # behind the name of one that was passed over
 ASKED = "asked"  # the settings before a run fell back
 PRECISION_AUTO = "precision_auto"  # what pilots found, where they chose the recipe
+ON_DISK = "on_disk"  # true where files of their own hold the states
 MOST_EXCHANGES = 10**15  # of any run that ends
 # Counted through, whatever a run was put back to: the newest is the highest number.
 NAME = re.compile(r"(\d{6,12})-exchange-\d{9,18}\.h5")
 
 # Arrays of each rank's own as bytes, (replicas, of all members), and how many of each.
 KEPT, SIZES = "kept", "kept_sizes"
+LOG = "log_"  # before names of what is counted, replica by replica, in every exchange
 
 # What the document of a checkpoint says besides the arrays.
 SCHEMA = {
@@ -71,6 +73,7 @@ OPTIONAL = {
         {"kind": str, "event": str, "exchange": int, "evaluations": int, "text": str}
     ],
     ASKED: {"schedule": dict, "precision": dict},
+    ON_DISK: bool,
     PRECISION_AUTO: {"recipe": str, "considered": {...: dict}},
 }
 
@@ -202,9 +205,19 @@ def _number(path: Path) -> int:
 
 
 def _fits(document: Mapping[str, Any], arrays: Mapping[str, Array]) -> bool:
-    """One state for all replicas or one for each, all of them floats and finite."""
+    """One state for all replicas or one for each, all of them floats and finite.
+
+    Where the states are on disk anyway, it is only said how far they are.
+    """
+    if document.get(ON_DISK):
+        return not arrays and 0 <= document["exchanges"] <= MOST_EXCHANGES
     kept, sizes = (arrays.get(name) for name in (KEPT, SIZES))
-    arrays = {k: array for k, array in arrays.items() if k not in (KEPT, SIZES)}
+    logs = [array for name, array in arrays.items() if name.startswith(LOG)]
+    arrays = {
+        name: array
+        for name, array in arrays.items()
+        if name not in (KEPT, SIZES) and not name.startswith(LOG)
+    }
     weights = arrays.get("weights")
     if weights is None or any(a.dtype.kind != "f" for a in arrays.values()):
         return False
@@ -213,6 +226,7 @@ def _fits(document: Mapping[str, Any], arrays: Mapping[str, Array]) -> bool:
     good = arrays.get("good_weights")
     return (
         _are_packed(kept, sizes, document["replicas"])
+        and all(_is_log(log, document) for log in logs)
         and 0 <= document["exchanges"] <= MOST_EXCHANGES
         and 1 <= document["replicas"] <= document["rows"]
         and document["exchanges_per_epoch"] >= 1
@@ -234,6 +248,12 @@ def _are_packed(kept: Array | None, sizes: Array | None, replicas: int) -> bool:
     return bool(
         integers and shaped and (sizes >= 0).all() and sizes.sum() == kept.shape[1]
     )
+
+
+def _is_log(log: Array, document: Mapping[str, Any]) -> bool:
+    """Counts of every replica, in every exchange so far."""
+    shape = document["replicas"], document["exchanges"]
+    return log.dtype.kind == "i" and log.shape == shape and bool((log >= 0).all())
 
 
 def _last(document: Mapping[str, Any]) -> Mapping[str, Any]:

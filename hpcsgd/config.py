@@ -16,6 +16,7 @@ from hpcsgd.coordinate.settings import CoordinateConfig
 from hpcsgd.data.sampling import SamplingConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.methods import with_method
+from hpcsgd.mirror.settings import MirrorConfig
 from hpcsgd.polish.settings import PolishConfig
 from hpcsgd.precision import PrecisionConfig
 from hpcsgd.problem import ProblemConfig
@@ -44,6 +45,7 @@ class RunConfig:
     products: ProductsConfig = field(default_factory=ProductsConfig)
     agreement: AgreementConfig = field(default_factory=AgreementConfig)
     codec: CodecConfig = field(default_factory=CodecConfig)
+    mirror: MirrorConfig = field(default_factory=MirrorConfig)
     accordion: AccordionConfig = field(default_factory=AccordionConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
     coordinate: CoordinateConfig = field(default_factory=CoordinateConfig)

@@ -132,6 +132,7 @@ class Engine:
         """So many exchanges and no more, for their time: no loss is taken."""
         self.pace = Pace(1, self.view.exchanges + more, 0)
         self._train(state, groups)
+        self.agreement.arrive(state)
 
     def _finish(self, state: State, status: Status) -> tuple[State, Status]:
         """What comes after the last step, told pass by pass."""
@@ -204,11 +205,11 @@ class Engine:
         """The steps of `group`, which is None behind a replica that rests."""
         agreement = self.agreement
         self.view.steps += agreement.updates(len(group.blocks.sizes))
-        self.view.rows += len(group.rows) * agreement.workers
-        if not agreement.trains(number):
-            return state, None
-        ahead = upcoming if agreement.trains(number + 1) else None
-        return self.product.advance(state, group, ahead), group
+        if agreement.trains(number):
+            ahead = upcoming if agreement.trains(number + 1) else None
+            state = self.product.advance(state, group, ahead)
+        self.view.rows += agreement.visited(len(group.rows))
+        return state, group if agreement.trains(number) else None
 
     def _look(self, state: State, number: int) -> Status | None:
         """Whether to end: asked of all ranks together, so that all leave together."""

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.agreement import Agreement
+from hpcsgd.agreement.on_disk import OnDisk
+from hpcsgd.backends.looks import all_finite
 from hpcsgd.callbacks.base import View
 from hpcsgd.objective import Losses, Objective, Slope
 from hpcsgd.optimality import gap_of, gradient_of
@@ -113,8 +115,10 @@ class Evaluation:
     def are_broken(self, weights: Array) -> bool:
         """Whether nothing is left to train: a NaN, in each of several models."""
         models = self.objective.models
+        if isinstance(weights, OnDisk):
+            return weights.is_broken
         if models is None:
-            return not np.isfinite(weights).all()
+            return not all_finite(weights)  # without a mask as long as they are
         states = weights.shape[1] // self.columns
         return not models.are_finite(weights, states).any()
 

@@ -13,6 +13,7 @@ from hpcsgd.backends.base import Backend
 from hpcsgd.backends.looks import all_finite, weigh
 from hpcsgd.comm.grid import Grid
 from hpcsgd.csr import Csr
+from hpcsgd.data.exact import exact, exact_columns
 from hpcsgd.data.fingerprint import Fingerprint
 from hpcsgd.data.folds import Split
 from hpcsgd.data.readers import RowReader, is_sparse, load_block, pieces
@@ -25,7 +26,7 @@ from hpcsgd.data.unheld import Unheld
 from hpcsgd.errors import DataError
 from hpcsgd.exponents import choose_exponents, say_lost
 from hpcsgd.families.base import Family
-from hpcsgd.formats import get_format
+from hpcsgd.from_disk.rows import stream_tiles
 from hpcsgd.parts import column_parts, own_rows
 from hpcsgd.precision import Precision
 from hpcsgd.row_weights import keep_apart, scale_to_mean_one, sum_over_replicas
@@ -51,6 +52,7 @@ class Loaded:
     targets: Targets
     columns: int  # K
     read_exact: Callable[[slice], Any]  # rows that multiply weights: dense, or sparse
+    read_some: Callable[[slice, slice], Any]  # of these rows, some of the columns
     source: dict[str, Any]
     fingerprint: str  # of every value of the data, whatever the grid
     stored: int  # values of the whole data that are held; all of them if dense
@@ -71,11 +73,13 @@ def load(
     partition: str = "auto",
     scale: str = "column",
     split: Split = WHOLE,
+    by_tiles: bool = False,
 ) -> Loaded:
     """Read this rank's rows and columns; every rank raises what any rank found.
 
     With a `route` (number of rows -> the way through them) the matrix is looked through
-    once and then streamed; where that is None, somebody else will hold it.
+    once and then streamed; where that is None, somebody else will hold it, or with
+    `by_tiles` nobody: rows are then read some columns at a time.
     """
     world = grid.world
     rows = world.together(lambda: own_rows(grid, reader))
@@ -90,7 +94,8 @@ def load(
     seen = Fingerprint(weigh)
     sides.show(seen, rows.start if grid.member == 0 else None)
     choose_exponents(grid, reader, rows, parts, backend, scale)
-    matrix = _stored(grid, reader, rows, columns, backend, seen, route)
+    look = stream_tiles if by_tiles else _stream
+    matrix = _stored(grid, reader, rows, columns, backend, seen, route, look)
     working, keep = precision.working, grid.members.keep
     shard = Shard(
         matrix=matrix,
@@ -110,7 +115,8 @@ def load(
         judged=shard.unrounded(keep, given),
         targets=targets,
         columns=len(targets.labels) if family.targets == "classes" else 1,
-        read_exact=_exact(reader, shard, precision),
+        read_exact=exact(reader, shard, precision),
+        read_some=exact_columns(reader, shard, precision),
         source=reader.describe(),
         stored=_count_stored(grid, shard, precision),
         fingerprint=seen.total(reader.rows, reader.cols, world.exchange_objects),
@@ -125,12 +131,15 @@ def _stored(
     backend: Backend,
     seen: Fingerprint,
     route: Callable[[int], Route | None] | None,
+    look: Callable[..., Unheld],
 ) -> Array | Csr | Unheld:
     """This rank's block as the backend wants it, on all ranks or on none."""
     # What a file holds is what is wanted only where nothing is scaled.
     element = "" if backend.scaling else backend.precision.matrix
     matrix = grid.world.together(
-        lambda: _read_matrix(reader, rows, columns, backend.store, element, seen, route)
+        lambda: _read_matrix(
+            reader, rows, columns, backend.store, element, seen, route, look
+        )
     )
     say_lost(grid, backend.scaling, reader.rows * reader.cols)
     return matrix
@@ -189,9 +198,10 @@ def _read_matrix(
     element: str,
     seen: Fingerprint,
     route: Callable[[int], Route | None] | None,
+    look: Callable[..., Unheld],
 ) -> Array | Csr | Unheld:
     if route is not None:
-        return _stream(reader, rows, columns, store, element, seen, route)
+        return look(reader, rows, columns, store, element, seen, route)
     if is_sparse(reader):
         return load_csr(reader, rows, columns, store, seen=seen.add_sparse)
     return load_block(reader, rows, columns, store, seen=seen.add, finite=all_finite)
@@ -279,21 +289,3 @@ def checked_weights(reader: RowReader, rows: slice) -> Any:
         row = rows.start + int(np.argmax(values < 0))
         raise DataError(f"sample_weight is negative at row {row}; use weights >= 0")
     return values
-
-
-def _exact(
-    reader: RowReader, shard: Shard, precision: Precision
-) -> Callable[[slice], Any]:
-    """Local rows with the values of the data: from the shard where it holds them."""
-    stored, matrix = get_format(precision.matrix), shard.matrix
-    read = reader.read_csr if shard.is_sparse else reader.read
-    source = read(slice(0, 0), slice(0, 0)).dtype
-    held = stored.is_wide and np.can_cast(source, stored.dtype, casting="safe")
-    if held and not isinstance(matrix, Unheld):
-        if isinstance(matrix, Csr):
-            return lambda rows: matrix[rows].to_scipy()
-        return lambda rows: matrix[rows]
-    first = shard.rows.start
-    return lambda rows: read(
-        slice(first + rows.start, first + rows.stop), shard.columns
-    )

@@ -4,8 +4,8 @@ import os
 import socket
 from dataclasses import dataclass, replace
 
-from hpcsgd.agreement.buckets import bucket_count
-from hpcsgd.agreement.kinds import takes_gradients
+from hpcsgd.agreement.buckets import MIB, bucket_count
+from hpcsgd.agreement.kinds import SHARDED, is_on_disk, takes_gradients
 from hpcsgd.backends.sparse import HEAVY
 from hpcsgd.backends.uploads import PIECE
 from hpcsgd.codecs import Bucket, kept_bytes
@@ -60,8 +60,9 @@ def check_memory(
     schedule, sampling = config.schedule, config.sampling
     need = predict(grid, reader, config, precision, states)
     on_gpu = config.run.device == "cuda"
-    by_blocks = sampling.mode == "blocks" and not on_gpu
-    may_stream = (by_blocks or on_gpu) and not is_sparse(reader)
+    on_disk = is_on_disk(config.agreement.kind)
+    by_blocks = sampling.mode == "blocks" and not (on_gpu or on_disk)
+    may_stream = (by_blocks or on_gpu or on_disk) and not is_sparse(reader)
     # What is streamed leaves room for the file in the system's own memory.
     share = 0.5 if may_stream and by_blocks else 1.0
     budget = _tightest(grid, need, config, share)
@@ -99,6 +100,8 @@ def streamed(
     need: Need, grid: Grid, reader: RowReader, config: RunConfig, precision: Precision
 ) -> Need:
     """The same where only windows of the matrix are held."""
+    if is_on_disk(config.agreement.kind):  # of rows no more than a tile is there
+        return replace(need, matrix=0, reading=SCANNED // 2)
     cols = _length(reader.cols, grid.members.size, grid.member)
     sampling = config.sampling
     held = WINDOWS * sampling.block * sampling.window
@@ -151,7 +154,7 @@ def predict(
         columns=rows * (3 * working + 8),
         exchange=2 * (m * held * working + travelling) + looks * gram,
         kept=kept,
-        weights=held * states * get_format(precision.weights).carrier.itemsize * copies
+        weights=_state(config, held, states, copies, precision)
         + 2 * reader.cols * states * 8
         + _slow(config, held, precision)
         + _of_codec(config, grid, held, precision, is_sparse(reader)),
@@ -160,11 +163,20 @@ def predict(
         else 3 * rows * cols * 8,
         finisher=_of_finisher(config, rows, cols, reader.cols),
     )
-    if not is_sparse(reader):
+    sampled = 0
+    if is_sparse(reader):
+        density = stored_in(reader) / (reader.rows * reader.cols)
+        sampled, own = int(m * held * density), int(rows * cols * density)
+        need = _sparse(need, own, sampled, rows, m, held, precision)
+    return _by_tiles(need, config, sampled * working)
+
+
+def _by_tiles(need: Need, config: RunConfig, sampled: int) -> Need:
+    """The same where weights are on disk, and `sampled` bytes of stored values here."""
+    if not is_on_disk(config.agreement.kind):
         return need
-    density = stored_in(reader) / (reader.rows * reader.cols)
-    sampled = int(m * held * density)
-    return _sparse(need, int(rows * cols * density), sampled, rows, m, held, precision)
+    tile = int(config.agreement.tile * MIB)
+    return replace(need, weights=tile, exchange=2 * COPIES * sampled)
 
 
 def _of_finisher(config: RunConfig, rows: int, cols: int, columns: int) -> int:
@@ -172,6 +184,28 @@ def _of_finisher(config: RunConfig, rows: int, cols: int, columns: int) -> int:
     if config.polish.kind == "none":
         return 0
     return 8 * (8 * rows + (2 * depth_for(columns) + 8) * cols)
+
+
+def _state(
+    config: RunConfig, held: int, states: int, copies: int, precision: Precision
+) -> int:
+    """Weights with what steps keep beside them, copies of both, and the gradient."""
+    word = get_format(precision.weights).carrier.itemsize
+    if config.agreement.kind not in SHARDED:
+        return held * states * word * copies
+    is_offload = config.agreement.kind == "offload"
+    stage, replicas = config.agreement.stage, max(config.grid.replicas, 1)
+    stage = 2 if is_offload else stage
+    own = -(-held // replicas)
+    tile = min(int(config.agreement.bucket * MIB), held * word)
+    weights = own if stage == 3 else held
+    kept = own * (states - 1 + ADAPTIVE.get(config.update.kind, 0))
+    # The host's weights and the gradient there, and one that is late.
+    kept += is_offload * own * (2 + (config.agreement.delay_after >= 0))
+    gradient = held if stage == 1 else own
+    # The last good weights; good states that a run falls back to.
+    beside = weights + 4 * config.run.fall_back * (weights + kept)
+    return word * (weights + kept + gradient + beside) + 4 * tile
 
 
 def _slow(config: RunConfig, held: int, precision: Precision) -> int:
@@ -199,10 +233,14 @@ def _of_gradients(config: RunConfig) -> int:
     """
     if not takes_gradients(config.agreement.kind):
         return 0
+    if config.agreement.kind == "anybatch":
+        return _of_mixing(config)
     codec, moments = config.agreement.codec, ADAPTIVE.get(config.update.kind, 0)
     if config.update.bits == 8:  # a quarter of a word each, momentum too
         moments = 1
     moments += MIXED.get(config.agreement.kind, 0)
+    if config.agreement.kind == "ticktock":
+        return moments + 2 + (config.agreement.mode == "delayed")
     return moments + (1 if codec == "identity" else 3)
 
 
@@ -222,6 +260,18 @@ def _of_codec(
     if asked.kind == "growing":
         kept += held * dtype.itemsize
     return kept * copies
+
+
+def _of_mixing(config: RunConfig) -> int:
+    """What a map keeps, the gradient, and words of neighbours, mixed in float64."""
+    travels = {"entropy": 1, "eg": 2}.get(config.mirror.kind, 0)
+    kept = 2 if config.mirror.kind == "diagonal" else travels
+    few = {"ring": 2, "rings": 2, "matching": 1, "full": 0}
+    peers = config.grid.replicas - 1
+    if travels:  # logarithms have no sum: all peers of a full graph
+        del few["full"]
+    peers = min(peers, few.get(config.agreement.graph, peers))
+    return 1 + kept + max(travels, 1) * (3 * peers + 5)
 
 
 def _sparse(

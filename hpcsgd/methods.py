@@ -40,6 +40,12 @@ def averaged(kind: str, says: str) -> Method:
     return Method(says, {"agreement.kind": kind}, LOCAL)
 
 
+def sharded(stage: int, says: str) -> Method:
+    """ZeRO: what a step needs is held in slices, one of each tile a replica."""
+    fixed = {"agreement.kind": "sharded", "agreement.stage": stage, "schedule.steps": 1}
+    return Method(says, fixed)
+
+
 LOCAL = {"schedule.steps": 1, "schedule.period": 8}
 METHODS = {
     "ddp": ddp("identity", "gradients are summed in every step"),
@@ -62,6 +68,11 @@ METHODS = {
     "alq": ddp("alq", "as nuqsgd, with levels that follow the gradients"),
     "amq": ddp("amq", "as nuqsgd, with powers of a number that follows them"),
     "powersgd": ddp("powersgd", "matrices of low rank, with error feedback"),
+    "infinity": Method(
+        "weights and states on disk, tile by tile through memory",
+        {"agreement.kind": "infinity", "schedule.steps": 1},
+        {"update.kind": "adam"},
+    ),
     "accordion": ddp("accordion", "powersgd of more ranks while gradients change"),
     "bagua": ddp("bytegrad", "as bytegrad, and nothing is remembered", feedback="off"),
     "decentralized": gradient_kind(
@@ -88,11 +99,31 @@ METHODS = {
         {"agreement.kind": "growing", "schedule.steps": 1},
         {"agreement.accumulate": 4},
     ),
+    "bytescheduler": Method(
+        "gradients by priority and credit, behind the next step's scores",
+        {"agreement.kind": "scheduled", "schedule.steps": 1},
+    ),
+    "wavelet": Method(
+        "half of a step's gradients travel while the others are computed",
+        {"agreement.kind": "ticktock", "schedule.steps": 1},
+    ),
     "local": averaged("average", "weights are averaged every --period exchanges"),
     "postlocal": averaged("postlocal", "after every exchange at first, then as local"),
     "hierarchical": averaged("hierarchical", "nested groups average in their periods"),
     "fedavg": averaged("fedavg", "some of the replicas train in each round"),
     "slowmo": averaged("slowmo", "local, with slow momentum where weights agree"),
+    "anybatch": Method(
+        "rounds of a fixed time, whatever batch a replica gets through",
+        {"agreement.kind": "anybatch", "schedule.steps": 1, "update.kind": "sgd"},
+        {"agreement.accumulate": 8, "rate.kind": "inverse-sqrt", "rate.decay": 0.01},
+    ),
+    "zero1": sharded(1, "ddp with optimiser state in slices"),
+    "zero2": sharded(2, "ddp with optimiser state and gradient in slices"),
+    "zero3": sharded(3, "ddp with weights, gradient and state in slices"),
+    "offload": Method(
+        "zero2 whose steps the host takes, one late if asked for",
+        {"agreement.kind": "offload", "schedule.steps": 1},
+    ),
 }
 
 

@@ -79,9 +79,15 @@ class Objective:
         One pass, one message for each block of rows and one over replicas, however
         many models there are.
         """
-        weights, count = weights.astype(np.float64), len(self.models or (0,))
+        weights = weights.astype(np.float64)
         point, start = self._read_at(weights, intercept)
-        held = self.shard.held
+        return self._measured(point, start, lambda: self._penalties(weights))
+
+    def _measured(
+        self, point: Array, start: Array | None, penalties: Callable[[], Array]
+    ) -> Losses:
+        """The same at a point, block of rows by block."""
+        held, count = self.shard.held, len(self.models or (0,))
         sums = np.zeros((2 if held is None else 4) * count + 1)
         for rows in self._blocks():
             scores, targets, c = self._scores(rows, point, start)
@@ -95,7 +101,7 @@ class Objective:
         self.grid.replicas.sum(sums, "evaluate")
         totals = sums[:-1].reshape(-1, 2, count)
         means = totals[:, 0] / totals[:, 1]
-        own = means[0] + self._penalties(weights)
+        own = means[0] + penalties()
         return Losses(own, None if held is None else means[1], int(sums[-1]))
 
     def slope(self, weights: Array, intercept: Array | None) -> Slope:
@@ -164,7 +170,7 @@ class Objective:
     ) -> tuple[Array, Array, Array]:
         """t of whole rows, their targets and their weights, in float64."""
         shard = self.shard
-        scores = exact_scores(self.read(rows), weights)
+        scores = self._own_scores(rows, weights)
         self.grid.members.sum(scores, "evaluate")
         if intercept is not None:
             scores += intercept
@@ -175,6 +181,10 @@ class Objective:
             return scores, targets, np.ones((len(scores), 1))
         c = self._of_models(shard.weights[rows].astype(np.float64))
         return scores, targets, c
+
+    def _own_scores(self, rows: slice, weights: Array) -> Array:
+        """What this member's columns add to t."""
+        return exact_scores(self.read(rows), weights)
 
     def _of_models(self, weights: Array) -> Array:
         """Sample weights, (m, 1) or (m, models)."""

@@ -54,6 +54,7 @@ class Recheck(Unchecked):
     def look(self, state: State, view: View) -> Outgrown | None:
         """What pilots from here say, on all ranks together; None: it is good enough."""
         began, live, world = perf_counter(), self.live, self.live.grid.world
+        live.engine.agreement.arrive(state)
         start = self._start(state)
 
         def judge() -> tuple[float, str | None]:
@@ -89,7 +90,8 @@ class Recheck(Unchecked):
 
     def _start(self, state: State) -> Start:
         """All columns of this replica; called by all members."""
-        weights = self.live.task.backend.to_host(state.weights)
+        whole = self.live.engine.agreement.whole(state)
+        weights = self.live.task.backend.to_host(whole)
         intercept = None if state.intercept is None else state.intercept.copy()
         return Start(self.live.columns.join(weights), intercept)
 

@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 
 import hpcsgd
+from hpcsgd.agreement import Infinity
 from hpcsgd.assembly.live import Live
 from hpcsgd.backends.rounded import RoundedBackend
 from hpcsgd.backends.ways import ways
 from hpcsgd.energy import total
+from hpcsgd.from_disk.model import NAME, model_of
 from hpcsgd.products.base import State
 from hpcsgd.profiling import profile
-from hpcsgd.result import Result, Status
+from hpcsgd.result import ON_FILE, Result, Status
 
 
 def report(
@@ -30,7 +32,11 @@ def report(
 ) -> Result:
     """Gather the weights and everything measured; every rank gets the same model."""
     columns = live.task.columns
-    weights = live.columns.join(live.task.backend.to_host(state.weights[:, :columns]))
+    if isinstance(live.engine.agreement, Infinity):
+        weights = model_of(live)
+    else:
+        held = live.task.backend.to_host(state.weights[:, :columns])
+        weights = live.columns.join(live.engine.agreement.joined(held))
     intercept = None if state.intercept is None else state.intercept[0].copy()
     # Several models stay side by side, whatever each of them has.
     scalar = live.task.family.targets != "classes" and live.task.models is None
@@ -48,6 +54,7 @@ def report(
         ledger=live.grid.world.ledger.as_dict(),
         config=live.config.tables(),
         report=_facts(live, began, setup)
+        | ({ON_FILE: NAME} if isinstance(weights, np.memmap) else {})
         | _judged(live)
         | _polished(live)
         | dict(more),

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
@@ -18,6 +20,8 @@ from hpcsgd.sealed import check_schema, read_sealed, write_sealed
 
 Array = NDArray[Any]
 KIND, VERSION = "result", 2
+ROWS_AT_ONCE = 2**18  # of weights that may be a view of a file
+ON_FILE = "weights_file"  # in the report: of weights that are beside the result
 
 
 class Status(Enum):
@@ -140,7 +144,10 @@ class Result:
     @property
     def weights_sha256(self) -> str:
         """A fingerprint of the model's bits."""
-        digest = hashlib.sha256(np.ascontiguousarray(self.weights).tobytes())
+        digest = hashlib.sha256()
+        for first in range(0, len(self.weights), ROWS_AT_ONCE):
+            part = self.weights[first : first + ROWS_AT_ONCE]
+            digest.update(np.ascontiguousarray(part).tobytes())
         if self.intercept is not None:
             digest.update(np.ascontiguousarray(self.intercept).tobytes())
         return digest.hexdigest()
@@ -170,6 +177,8 @@ class Result:
         path, said = folder / "result.h5", folder / "result.json"
         with saving(path):
             folder.mkdir(parents=True, exist_ok=True)
+            if ON_FILE in self.report:
+                put_beside(self.weights, folder / self.report[ON_FILE])
             write_sealed(path, KIND, VERSION, self.document(), self.arrays())
         try:
             with saving(said):
@@ -189,8 +198,8 @@ class Result:
         return document | {"status": self.status.value}
 
     def arrays(self) -> dict[str, Array]:
-        """The weights, and the intercept where there is one."""
-        arrays = {"weights": self.weights}
+        """The weights, unless they have a file of their own, and the intercept."""
+        arrays = {} if ON_FILE in self.report else {"weights": self.weights}
         if self.intercept is not None:
             arrays["intercept"] = np.asarray(self.intercept)
         return arrays
@@ -223,10 +232,35 @@ def restore(path: Path, document: Any, arrays: Mapping[str, Array]) -> Result:
     check_schema(path, document, SCHEMA)
     kept = {key: document[key] for key in SCHEMA}
     status, intercept = _status(path, kept.pop("status")), arrays.get("intercept")
-    weights = arrays.get("weights")
+    weights, beside = arrays.get("weights"), kept["report"].get(ON_FILE)
+    if beside is not None:
+        weights = _from_file(path.parent / str(beside))
     if weights is None or not _fits(weights, intercept):
         raise DataError(f"{path} holds no weights that make a model; train it again")
     return Result(status=status, weights=weights, intercept=intercept, **kept)
+
+
+def put_beside(weights: Array, path: Path) -> None:
+    """The file that these weights are a view of, once more at `path`."""
+    own = Path(str(weights.filename))  # type: ignore[attr-defined]
+    if path.exists() and path.samefile(own):
+        return
+    path.unlink(missing_ok=True)
+    try:
+        os.link(own, path)
+    except OSError:  # another drive, or one without links
+        shutil.copyfile(own, path)
+
+
+def _from_file(path: Path) -> Array:
+    try:
+        found: Array = np.load(path, mmap_mode="r")
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{path} holds no weights, and the result beside it needs them; bring the"
+            " file back, or train again"
+        ) from error
+    return found[:, 0] if found.ndim == 2 and found.shape[1] == 1 else found
 
 
 def _status(path: Path, name: str) -> Status:

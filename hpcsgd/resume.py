@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.agreement.kinds import FREE, is_alike
+from hpcsgd.agreement.on_disk import OnDisk
 from hpcsgd.assembly.choice import Earlier
 from hpcsgd.assembly.live import Live
 from hpcsgd.capture import MEMORY, SHARED
@@ -31,8 +33,10 @@ log = logging.getLogger(__name__)
 # Sections that decide the iterates: other values are another run.
 FIXED = (
     *("problem", "schedule", "update", "rate", "sampling", "sweep", "precision"),
-    *("agreement", "codec", "accordion", "average"),
+    *("agreement", "codec", "mirror", "accordion", "average"),
 )
+
+WHERE = ("tile", "store", "sync", "direct")
 
 
 def resume(config: RunConfig, live: Live, known: Checkpoint | None = None) -> bool:
@@ -204,6 +208,10 @@ def _check_section(section: str, then: Mapping[str, Any], config: RunConfig) -> 
     for key in sorted({*then, *now}):
         if (section, key) == ("schedule", "epochs") and config.rate.kind != "cosine":
             continue  # a run may be made longer
+        if section == "agreement" and key in FREE and is_alike(then, now):
+            continue  # the same steps, by other hands
+        if section == "agreement" and key in WHERE:
+            continue  # where states lie, and in what pieces, decides nothing
         if then.get(key) != now.get(key):
             raise ConfigError(
                 f"[{section}] {key} = {now.get(key)!r} and the checkpoint was made with"
@@ -224,10 +232,13 @@ def _check_arrays(live: Live, checkpoint: Checkpoint) -> None:
 
 def _wanted(live: Live, checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     """The last axes of every array that will be read; copies of replicas aside."""
+    if isinstance(live.state.weights, OnDisk):
+        return {}
     columns, state = live.task.shard.total_columns, live.state
-    wanted: dict[str, tuple[int, ...]] = {"weights": (columns, state.weights.shape[1])}
-    for name, kept in state.memory.items():
-        wanted[MEMORY + name] = (columns, kept.shape[1])
+    agreement = live.engine.agreement
+    wanted: dict[str, tuple[int, ...]] = {"weights": (columns, agreement.width(state))}
+    for name, width in agreement.widths(state).items():
+        wanted[MEMORY + name] = (columns, width)
     for name, kept in state.shared.items():
         wanted[SHARED + name] = kept.shape
     if state.intercept is not None:

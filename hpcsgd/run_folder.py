@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from hpcsgd.agreement.anybatch_rounds import NAME as ROUNDS
+from hpcsgd.agreement.anybatch_rounds import as_csv
 from hpcsgd.callbacks.history import as_lines, in_order
 from hpcsgd.checkpoint import FOLDER, Store
 from hpcsgd.config import RunConfig
@@ -22,7 +24,10 @@ FILES = (
     NAME,
     CERTIFICATE,
     FOLDER,
+    ROUNDS,
     *SWEEP,
+    "weights.npy",  # of a run that keeps them on disk
+    "tiles",  # and its states
 )
 
 
@@ -72,6 +77,7 @@ class RunFolder:
         try:
             result.save(self.path)
             self._complete_history(self.path / HISTORY, result)
+            self._write_rounds(self.path / ROUNDS, result)
         except Unsaved as error:
             return f"{error.cause}; make room or give write access, {self._way_on()}"
         return ""
@@ -87,6 +93,13 @@ class RunFolder:
         with saving(path):
             if not path.is_file() or path.read_text(encoding="utf-8") != lines:
                 write_text(path, lines)
+
+    def _write_rounds(self, path: Path, result: Result) -> None:
+        """Where rounds are as long as there was time for."""
+        rounds = result.report.get("agreement", {}).get("rounds")
+        if rounds is not None:
+            with saving(path):
+                write_text(path, as_csv(rounds["chunks"], rounds["rows"]))
 
     def _way_on(self) -> str:
         """What to do about a result that is not on disk."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from hpcsgd.assembly.alike import check_live, check_settings
 from hpcsgd.assembly.choice import note_measured
+from hpcsgd.assembly.gpu_product import on_gpu
 from hpcsgd.assembly.live import Live
 from hpcsgd.backends.ways import emulated
 from hpcsgd.build import build
@@ -27,7 +28,6 @@ from hpcsgd.errors import DeviceLost
 from hpcsgd.events import Cause, fallen
 from hpcsgd.fall_back import Outgrown, Rung, moved, next_rung
 from hpcsgd.products import KEEPS
-from hpcsgd.products.on_device import OnDevice
 from hpcsgd.report import report
 from hpcsgd.result import Result, Status
 from hpcsgd.resume import as_it_fell, resume
@@ -149,6 +149,7 @@ class Session:
                 try:
                     result = self._in_folder(self.live, folder)
                 finally:
+                    self.live.release()
                     folder.release()
         live, self.live = self.live, None
         live.close()  # an MPI has some two thousand communicators, not more
@@ -166,6 +167,7 @@ class Session:
             if self.start is not None and not live.engine.view.exchanges:
                 self.start.put_into(live)
         self._take_over(live)
+        live.open()
         log.info(*_chosen(live), extra=ONCE)
         made_up = emulated(live.task.precision)
         if made_up:
@@ -259,9 +261,8 @@ class Session:
 
 def _gpu(live: Live) -> str:
     """Where on its bus the GPU is that this rank uses, or nothing."""
-    if not isinstance(live.product, OnDevice):
-        return ""
-    return str(live.product.device.layer.place).split()[1]
+    product = on_gpu(live.product)
+    return str(product.device.layer.place).split()[1] if product else ""
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """When and how replicas agree on weights."""
 
+from hpcsgd.agreement.anybatch import Anybatch
 from hpcsgd.agreement.asynchronous import AsyncAverage
 from hpcsgd.agreement.average import BUFFERS, Average
 from hpcsgd.agreement.base import Agreement
@@ -9,11 +10,16 @@ from hpcsgd.agreement.fedavg import FedAvg
 from hpcsgd.agreement.gradient import Gradient
 from hpcsgd.agreement.growing import Growing
 from hpcsgd.agreement.hierarchical import Hierarchical
+from hpcsgd.agreement.infinity import Infinity
 from hpcsgd.agreement.none import NoAgreement
+from hpcsgd.agreement.offload import Offload
 from hpcsgd.agreement.postlocal import PostLocal
 from hpcsgd.agreement.qadam import QAdam
+from hpcsgd.agreement.scheduled import Scheduled
+from hpcsgd.agreement.sharded import Sharded
 from hpcsgd.agreement.slowmo import SlowMo
 from hpcsgd.agreement.terms import Terms
+from hpcsgd.agreement.ticktock import TickTock
 from hpcsgd.errors import ConfigError
 
 AGREEMENTS: dict[str, type[Agreement]] = {
@@ -29,6 +35,12 @@ AGREEMENTS: dict[str, type[Agreement]] = {
     "decentralized-low": LowPrecision,
     "async-average": AsyncAverage,
     "qadam": QAdam,
+    "anybatch": Anybatch,
+    "scheduled": Scheduled,
+    "ticktock": TickTock,
+    "sharded": Sharded,
+    "offload": Offload,
+    "infinity": Infinity,
 }
 
 
@@ -50,6 +62,7 @@ __all__ = [
     "BUFFERS",
     "Agreement",
     "AsyncAverage",
+    "Anybatch",
     "Average",
     "Decentralised",
     "FedAvg",
@@ -57,10 +70,15 @@ __all__ = [
     "Growing",
     "Hierarchical",
     "LowPrecision",
+    "Infinity",
     "NoAgreement",
+    "Offload",
     "PostLocal",
     "QAdam",
+    "Scheduled",
+    "Sharded",
     "SlowMo",
     "Terms",
+    "TickTock",
     "register",
 ]

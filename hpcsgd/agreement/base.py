@@ -36,6 +36,30 @@ class Agreement(ABC):
         """Whether this replica takes part in exchange `number`, from 1."""
         return True
 
+    def shape(self, columns: int, width: int) -> tuple[int, int]:
+        """Of the weights held here; so many columns, so many words each, if whole."""
+        return columns, width
+
+    def whole(self, state: State) -> Array:
+        """The weights of all columns held, and their states; with all ranks."""
+        return state.weights
+
+    def put_whole(self, state: State, whole: Array) -> None:
+        """The reverse; a local call."""
+        state.weights[...] = whole
+
+    def width(self, state: State) -> int:
+        """Words a column of that."""
+        return int(state.weights.shape[1])
+
+    def joined(self, held: Array) -> Array:
+        """All columns of what is held as the weights are; with all ranks."""
+        return held
+
+    def parted(self, whole: Array) -> Array:
+        """The reverse; a local call."""
+        return whole
+
     def prepare(self, state: State) -> None:  # noqa: B027
         """Put the arrays that are kept between calls into `state.memory`."""
 
@@ -60,6 +84,13 @@ class Agreement(ABC):
         """Agree when `exchanges`, the number done so far, says it is due."""
         if self.is_whole(exchanges):
             self.conclude(state, exchanges, "agreement")
+
+    def arrive(self, state: State) -> None:  # noqa: B027
+        """Wait for what is under way, before anybody else reads or saves the state.
+
+        Called by all ranks at the same time; training goes on from there as it would
+        have done.
+        """
 
     def settle(self, state: State, exchanges: int) -> None:
         """Agree at the end of a run, unless the last exchange just did."""
@@ -89,6 +120,10 @@ class Agreement(ABC):
         """What is kept, one row a column held; all ranks ask at the same time."""
         return state.memory
 
+    def widths(self, state: State) -> dict[str, int]:
+        """Words a column of each array that `memory` gives; a local call."""
+        return {name: kept.shape[1] for name, kept in state.memory.items()}
+
     def remember(self, state: State, name: str, kept: Array) -> None:
         """Put back one array that `memory` gave; a local call."""
         state.memory[name][...] = kept
@@ -96,6 +131,17 @@ class Agreement(ABC):
     def conclude(self, state: State, exchanges: int, purpose: str) -> None:
         """Make all replicas one after so many exchanges; booked under `purpose`."""
         self.agree(state, purpose)
+
+    def visited(self, dealt: int) -> int:
+        """Rows of all replicas in an exchange that dealt so many to this one."""
+        return dealt * self.workers
+
+    def logs(self) -> dict[str, Array]:
+        """What is written down of all exchanges so far, the same on all ranks."""
+        return {}
+
+    def recall(self, name: str, log: Array) -> None:  # noqa: B027
+        """Go on with one array that `logs` gave; a local call, before `start`."""
 
     def updates(self, batches: int) -> int:
         """Steps that an exchange of so many batches takes."""

@@ -53,8 +53,8 @@ class Buffer:
         words, self.width = columns * width, width
         self.sums = width if intercept else 0
         self.flat = self._room(words + self.sums + flagged + 1, dtype)
-        self.gradient = self.flat[:words].reshape(columns, width)
-        self.tail = self.flat[words:]
+        gradient, self.tail = self._parts(words)
+        self.gradient = gradient.reshape(columns, width)
         # The last columns first: what follows them in the buffer goes with them.
         units = -(-columns // unit)
         parts = [split_range(units, count, k) for k in range(count)]
@@ -65,9 +65,13 @@ class Buffer:
     def _room(self, words: int, dtype: np.dtype) -> Array:
         return np.zeros(words, dtype=dtype)
 
+    def _parts(self, words: int) -> tuple[Array, Array]:
+        """The gradient and the tail."""
+        return self.flat[:words], self.flat[words:]
+
     def _tile(self, part: slice) -> Tile:
-        first, last = part.start * self.width, part.stop * self.width
-        return Tile(part, self.gradient[part], self.flat[first:last])
+        gradient = self.gradient[part]
+        return Tile(part, gradient, gradient.reshape(-1))
 
     def with_tail(self, tile: Tile) -> Array:
         """What is sent of a tile: the first to go takes the tail along."""

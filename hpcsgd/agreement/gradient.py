@@ -10,7 +10,7 @@ sent while the rest of Yᵀr is computed, in one order on all replicas.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from hpcsgd.updates.codes8 import Eight
 LOSS_SCALE = "loss_scale"
 
 
+Made = TypeVar("Made", bound=Buffer)
+
+
 class Opener(Protocol):
     """Makes the sender of a run, once the shape of its weights is known."""
 
@@ -48,7 +51,7 @@ class Means:
     backend: Backend
     columns: int  # K
     held: slice  # of all columns, those of this member
-    buckets: Callable[[State], int]
+    buckets: Callable[[int, int], int]  # columns held, bytes of a word -> tiles
     opener: Opener
     check: ReplicaCheck
     settings: Any  # the section [agreement]
@@ -56,8 +59,11 @@ class Means:
     accordion: AccordionConfig = AccordionConfig()
     batches: tuple[int, ...] = ()  # of the largest replica, in exchanges of an epoch
     shapers: tuple[Shaper, ...] = ()
+    total: int = 0  # columns of the data
+    more: Any = None  # what one kind of agreement alone needs
+    place: Any = None  # of states that are on disk
     loss_scale: LossScale | None = None  # of residuals; all replicas have the same
-    buffer: Callable[..., Buffer] = Buffer
+    buffer: Any = Buffer  # what makes one
 
 
 class Gradient(Agreement):
@@ -80,21 +86,24 @@ class Gradient(Agreement):
 
     def prepare(self, state: State) -> None:
         """The buffer, cut into buckets, and what codecs keep."""
-        self.buffer = self.means.buffer(
-            len(state.weights),
-            self.columns,
-            state.weights.dtype,
-            self.means.buckets(state),
-            state.intercept is not None,
-            self.steps.rule.unit,
-            flagged=self.means.loss_scale is not None,
-        )
+        self.buffer = self._make_buffer(state, self.means.buffer)
         if self.means.loss_scale is not None:
             state.shared.setdefault(LOSS_SCALE, self.means.loss_scale.kept())
         self.sender = self.means.opener(state, self.buffer)
         self.steps.prepare(state, self.columns)
         for shaper in self.means.shapers:
             shaper.prepare(state)
+
+    def _make_buffer(self, state: State, kind: type[Made]) -> Made:
+        return kind(
+            len(state.weights),
+            self.columns,
+            state.weights.dtype,
+            self.means.buckets(len(state.weights), state.weights.dtype.itemsize),
+            state.intercept is not None,
+            self.steps.rule.unit,
+            flagged=self.means.loss_scale is not None,
+        )
 
     def start(self, state: State, exchanges: int) -> None:
         """The scale of residuals goes on where it was."""
@@ -290,9 +299,13 @@ class Gradient(Agreement):
 
     def _shape(self, counts: bool) -> None:
         """What is left out is nothing that shapers should remember."""
+        if counts:
+            self._shape_mean(self.buffer.gradient)
+
+    def _shape_mean(self, mean: Array) -> None:
         whole = Whole(self.means.held, self._total)
-        for shaper in self.means.shapers if counts else ():
-            shaper.shape(self.buffer.gradient, whole, self._moment)
+        for shaper in self.means.shapers:
+            shaper.shape(mean, whole, self._moment)
 
     def _total(self, words: Array) -> Array:
         """Over members, who hold other columns of the same mean gradient."""
@@ -300,7 +313,10 @@ class Gradient(Agreement):
 
     def _tail(self) -> Array:
         """Σ [Σr | count], the same on all members, who each summed their own."""
-        tail = self.sender.tail().astype(np.float64)
+        return self._same_on_members(self.sender.tail())
+
+    def _same_on_members(self, tail: Array) -> Array:
+        tail = tail.astype(np.float64)
         if self.grid.replicas.size > 2 and self.grid.members.size > 1:
             self.grid.members.broadcast(tail, 0, "agreement")
         return tail

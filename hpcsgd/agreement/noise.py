@@ -27,7 +27,11 @@ class Noise(Shaper):
     def shape(self, gradient: Array, whole: Whole, moment: Moment) -> None:
         """Block by block of all columns."""
         size = np.sqrt(self.variance / (1.0 + moment.number) ** FADES)
-        held = whole.columns
+        for place, held in whole.runs():
+            height = held.stop - held.start
+            self._add(gradient[place : place + height], held, size, moment)
+
+    def _add(self, gradient: Array, held: slice, size: float, moment: Moment) -> None:
         for block in range(held.start // BLOCK, -(-held.stop // BLOCK)):
             first, last = block * BLOCK, (block + 1) * BLOCK
             here = slice(max(first, held.start), min(last, held.stop))

@@ -47,6 +47,8 @@ class Overlap:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """For the message that was posted first, of those that are under way."""
+        if self.replicas.ledger.gives_way is not None:
+            self.replicas.ledger.gives_way()
         message = self._under_way.popleft()
         with self._standing(message):
             yield

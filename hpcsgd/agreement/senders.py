@@ -66,9 +66,13 @@ class Plain:
 
     def receive(self, buffer: Buffer, tile: Tile) -> float:
         """1 / count."""
+        self.wait()
+        return 1.0 / float(self._tail[-1])
+
+    def wait(self) -> None:
+        """For the tile that was sent first."""
         with self.overlap.waiting():
             self._travelling.pop(0).wait()
-        return 1.0 / float(self._tail[-1])
 
     def tail(self) -> Array:
         """In the buffer."""

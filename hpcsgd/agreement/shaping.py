@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from hpcsgd.codecs import Moment
 from hpcsgd.products.base import Array, State
 
@@ -12,8 +14,20 @@ from hpcsgd.products.base import Array, State
 class Whole:
     """What a part of the gradient has to know of the others."""
 
-    columns: slice  # of all columns, those held here
+    columns: slice | Array  # of all columns, those held here; or their numbers
     total: Callable[[Array], Array]  # sums a few words over all who hold other parts
+
+    def runs(self) -> list[tuple[int, slice]]:
+        """Columns that lie together: where the first is here, and which they are."""
+        if isinstance(self.columns, slice):
+            return [(0, self.columns)]
+        breaks = np.flatnonzero(np.diff(self.columns) != 1) + 1
+        parts = [part for part in np.split(self.columns, breaks) if part.size]
+        places = np.cumsum([0, *(part.size for part in parts)])
+        return [
+            (int(place), slice(int(part[0]), int(part[-1]) + 1))
+            for place, part in zip(places, parts, strict=False)
+        ]
 
 
 class Shaper:

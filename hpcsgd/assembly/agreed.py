@@ -3,25 +3,29 @@
 from dataclasses import replace
 from functools import partial
 
+from hpcsgd.agreement.anybatch import Anybatch
 from hpcsgd.agreement.buckets import Buffer, bucket_count
 from hpcsgd.agreement.by_leaders import ByLeaders, open_groups
 from hpcsgd.agreement.decentralised import Decentralised
 from hpcsgd.agreement.decentralised_low import LowPrecision
 from hpcsgd.agreement.gradient import Gradient, Means
 from hpcsgd.agreement.growing import Growing
-from hpcsgd.agreement.kinds import takes_gradients
+from hpcsgd.agreement.infinity import Infinity
+from hpcsgd.agreement.kinds import batches_together, takes_gradients
+from hpcsgd.agreement.offload import Offload
 from hpcsgd.agreement.qadam import QAdam
 from hpcsgd.agreement.replica_check import ReplicaCheck
+from hpcsgd.agreement.scheduled import Scheduled
 from hpcsgd.agreement.senders import Coded, Plain, Sender
+from hpcsgd.agreement.sharded import Sharded
 from hpcsgd.agreement.steps import Steps
-from hpcsgd.agreement.there import (
-    BufferThere,
-    GradientThere,
-    Landing,
-    PlainThere,
-)
+from hpcsgd.agreement.there import BufferThere, GradientThere, Landing, PlainThere
+from hpcsgd.agreement.ticktock import AsOne, TickTock
+from hpcsgd.agreement.ticktock_delayed import LateTickTock
+from hpcsgd.assembly.any_batches import terms_of
 from hpcsgd.assembly.feed import Feed
 from hpcsgd.assembly.gpu import BY_HOST
+from hpcsgd.assembly.on_disk import place_of
 from hpcsgd.assembly.shapers import make_shapers
 from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.backends.base import Backend
@@ -36,16 +40,26 @@ from hpcsgd.config import RunConfig
 from hpcsgd.data.partition import lengths, split_range
 from hpcsgd.data.sampling import plan_groups
 from hpcsgd.load import Loaded
-from hpcsgd.products.base import Array, State, Task
+from hpcsgd.products.any_batches import AnyBatches
+from hpcsgd.products.base import Array, Product, State, Task
+from hpcsgd.products.micro import MicroBatches
 from hpcsgd.rates import make_rate
 from hpcsgd.updates import make_rule
 
+# Where the mode says more than the kind.
+MODES: dict[tuple[str, str], type[Gradient]] = {("ticktock", "delayed"): LateTickTock}
 KINDS: dict[str, type[Gradient]] = {
     "gradient": Gradient,
     "growing": Growing,
     "decentralized": Decentralised,
     "decentralized-low": LowPrecision,
     "qadam": QAdam,
+    "anybatch": Anybatch,
+    "scheduled": Scheduled,
+    "ticktock": TickTock,
+    "sharded": Sharded,
+    "offload": Offload,
+    "infinity": Infinity,
 }
 
 
@@ -53,7 +67,7 @@ def of_feed(config: RunConfig) -> RunConfig:
     """The settings that rows are dealt by: batches that travel together are a group."""
     if not takes_gradients(config.agreement.kind):
         return config
-    schedule = replace(config.schedule, steps=config.agreement.accumulate)
+    schedule = replace(config.schedule, steps=batches_together(config.agreement))
     return replace(config, schedule=schedule)
 
 
@@ -73,17 +87,15 @@ def make_gradient(
     each, shard = feed.exchanges_per_epoch, loaded.shard
     rate = make_rate(config.rate, config.schedule.epochs * each)
 
-    def buckets(state: State) -> int:
+    def buckets(columns: int, itemsize: int) -> int:
         """One where the columns of rows cannot be cut, or nobody waits for them."""
         if shard.is_sparse or grid.replicas.size == 1:
             return 1
-        cap, size = config.agreement.bucket, state.weights.dtype.itemsize
-        return bucket_count(len(state.weights), task.columns, size, cap)
+        return bucket_count(columns, task.columns, itemsize, config.agreement.bucket)
 
+    rule = make_rule(config.update, words.update)
     means = Means(
-        steps=Steps(
-            make_rule(config.update, words.update), config.problem.l2, rate.at, each
-        ),
+        steps=Steps(rule, config.problem.l2, rate.at, each),
         backend=task.backend if device is None else Landing(),  # type: ignore[arg-type]
         columns=task.columns,
         held=shard.columns,
@@ -92,16 +104,36 @@ def make_gradient(
         check=ReplicaCheck(grid.replicas, config.run.check_members),
         settings=config.agreement,
         rows=lengths(shard.total_rows, grid.replicas.size),
+        total=shard.total_columns,
+        more=terms_of(config, grid, loaded, feed),
         accordion=config.accordion,
         batches=_batches(config, loaded, grid),
+        place=place_of(config, loaded, task, rule),
         loss_scale=_loss_scale(task.backend),
         shapers=make_shapers(config, shard.total_columns, task.columns),
         buffer=Buffer if device is None else partial(BufferThere, device),
     )
-    kind = KINDS[words.agreement]
+    kind = _kind(config, words.agreement, grid, shard.total_rows)
     if device is not None:
-        kind = _kind_there(config, grid, means)
+        kind = _kind_there(kind, config, grid, means)
     return kind(grid, shard.height / shard.total_rows, means)
+
+
+def _kind(config: RunConfig, name: str, grid: Grid, rows: int) -> type[Gradient]:
+    """Halves of a step are taken as one where no half has anything to hide behind."""
+    asked, replicas = config.agreement, grid.replicas.size
+    if (name, asked.mode) == ("ticktock", "exact-sum"):
+        most = split_range(rows, replicas, 0).stop
+        if replicas == 1 or most <= config.schedule.batch * asked.accumulate:
+            return AsOne
+    return MODES.get((name, asked.mode), KINDS[name])
+
+
+def in_exchanges(one: Product, gradient: Gradient, most: int) -> Product:
+    """Steps of the product, put together into what `gradient` calls an exchange."""
+    if isinstance(gradient, Anybatch):
+        return AnyBatches(one, gradient, gradient.stream, most)
+    return MicroBatches(one, gradient, most)
 
 
 def _batches(config: RunConfig, loaded: Loaded, grid: Grid) -> tuple[int, ...]:
@@ -129,9 +161,10 @@ def _sums_there(config: RunConfig, replicas: Communicator) -> bool:
     return plain and feedback != "on" and carries
 
 
-def _kind_there(config: RunConfig, grid: Grid, means: Means) -> type[Gradient]:
+def _kind_there(
+    kind: type[Gradient], config: RunConfig, grid: Grid, means: Means
+) -> type[Gradient]:
     """Plain SGD on sums that are there is a step that can be taken there."""
-    kind = KINDS[config.agreement.kind]
     steps = config.update.kind == "sgd" and not means.shapers and kind is Gradient
     return GradientThere if steps and _sums_there(config, grid.replicas) else kind
 

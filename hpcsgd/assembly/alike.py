@@ -5,7 +5,12 @@ from hpcsgd.assembly.live import Live
 from hpcsgd.comm.base import Communicator
 from hpcsgd.config import RunConfig
 
-OWN = ("data.path", "run.out", "run.memory")  # where a rank reads and writes
+OWN = (
+    "data.path",
+    "run.out",
+    "run.memory",
+    "agreement.store",
+)  # where a rank reads and writes
 
 
 def check_settings(config: RunConfig, world: Communicator) -> None:

@@ -3,10 +3,13 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from hpcsgd.agreement.kinds import takes_gradients
 from hpcsgd.config import RunConfig
 from hpcsgd.data.partition import split_range
 from hpcsgd.data.sampling import Sampler, make_sampler, plan_groups
+from hpcsgd.products.any_batches import Stream
 from hpcsgd.products.base import Group
 from hpcsgd.products.plan import Planner
 
@@ -58,6 +61,26 @@ class Feed:
         yield from [None] * (self.exchanges_per_epoch - done)
 
 
+@dataclass(frozen=True)
+class Rounds(Feed):
+    """Rounds that take what they get to of a stream, which goes on in the next one."""
+
+    stream: Stream | None = None
+
+    def progress(self, done: int) -> tuple[int, int]:
+        """Rounds are steps; the stream knows its rows."""
+        stream = self.stream
+        return done, stream.rows_in(0, stream.taken) if stream is not None else 0
+
+    def _epoch(self, epoch: int, skip: int) -> Iterator[Group | None]:
+        for index in range(skip, self.exchanges_per_epoch):
+            if not self.plans:
+                yield None
+                continue
+            nothing = np.empty(0, dtype=np.int64)
+            yield self.planner.group(index, epoch, nothing, self.plans[0], 0)
+
+
 def make_feed(
     config: RunConfig,
     planner: Planner,
@@ -71,7 +94,7 @@ def make_feed(
     part = split_range(rows, replicas, replica)
     largest = split_range(rows, replicas, 0)
     height = part.stop - part.start
-    return Feed(
+    feed = Feed(
         sampler=make_sampler(sampling, height, replica),
         planner=planner,
         plans=plan_groups(height, schedule.batch, schedule.steps),
@@ -82,6 +105,10 @@ def make_feed(
         follow=follow,
         one_step=takes_gradients(config.agreement.kind),
     )
+    if config.agreement.kind != "anybatch":
+        return feed
+    chunks = [size for (size,) in plan_groups(height, schedule.batch, 1)]
+    return Rounds(**vars(feed), stream=Stream(feed.sampler, planner, chunks))
 
 
 def steps_in(plans: list[tuple[int, ...]]) -> int:

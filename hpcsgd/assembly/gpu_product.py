@@ -12,9 +12,10 @@ from hpcsgd.backends.gram_kernel import allowed
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
 from hpcsgd.products import GATHERS, RECURS
-from hpcsgd.products.base import Task
+from hpcsgd.products.base import Product, Task
 from hpcsgd.products.device_gradient import DeviceGradient, Sums
 from hpcsgd.products.device_kinds import make_on_device
+from hpcsgd.products.micro import MicroBatches
 from hpcsgd.products.on_device import OnDevice
 
 
@@ -59,6 +60,12 @@ def make_gradient_on_gpu(
     product = DeviceGradient(task, device, gradient, sums)
     product.holds_weights = isinstance(gradient, GradientThere)
     return product
+
+
+def on_gpu(product: Product) -> OnDevice | None:
+    """What of it computes on a GPU, if anything does."""
+    inner = product.product if isinstance(product, MicroBatches) else product
+    return inner if isinstance(inner, OnDevice) else None
 
 
 def _kept(name: str, task: Task, feed: Feed) -> int:

@@ -1,8 +1,10 @@
 """What the gradient agreement refuses, each in one sentence."""
 
 from hpcsgd.agreement.by_leaders import check_groups
-from hpcsgd.agreement.kinds import takes_gradients
+from hpcsgd.agreement.kinds import is_on_disk, takes_gradients
 from hpcsgd.assembly.kind_checks import Wrong, check_asynchronous, of_kinds
+from hpcsgd.assembly.on_disk import wrong_on_disk
+from hpcsgd.assembly.sharded_checks import of_slices
 from hpcsgd.codecs import get_codec
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
@@ -22,13 +24,24 @@ def check(config: RunConfig, precision: Precision) -> None:
     get_codec(codec)
     if not takes_gradients(config.agreement.kind):
         _check_unused(config)
+        _check_rounds(config)
         return
+    if config.agreement.kind != "offload":
+        _check_delay(config)
     check_groups(config.agreement.hierarchical)
+    _check_rounds(config)
+    more: tuple[Wrong, ...] = ()
+    if is_on_disk(config.agreement.kind):
+        more = wrong_on_disk(config, precision)
     for is_wrong, why in (
         *_of_settings(config),
         *_of_formats(precision, codec),
         *_of_codec(config),
+        *_of_any_batch(config, precision),
         *of_kinds(config, precision),
+        *_of_turns(config, precision),
+        *of_slices(config, precision),
+        *more,
     ):
         if is_wrong:
             raise ConfigError(f"[agreement] kind = {config.agreement.kind!r} {why}")
@@ -88,6 +101,49 @@ def _of_settings(config: RunConfig) -> tuple[Wrong, ...]:
     )
 
 
+def _of_any_batch(config: RunConfig, precision: Precision) -> tuple[Wrong, ...]:
+    if config.agreement.kind != "anybatch":
+        return ()
+    codec, update = config.agreement.codec, config.update.kind
+    shapes, residual = config.update.shapes, precision.residual
+    return (
+        (
+            codec != "identity" or config.codec.feedback == "on",
+            f"mixes weights and [agreement] codec = {codec!r} is for gradients; leave"
+            " the codec out, or use --agreement gradient",
+        ),
+        (
+            update != "sgd",
+            f"steps by its mirror map and [update] kind = {update!r} is another step;"
+            " use --update sgd, and [mirror] kind for the geometry",
+        ),
+        (
+            config.average.kind != "none",
+            "takes the mean of replicas when it is asked for, not after every round;"
+            " set average.kind = 'none'",
+        ),
+        (
+            bool(shapes),
+            f"has gradients of single replicas and [update] {shapes} is for those that"
+            " they agree on; use --agreement gradient, or leave it out",
+        ),
+        (
+            config.update.clip != "none",
+            "steps by its mirror map and does not clip; use --set update.clip=none",
+        ),
+        (
+            get_format(residual).wants_scale,
+            f"has no scale that replicas share, as residuals in {residual} ask for; use"
+            " --set precision.residual=fp32",
+        ),
+        (
+            config.rate.per_batch > 0,
+            f"has steps of any number of rows and [rate] per_batch ="
+            f" {config.rate.per_batch} is for a known one; leave it out",
+        ),
+    )
+
+
 def _of_codec(config: RunConfig) -> tuple[Wrong, ...]:
     grows, times = config.agreement.kind == "growing", config.agreement.accumulate
     codec, kind = config.agreement.codec, config.update.kind
@@ -122,6 +178,58 @@ def _of_formats(precision: Precision, codec: str) -> tuple[Wrong, ...]:
     )
 
 
+def _check_rounds(config: RunConfig) -> None:
+    """Geometries and replays are of any-batch rounds alone."""
+    if config.agreement.kind == "anybatch":
+        return
+    for given, what in (
+        (config.mirror.kind != "euclidean" or config.mirror.radius, "[mirror]"),
+        (config.agreement.replay, "[agreement] replay"),
+    ):
+        if given:
+            raise ConfigError(
+                f"{what} is for rounds of any batch, and [agreement] kind ="
+                f" {config.agreement.kind!r} has none; use --method anybatch, or leave"
+                " it out"
+            )
+
+
+def _of_turns(config: RunConfig, precision: Precision) -> tuple[Wrong, ...]:
+    """Two items that take turns."""
+    if config.agreement.kind != "ticktock":
+        return ()
+    encodes = config.agreement.codec != "identity" or config.codec.feedback == "on"
+    return (
+        (
+            config.agreement.mode == "independent",
+            "runs one fit and mode = 'independent' is two; use hpcsgd.tick_tock, or"
+            " --set agreement.mode=exact-sum",
+        ),
+        (
+            encodes,
+            "sends gradients as they are and [agreement] codec ="
+            f" {config.agreement.codec!r}, feedback = {config.codec.feedback!r}; use"
+            " --codec identity, or --agreement gradient",
+        ),
+        (
+            get_format(precision.residual).wants_scale,
+            "does not know in time that residuals overflowed, as those in"
+            f" {precision.residual} may; use --set precision.residual=fp32, or"
+            " --agreement gradient",
+        ),
+    )
+
+
+def _check_delay(config: RunConfig) -> None:
+    agreement = config.agreement
+    if agreement.delay_after >= 0:
+        raise ConfigError(
+            f"[agreement] delay_after = {agreement.delay_after} is for steps that the"
+            f" host takes and kind = {agreement.kind!r} has none late; use --method"
+            " offload, or leave it out"
+        )
+
+
 def _check_unused(config: RunConfig) -> None:
     """Settings of gradients that would do nothing are a misunderstanding."""
     agreement, shapes = config.agreement, config.update.shapes
@@ -139,6 +247,13 @@ def _check_unused(config: RunConfig) -> None:
             f"--update {config.update.kind} needs the gradient of every step, and"
             f" [agreement] kind = {agreement.kind!r} has none to give; use --agreement"
             " gradient, or --update sgd, momentum or nesterov"
+        )
+    _check_delay(config)
+    if agreement.stage != 1:
+        raise ConfigError(
+            f"[agreement] stage = {agreement.stage} is for slices and kind ="
+            f" {agreement.kind!r} has none; use --method zero{agreement.stage}, or"
+            " leave it out"
         )
     given = {"codec": "identity", "accumulate": 1, "hierarchical": "off"}
     others = [key for key, usual in given.items() if getattr(agreement, key) != usual]

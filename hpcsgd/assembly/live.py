@@ -5,12 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.agreement.kinds import takes_gradients
-from hpcsgd.assembly.agreed import make_gradient, of_feed
+from hpcsgd.agreement.gradient import Gradient
+from hpcsgd.agreement.infinity import Infinity
+from hpcsgd.agreement.kinds import batches_together, takes_gradients
+from hpcsgd.assembly.agreed import in_exchanges, make_gradient, of_feed
 from hpcsgd.assembly.casting import Place, cast
 from hpcsgd.assembly.choice import Chosen, Earlier, choose_run
 from hpcsgd.assembly.feed import Feed, make_feed, steps_in
-from hpcsgd.assembly.gpu_product import make_gradient_on_gpu, make_on_gpu
+from hpcsgd.assembly.gpu_product import make_gradient_on_gpu, make_on_gpu, on_gpu
 from hpcsgd.assembly.many import many_models, rates_of
 from hpcsgd.assembly.motor import Parts, make_engine
 from hpcsgd.assembly.proximal import settle_steps
@@ -39,9 +41,9 @@ from hpcsgd.products.device_gradient import DeviceGradient
 from hpcsgd.products.gap import GapMonitor
 from hpcsgd.products.held import HeldState
 from hpcsgd.products.lookahead import LookAheadGram
-from hpcsgd.products.micro import MicroBatches
 from hpcsgd.products.on_device import OnDevice
 from hpcsgd.products.plan import Planner
+from hpcsgd.products.tiled import Tiled
 from hpcsgd.products.watcher import UNWATCHED, Unwatched
 from hpcsgd.timing import Clock
 
@@ -89,12 +91,29 @@ class Live:
         if isinstance(self.grid.world, CarriesArrays):
             self.grid.world.carrier.close()  # the world below it goes on
 
+    def open(self) -> None:
+        """Make what a run that begins keeps on disk, if anything; it is gone on from
+        there even before the first checkpoint that is due.
+        """
+        agreement, engine = self.engine.agreement, self.engine
+        if isinstance(agreement, Infinity) and not agreement.is_open:
+            agreement.open()
+            engine.saver.save(self.state, engine.view)
+            engine.saver.finish()  # a first step without it could not be found
+
+    def release(self) -> None:
+        """Let go of files, however the run ended; a local call."""
+        if isinstance(self.engine.agreement, Infinity):
+            self.engine.agreement.close()
+
     def warm_up(self) -> None:
         """Touch the arrays and wake the libraries once, on copies, in silence."""
         task, shard = self.task, self.task.shard
         height = min(shard.height, self.config.schedule.batch)
         numbers = np.arange(height, dtype=np.int64)
         out = None
+        if isinstance(self.product, Tiled):
+            return  # nothing of it is there at a time
         if not shard.is_sparse:
             out = np.zeros((height, shard.width), dtype=task.precision.working)
         if isinstance(shard.matrix, Unheld):
@@ -134,10 +153,10 @@ def assemble(
         gradient = make_gradient(config, words, grid, loaded, task, feed, device)
         task = replace(task, gradient=gradient)
         if device is None:
-            one = _product(name, look_ahead, task)
+            product = _sharing(config, name, task, gradient)
         else:
             one = make_gradient_on_gpu(config, task, feed, grid, device, gradient)
-        product: Product = MicroBatches(one, gradient, config.agreement.accumulate)
+            product = in_exchanges(one, gradient, config.agreement.accumulate)
     elif device is None:
         product = _product(name, look_ahead, task)
     else:
@@ -211,6 +230,14 @@ def _monitor(config: RunConfig, name: str, feed: Feed) -> Unwatched:
     return GapMonitor(run.gap_every, feed.exchanges_per_epoch, config.sampling.seed)
 
 
+def _sharing(config: RunConfig, name: str, task: Task, gradient: Gradient) -> Product:
+    """For gradients that replicas agree on."""
+    if isinstance(gradient, Infinity):
+        return Tiled(task, gradient)
+    one = _product(name, False, task)
+    return in_exchanges(one, gradient, batches_together(config.agreement))
+
+
 def _product(name: str, look_ahead: bool, task: Task) -> Product:
     if look_ahead:
         return LookAheadGram(task)
@@ -238,10 +265,10 @@ def _feed(
 
 def _holder(product: Product) -> OnDevice | None:
     """Where the weights of the run are between exchanges; None: on the host."""
-    inner = product.product if isinstance(product, MicroBatches) else product
-    if isinstance(inner, DeviceGradient) and not inner.holds_weights:
+    found = on_gpu(product)
+    if isinstance(found, DeviceGradient) and not found.holds_weights:
         return None
-    return inner if isinstance(inner, OnDevice) else None
+    return found
 
 
 def _first_state(
@@ -251,12 +278,18 @@ def _first_state(
     columns: Columns,
     engine: Engine,
 ) -> State:
-    height, width = columns.own.stop - columns.own.start, task.states * task.columns
+    whole = columns.own.stop - columns.own.start, task.states * task.columns
     intercept = np.zeros((task.states, task.columns))
     holder = _holder(product)
     kind = HeldState if holder else State
+    weights: Any
+    if isinstance(engine.agreement, Infinity):
+        dtype = task.backend.zeros((0, whole[1])).dtype
+        weights = engine.agreement.holds(task, whole[0], dtype)
+    else:
+        weights = task.backend.zeros(engine.agreement.shape(*whole))
     state = kind(
-        weights=task.backend.zeros((height, width)),
+        weights=weights,
         intercept=intercept if config.problem.intercept else None,
     )
     if holder:

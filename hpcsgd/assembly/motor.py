@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.agreement import AGREEMENTS, Agreement, Terms
+from hpcsgd.agreement import AGREEMENTS, Agreement, Infinity, Sharded, Terms
+from hpcsgd.agreement.kinds import is_on_disk
 from hpcsgd.assembly.feed import Feed
 from hpcsgd.assembly.hooks import make_hooks
 from hpcsgd.assembly.proximal import penalty_of
@@ -24,6 +25,8 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.evaluation import Evaluation
 from hpcsgd.fall_back import next_rung
 from hpcsgd.finisher import UNFINISHED, Finisher, Unfinished
+from hpcsgd.from_disk.capture import TiledCapture
+from hpcsgd.from_disk.objective import TiledObjective
 from hpcsgd.good_states import GoodStates
 from hpcsgd.load import Loaded
 from hpcsgd.looks import Looks
@@ -32,6 +35,7 @@ from hpcsgd.products.base import Product, Task
 from hpcsgd.products.watcher import UNWATCHED
 from hpcsgd.recording import NAME, Recorder, choose_exchanges
 from hpcsgd.saving import Saver
+from hpcsgd.sliced_objective import SlicedObjective
 from hpcsgd.stopping import MEASURES
 from hpcsgd.timing import Clock
 
@@ -142,8 +146,8 @@ def _good_states(parts: Parts) -> GoodStates:
 
 
 def _falls_back(parts: Parts) -> bool:
-    run = parts.config.run
-    return run.fall_back and not run.emulate_members
+    run, kind = parts.config.run, parts.words.agreement
+    return run.fall_back and not run.emulate_members and not is_on_disk(kind)
 
 
 def phases_so_far(clock: Clock, ledger: Ledger) -> dict[str, float]:
@@ -178,7 +182,7 @@ def _agreement(parts: Parts) -> Agreement:
 
 def _evaluation(parts: Parts, agreement: Agreement) -> Evaluation:
     loaded, task = parts.loaded, parts.task
-    objective = Objective(
+    known = (
         parts.grid,
         task.family,
         loaded.judged,
@@ -188,7 +192,13 @@ def _evaluation(parts: Parts, agreement: Agreement) -> Evaluation:
         loaded.read_exact,
         task.models,
     )
+    on_disk = isinstance(agreement, Infinity)
+    objective = (
+        TiledObjective(*known, loaded.read_some) if on_disk else Objective(*known)
+    )
     own = loaded.shard.columns if parts.columns.whole else slice(None)
+    if isinstance(agreement, Sharded) and agreement.stage == 3:
+        objective = SlicedObjective(**vars(objective), tiles=agreement.tiles)
     takes = _measure(parts.config, several=task.models is not None)
     return Evaluation(objective, agreement, task.columns, own, takes)
 
@@ -231,7 +241,8 @@ def _measure(config: RunConfig, several: bool) -> str:
 def _capture(
     parts: Parts, agreement: Agreement, evaluation: Evaluation, guard: MemberCheck
 ) -> Capture:
-    return Capture(
+    kind = TiledCapture if isinstance(agreement, Infinity) else Capture
+    return kind(
         grid=parts.grid,
         columns=parts.columns,
         agreement=agreement,

@@ -61,7 +61,7 @@ def resolve(config: RunConfig, world: Communicator) -> Vocabulary:
     shrinks = config.run.on_failure == "shrink"
     world.share_nodes("off" if shrinks else config.run.node_sharing)
     return Vocabulary(
-        world=Delayed(world, network) if network else world,
+        world=behind_network(config, world),
         members=members,
         family=get_family(config.problem.family),
         precision=precision,
@@ -74,6 +74,13 @@ def resolve(config: RunConfig, world: Communicator) -> Vocabulary:
         agreement=_agreement(config),
         latency=network.alpha if network else 0.0,
     )
+
+
+def behind_network(config: RunConfig, world: Communicator) -> Communicator:
+    """The world, as slow as the network that is asked for."""
+    if not config.run.network:
+        return world
+    return Delayed(world, parse_network(config.run.network))
 
 
 def _as_many(config: RunConfig, world: Communicator) -> Communicator:

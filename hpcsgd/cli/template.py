@@ -8,13 +8,14 @@ from dataclasses import fields
 from typing import Any, get_type_hints
 
 from hpcsgd.agreement import BUFFERS
-from hpcsgd.agreement.settings import PEERS
+from hpcsgd.agreement.settings import PEERS, ROUNDS
 from hpcsgd.agreement.slowmo import BASES
 from hpcsgd.cli.flags import FLAGS, SWITCHES
 from hpcsgd.codecs.settings import DENSE, FEEDBACKS, NORMS
 from hpcsgd.comm import COMMUNICATORS
 from hpcsgd.config import RunConfig
 from hpcsgd.formats import formats_of
+from hpcsgd.mirror.settings import KINDS
 from hpcsgd.precision import FIELDS, ROUNDINGS, SCALES, Precision
 from hpcsgd.problem import PLACES
 from hpcsgd.products.clip import OVERS, WAYS
@@ -27,6 +28,8 @@ CHOICES: dict[str, list[str]] = {
     "agreement.momentum": list(BUFFERS),
     "agreement.base": list(BASES),
     "agreement.peers": list(PEERS),
+    "agreement.rounds": list(ROUNDS),
+    "mirror.kind": list(KINDS),
     "codec.feedback": list(FEEDBACKS),
     "codec.dense": list(DENSE),
     "codec.norm": list(NORMS),

@@ -18,7 +18,7 @@ from hpcsgd.comm import wire
 from hpcsgd.comm.address import Address
 from hpcsgd.comm.hooks import Hooks
 from hpcsgd.comm.ledger import Ledger
-from hpcsgd.comm.pending import Pending
+from hpcsgd.comm.pending import Pending, has_come_of
 from hpcsgd.comm.place import Place
 from hpcsgd.comm.workspace import Workspace
 from hpcsgd.errors import HpcsgdError, TransportError
@@ -35,6 +35,7 @@ class Communicator(Hooks):
     is_patient = False  # True: they sleep where they exchange objects, and are slower
     timeout = 0.0  # seconds that a rank waits for one that does nothing; 0 = for ever
     node_sharing = "auto"  # whether ranks of a node share memory: auto, on or off
+    serves_threads = True  # False: one thread of a rank alone may call it
     address: Address | None = None  # of this rank, where it is not what the system says
 
     def __init__(
@@ -120,7 +121,8 @@ class Communicator(Hooks):
             finish = self._start_sum(buffer)
         number = self.begun
         self._book(purpose, buffer, wire.sum_bytes(buffer.nbytes, self.size), began)
-        return Pending(buffer, lambda: self._wait(finish, purpose, number))
+        wait = lambda: self._wait(finish, purpose, number)  # noqa: E731
+        return Pending(buffer, wait, has_come_of(finish))
 
     def gather(
         self, part: Array, counts: Sequence[int], out: Array, purpose: str
@@ -183,6 +185,30 @@ class Communicator(Hooks):
         self._book(purpose, pieces, moved, began)
         what = "exchange of pieces"
         return Pending(out, lambda: self._wait(finish, purpose, number, what))
+
+    def start_sum_parts(
+        self, buffer: Array, counts: Sequence[int], purpose: str
+    ) -> Pending:
+        """Begin a sum of which each rank gets its part alone, counts[r] elements.
+
+        In place: that part lies at the beginning of the buffer when it is there, and is
+        what `wait` gives; the rest of the buffer is then nobody's. Reproducible groups
+        add in rank order.
+        """
+        self._check_cut(buffer, counts)
+        own = buffer[: counts[self.rank]]
+        if self.size == 1:
+            return Pending(own)
+        began = perf_counter()
+        with self._inside("start of the sum of parts", purpose):
+            if self.reproducible:
+                finish = self._start_parts_in_order(buffer, counts)
+            else:
+                finish = self._start_sum_parts(buffer, counts)
+        number = self.begun
+        self._book(purpose, buffer, wire.reduce_bytes(buffer.nbytes, self.size), began)
+        what = "sum of parts"
+        return Pending(own, lambda: self._wait(finish, purpose, number, what))
 
     def swap(self, array: Array, out: Array, peer: int, purpose: str) -> Array:
         """out ← what rank `peer` gives this one, which gives it `array`.
@@ -349,6 +375,14 @@ class Communicator(Hooks):
             raise TransportError(
                 f"rank {self.rank} gathers {part.size} words into {out.size} and the"
                 f" counts are {list(counts)}; partition once, and pass the same counts"
+            )
+
+    def _check_cut(self, buffer: Array, counts: Sequence[int]) -> None:
+        wire.check_summable(buffer.dtype)
+        if buffer.size != sum(counts) or len(counts) != self.size:
+            raise TransportError(
+                f"rank {self.rank} sums {buffer.size} words in parts of {list(counts)}"
+                f" on {self.size} ranks; pass the same counts on all ranks"
             )
 
     def _check_pieces(self, pieces: Array, counts: Sequence[int], out: Array) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 
 from hpcsgd.comm import wire
 from hpcsgd.comm.base import Array, Communicator
+from hpcsgd.comm.pending import Arrival, has_come_of
 from hpcsgd.comm.workspace import Workspace
 from hpcsgd.errors import ConfigError
 
@@ -180,6 +181,13 @@ class Delayed(Communicator):
         finish = self.inner._start_sum(buffer)
         return self._late(finish, self.charge(wire.sum_bytes(buffer.nbytes, self.felt)))
 
+    def _start_sum_parts(
+        self, buffer: Array, counts: Sequence[int]
+    ) -> Callable[[], None]:
+        finish = self.inner._start_sum_parts(buffer, counts)
+        moved = wire.reduce_bytes(buffer.nbytes, self.felt)
+        return self._late(finish, self.charge(moved))
+
     def _late(self, finish: Callable[[], None], seconds: float) -> Callable[[], None]:
         """`finish`, not before what was posted now would be here."""
         done_at = self.link.book(seconds)
@@ -188,7 +196,10 @@ class Delayed(Communicator):
             finish()
             self.link.wait_until(done_at)
 
-        return wait
+        inner = has_come_of(finish)
+        if inner is None:
+            return wait
+        return Arrival(wait, lambda: perf_counter() >= done_at and inner())
 
     def _reduce(self, buffer: Array) -> None:
         self.inner._reduce(buffer)

@@ -81,6 +81,29 @@ class Hooks(ABC):
         """The same at once; a transport may have a shorter way."""
         self._start_exchange(pieces, counts, out)()
 
+    def _start_sum_parts(
+        self, buffer: Array, counts: Sequence[int]
+    ) -> Callable[[], None]:
+        """Begin it; a transport that knows no better adds in rank order."""
+        return self._start_parts_in_order(buffer, counts)
+
+    def _start_parts_in_order(
+        self, buffer: Array, counts: Sequence[int]
+    ) -> Callable[[], None]:
+        """By an exchange of pieces, which each rank then adds."""
+        own = counts[self.rank]
+        parts = np.empty((self.size, own), dtype=buffer.dtype)
+        arrive = self._start_exchange(buffer, counts, parts.reshape(-1))
+
+        def finish() -> None:
+            arrive()
+            total = buffer[:own]
+            total[...] = parts[0]
+            for part in parts[1:]:
+                total += part
+
+        return finish
+
     def _deal(
         self,
         pieces: Array,

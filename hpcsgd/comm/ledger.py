@@ -1,6 +1,6 @@
 """Everything that crosses ranks, counted by purpose."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,8 @@ class Ledger:
     def __init__(self) -> None:
         self.entries = {purpose: Entry() for purpose in PURPOSES}
         self.place = Place()  # what is under way now, for the watchdog
+        # Called before a gradient that travels is waited for: others may compute.
+        self.gives_way: Callable[[], None] | None = None
 
     def record(
         self, purpose: str, words: int, size: int, wire_bytes: float, seconds: float

@@ -1,7 +1,6 @@
 """Ranks over MPI, host buffers; the home of mpi4py."""
 
 import atexit
-import ctypes
 import os
 import sys
 import time
@@ -17,6 +16,7 @@ from hpcsgd.comm.base import Array, Communicator
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.comm.leftovers import remove_leftovers
 from hpcsgd.comm.mail import MpiMail
+from hpcsgd.comm.pending import Arrival
 from hpcsgd.comm.ulfm import is_loss, shrink, vanish
 from hpcsgd.comm.watch import Watchdog
 from hpcsgd.comm.ways import Ways
@@ -62,6 +62,8 @@ class MpiCommunicator(Communicator):
         self._comm = comm
         self._mpi = load_mpi()
         self.transport = library_name(self._mpi)
+        level = self._mpi.Query_thread()
+        self.serves_threads = level >= self._mpi.THREAD_SERIALIZED
         self._ways = ways or Ways(comm, self._mpi)
         # One word for flags, allocated once: they are asked for all the time.
         self._flag = np.zeros(1, dtype=np.int64)
@@ -155,6 +157,13 @@ class MpiCommunicator(Communicator):
 
     def _start_sum(self, buffer: Array) -> Callable[[], None]:
         request = self._comm.Iallreduce(self._mpi.IN_PLACE, buffer)
+        return Arrival(request.Wait, request.Test)
+
+    def _start_sum_parts(
+        self, buffer: Array, counts: Sequence[int]
+    ) -> Callable[[], None]:
+        mpi = self._mpi
+        request = self._comm.Ireduce_scatter(mpi.IN_PLACE, buffer, counts, mpi.SUM)
         return lambda: request.Wait()
 
     def _reduce(self, buffer: Array) -> None:
@@ -291,47 +300,7 @@ def abort_on_uncaught(world: MpiCommunicator) -> None:
     sys.excepthook = hook
 
 
-def mpi_facts() -> dict[str, str]:
-    """What `info` says of MPI, without initialising it."""
-    try:
-        import mpi4py
-
-        mpi4py.rc.initialize = False
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        return {"library": "none", "why": f"{error}; {INSTALL}".replace("\n", " ")}
-    return {
-        "library": library_name(MPI),
-        "standard": ".".join(map(str, MPI.Get_version())),
-        "mpi4py": mpi4py.__version__,
-        "cuda_aware": _cuda_aware(MPI),
-    }
-
-
 def library_name(mpi: Any) -> str:
     """The first line of what the library says of itself."""
     said: str = mpi.Get_library_version().strip("\x00 \n").splitlines()[0]
     return " ".join(said.split())
-
-
-def reads_device_memory() -> bool | None:
-    """What MPI itself says of CUDA, once it is started; None where it cannot be asked.
-
-    An extension of MPICH and Open MPI, which mpi4py does not have.
-    """
-    try:
-        ask = ctypes.CDLL(load_mpi().__file__).MPIX_Query_cuda_support
-    except (OSError, AttributeError):
-        return None
-    return bool(ask())
-
-
-def _cuda_aware(mpi: Any) -> str:
-    """yes, no or unknown, from what the library and the environment say."""
-    said = mpi.Get_library_version()
-    if "Open MPI" in said:
-        value = os.environ.get("OMPI_MCA_opal_cuda_support")  # noqa: SIM112
-        return "yes" if value in ("1", "true") else "unknown (ask ompi_info)"
-    if os.environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1":
-        return "yes"
-    return "no (MPICH_GPU_SUPPORT_ENABLED is not 1)"

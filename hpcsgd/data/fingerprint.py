@@ -19,6 +19,7 @@ SIDE = 2**40  # columns of y, sample_weight and offset: beyond any of X
 ROWS = 2**41  # rows draw from other numbers than columns
 ROWS_AT_ONCE = 4096
 KEPT = 64  # blocks of 32 KiB that are numbered once
+FEW = 2**16  # positions that are worth keeping
 
 
 # Σ_ij a_i b_j bits_ij mod 2⁶⁴, from (bits, a, b)
@@ -43,12 +44,18 @@ class Fingerprint:
 
     def add_sparse(self, block: Csr, first_row: int, first_col: int) -> None:
         """A sparse block of X: it counts as the dense one, whose zeros add nothing."""
-        column = odd_numbers(first_col, block.width)
+        few = block.nnz < block.width  # then not all columns are numbered
+        column = None if few else odd_numbers(first_col, block.width)
         for start in range(0, len(block), ROWS_AT_ONCE):
             part = block[start : start + ROWS_AT_ONCE]
             row = odd_numbers(ROWS + first_row + start, len(part))
             with np.errstate(over="ignore"):
-                weight = np.repeat(row, part.lengths) * column[part.indices]
+                own = (
+                    _odd(first_col + part.indices.astype(np.int64))
+                    if column is None
+                    else column[part.indices]
+                )
+                weight = np.repeat(row, part.lengths) * own
                 self.value += np.einsum("i,i->", weight, _bits(part.data))
 
     def add_column(self, number: int, values: Array | None, first_row: int) -> None:
@@ -75,12 +82,21 @@ def _bits(block: Array) -> Array:
     return np.ascontiguousarray(block).view(word)
 
 
-@lru_cache(maxsize=KEPT)
 def odd_numbers(first: int, count: int) -> Array:
-    """Of `count` positions from `first` on; X asks for those of its rows, then y."""
+    """Of `count` positions from `first` on; X asks for those of its rows, then y.
+
+    Kept where there are few: the columns of wide data would take 8 bytes each for ever.
+    """
+    return (_kept if count <= FEW else _frozen)(first, count)
+
+
+def _frozen(first: int, count: int) -> Array:
     found = _odd(np.arange(first, first + count))
     found.flags.writeable = False
     return found
+
+
+_kept = lru_cache(maxsize=KEPT)(_frozen)
 
 
 def _odd(position: Array) -> Array:

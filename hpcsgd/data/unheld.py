@@ -24,6 +24,7 @@ class Unheld:
     shape : rows and columns of this rank
     dtype : of the stored elements
     place : (file, first row, columns) of a dataset of these very elements, or None
+    read_some : local rows and columns as they are stored, where a tile is wanted
     """
 
     def __init__(
@@ -32,10 +33,22 @@ class Unheld:
         shape: tuple[int, int],
         dtype: Any,
         place: tuple[Any, int, slice] | None = None,
+        read_some: Callable[[slice, slice], Array] | None = None,
     ) -> None:
+        self.read_some = read_some
         self.read_into = read_into
         self.shape, self.dtype = shape, np.dtype(dtype)
         self.place = place
+
+    def some(self, rows: Array, columns: slice) -> Array:
+        """Some columns of these rows; neighbours in the file are read together."""
+        assert self.read_some is not None
+        out = np.empty((len(rows), columns.stop - columns.start), dtype=self.dtype)
+        order = np.argsort(rows, kind="stable")
+        for run in np.split(order, 1 + np.flatnonzero(np.diff(rows[order]) != 1)):
+            first = int(rows[run[0]])
+            out[run] = self.read_some(slice(first, first + len(run)), columns)
+        return out
 
     def close(self) -> None:
         """Nothing of it is held."""

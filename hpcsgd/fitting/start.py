@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.agreement.on_disk import OnDisk
 from hpcsgd.assembly.live import Live
 from hpcsgd.errors import ConfigError
 from hpcsgd.products.base import Array
 from hpcsgd.result import Result
-from hpcsgd.start import Start
+from hpcsgd.start import Start, begins_at_zero
 
 
 def make_start(given: Any) -> Start:
@@ -47,10 +48,13 @@ class KnownModel(Start):
                 f"start has weights of shape {self.weights.shape} and these data need"
                 f" {wanted}; give the model of the same columns and classes"
             )
-        weights = np.zeros_like(state.weights)
-        weights[:, :columns] = self.weights[live.columns.own]
+        if isinstance(state.weights, OnDisk):
+            raise begins_at_zero()
+        agreement, own = live.engine.agreement, self.weights[live.columns.own]
+        weights = np.zeros((len(own), agreement.width(state)), state.weights.dtype)
+        weights[:, :columns] = own
         live.task.backend.round(weights, live.task.precision.weights)
-        state.weights[...] = weights
+        agreement.put_whole(state, weights)
         if state.intercept is not None and self.intercept is not None:
             state.intercept[:1] = self.intercept
 

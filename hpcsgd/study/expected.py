@@ -7,10 +7,12 @@ from hpcsgd.agreement.kinds import takes_gradients
 from hpcsgd.precision import Precision
 from hpcsgd.products import GATHERS, RECURS
 from hpcsgd.schedule import Schedule
-from hpcsgd.verify.gradients import KIND, gradient_traffic
+from hpcsgd.verify.gradients import gradient_traffic
+from hpcsgd.verify.slices import slices_traffic
 from hpcsgd.verify.traffic import Shape, expected
 
 Report = Mapping[str, Any]
+BUCKETED = ("gradient", "scheduled")  # every word once, in so many messages
 
 
 def expected_traffic(report: Report) -> dict[str, int] | None:
@@ -24,12 +26,14 @@ def expected_traffic(report: Report) -> dict[str, int] | None:
         return None
     if report["sparse"] and not _is_even(report):
         return None
-    kind = report["config"]["agreement"]["kind"]
-    if takes_gradients(kind) and kind != KIND:
+    asked = report["config"]["agreement"]
+    says_gradients = takes_gradients(asked["kind"])
+    known = (*BUCKETED, "sharded")
+    if says_gradients and (asked["kind"] not in known or asked["tune_schedule"]):
         return None
     shape = _shape(report)
     counts = expected(shape, [_leg(report, shape)])
-    if shape.agreement["kind"] == KIND:
+    if says_gradients:
         told = report["agreement"]
         if shape.agreement.get("hierarchical", "off") != "off":
             return None
@@ -40,7 +44,16 @@ def expected_traffic(report: Report) -> dict[str, int] | None:
             epochs=report["schedule"]["epochs"],
             members=report["grid"]["members"],
             product=report["products"],
-            buckets=told["buckets"],
+            buckets=told.get("messages", told["buckets"]),
+            twice=report["config"]["run"]["reproducible"],
+        )
+    if shape.agreement["kind"] == "sharded":
+        counts |= slices_traffic(
+            shape,
+            epochs=report["schedule"]["epochs"],
+            members=report["grid"]["members"],
+            product=report["products"],
+            tiles=report["agreement"]["buckets"],
             twice=report["config"]["run"]["reproducible"],
         )
     by_purpose = counts.values()

@@ -24,12 +24,22 @@ LAYERS = (
         "compiled",
         "toml_text",
     ),
-    ("families", "penalties", "problem", "rates", "updates", "models", "codecs"),
-    ("backends", "comm", "data"),
+    (
+        "families",
+        "penalties",
+        "problem",
+        "rates",
+        "updates",
+        "models",
+        "codecs",
+        "mirror",
+    ),
+    ("backends", "comm", "data", "tiles"),
     (
         "products",
         "agreement",
         "objective",
+        "sliced_objective",
         "optimality",
         "polish",
         "cost",
@@ -72,6 +82,7 @@ LAYERS = (
         "damage",
         "events",
         "fall_back",
+        "from_disk",
         "good_states",
         "session",
         "sweeps",
@@ -93,6 +104,7 @@ LAYERS = (
         "sections",
         "methods",
         "api",
+        "alternate",
         "fitting",
         "paths",
     ),
@@ -103,7 +115,7 @@ LAYERS = (
 )
 SIBLINGS = ("backends", "comm", "data")
 HOMES = {
-    "mpi4py": ("comm/mpi.py",),
+    "mpi4py": ("comm/mpi.py", "comm/mpi_facts.py"),
     "cupy": ("backends/cuda.py", "backends/kernels.py", "backends/device_layer.py"),
     "h5py": (
         "data/hdf5_open.py",

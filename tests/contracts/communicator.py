@@ -73,6 +73,36 @@ def starts_gathers(world):
             world.start_gather(np.ones(3), [2] * p, np.ones(2 * p), "products")
 
 
+def starts_sums_of_parts(world):
+    """Two under way, some parts empty; each rank finds its own at the beginning."""
+    p, own = world.size, world.rank
+    for counts in ([3] * p, [2 * r for r in range(p)]):
+        first = sum(counts[:own])
+        for dtype in (np.float32, np.float64):
+            before = world.ledger.as_dict()["products"]
+            total = int(sum(counts))
+            said = [np.arange(total, dtype=dtype) + k * own for k in (1, 10)]
+            pendings = [world.start_sum_parts(b, counts, "products") for b in said]
+            for number, k in ((1, 10), (0, 1)):
+                pending, buffer = pendings[number], said[number]
+                got = pending.wait()
+                assert pending.wait() is got and got.size == counts[own]
+                assert np.shares_memory(got, buffer) or not got.size
+                expected = p * (first + np.arange(counts[own])) + k * p * (p - 1) / 2
+                np.testing.assert_array_equal(got, expected)
+                np.testing.assert_array_equal(buffer[: counts[own]], expected)
+            after = world.ledger.as_dict()["products"]
+            grown = {k: after[k] - before[k] for k in after if k != "seconds"}
+            calls, size = 2 * (p > 1), total * np.dtype(dtype).itemsize
+            assert grown["calls"] == calls and grown["words"] == calls * total
+            assert grown["bytes"] == calls * size
+            assert grown["wire_bytes"] == pytest.approx(calls * size * (p - 1) / p)
+    with pytest.raises(TransportError, match="pass the same counts"):
+        world.start_sum_parts(np.zeros(3 * p + 1), [3] * p, "products")
+    with pytest.raises(TransportError, match="sum float32 or float64"):
+        world.start_sum_parts(np.zeros(p, np.int64), [1] * p, "products")
+
+
 def exchanges_pieces(world):
     """Piece r of every rank on rank r, some of them empty; at once, and begun early."""
     p, own = world.size, world.rank
@@ -420,6 +450,7 @@ CHECKS = [
     books_workspaces_as_sums,
     keeps_copies,
     starts_gathers,
+    starts_sums_of_parts,
     exchanges_pieces,
     deals_unequal_pieces,
     swaps_in_pairs,

@@ -14,7 +14,7 @@ class CountingComm:
 
     COUNTED = (
         *("Allreduce", "Iallreduce", "Reduce", "Bcast", "Allgather", "Allgatherv"),
-        *("Iallgather", "Iallgatherv"),
+        *("Iallgather", "Iallgatherv", "Ireduce_scatter"),
         *("Alltoall", "Ialltoall", "Alltoallv", "Ialltoallv", "Isend"),
     )
 

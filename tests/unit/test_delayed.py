@@ -8,6 +8,7 @@ import pytest
 import hpcsgd.comm.delayed as delayed
 from hpcsgd.comm.delayed import NETWORKS, Delayed, Link, Network, parse_network
 from hpcsgd.comm.narrow import open_message
+from hpcsgd.comm.pending import Arrival
 from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
@@ -148,6 +149,25 @@ def test_transfers_start_when_posted_and_queue_on_one_link(virtual):
     assert virtual.now == pytest.approx(3.0), "the blocking one queued behind"
     again.wait()
     assert virtual.now == pytest.approx(3.0)
+
+
+def test_messages_in_flight_share_one_link(virtual):
+    """Four at a time, of two groups, take as long as one after the other: no overlap
+    of transfers is free, only that with computing; who asks sees them come in turn.
+    """
+    comm = one_of(2, Network(1e-3, 1e6))
+    other = Delayed(comm.inner, comm.network, comm.link)  # a duplicate, the same link
+    comm.inner._start_sum = lambda buffer: Arrival(lambda: None, lambda: True)
+    pending = [g.start_sum(np.zeros(125), "agreement") for g in (comm, other) * 2]
+    each = 1e-3 + 1000 / 1e6
+    for number, one in enumerate(pending, 1):
+        virtual.now = (number - 0.01) * each
+        assert not one.has_arrived()
+        virtual.now = number * each + 1e-12
+        assert one.has_arrived()
+        one.wait()
+        assert virtual.now == pytest.approx(number * each)
+    assert comm.charged == other.charged == pytest.approx(4 * each)
 
 
 def test_one_rank_feels_nothing(virtual):

@@ -10,6 +10,7 @@ from hpcsgd.agreement.overlap import Overlap
 from hpcsgd.api import train
 from hpcsgd.callbacks import Callback, Wish
 from hpcsgd.comm.delayed import Delayed, Network
+from hpcsgd.comm.ledger import Ledger
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
@@ -162,6 +163,7 @@ class Told:
     """A communicator that was told what its network takes; None: it has none."""
 
     charged = None
+    ledger = Ledger()
 
 
 @pytest.mark.parametrize("charges", [None, (3.0, 2.0)])

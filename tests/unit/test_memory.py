@@ -190,3 +190,29 @@ def test_replicas_without_rows_are_refused_for_that():
     config = config_for(problem, grid={"replicas": 4}, products={"kind": "auto"})
     with pytest.raises(ConfigError, match="4 replicas cannot share 3 rows"):
         train_on(4, config, problem)
+
+
+@pytest.mark.parametrize("kind, kept", [("sgd", 0), ("adagrad", 1), ("adam", 2)])
+def test_slices_count_as_what_they_are(kind, kept):
+    """The table of slices at R = 4, and the copy of the last good weights."""
+    D, found = 4 * 10**6, {}
+    for method in ("ddp", "zero1", "zero2", "zero3", "offload"):
+        sections = {
+            "agreement": {"method": method, "bucket": 0.25},
+            "update": {"kind": kind},
+            "precision": {"recipe": "fp32"},
+            "grid": {"replicas": 4},
+            "run": {"fall_back": False},
+        }
+        whole = 2 * 10**6 * 8  # what a checkpoint joins, and the model
+        found[method] = (need(100, 10**6, **sections).weights - whole) / D
+    tiles = 4 * 0.25 * 2**20 / D
+    wanted = {
+        "zero1": 3 + kept / 4,
+        "zero2": 2 + (1 + kept) / 4,
+        "zero3": (3 + kept) / 4,
+        "offload": 2 + (3 + kept) / 4,
+    }
+    for method, words in wanted.items():
+        assert found[method] == pytest.approx(words + tiles, rel=1e-6), method
+    assert found["ddp"] >= found["zero1"] - tiles

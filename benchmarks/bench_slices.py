@@ -1,0 +1,75 @@
+"""Seconds of an exchange of ddp, of slices, and of steps that the host takes.
+
+    python -m benchmarks.bench_slices [--columns 400000] [--network lan]
+
+Two replicas that are threads of one process, behind a network (`lan`: 50 µs,
+1.25 GB/s); Adam, eight tiles, runs in turns, medians.
+"""
+
+import argparse
+import json
+from statistics import median
+
+import numpy as np
+
+from hpcsgd.api import train
+from hpcsgd.comm.threads import run_ranks
+from hpcsgd.config import RunConfig
+
+ROWS = {
+    "ddp": {"method": "ddp"},
+    "zero1": {"method": "zero1"},
+    "zero2": {"method": "zero2"},
+    "zero3": {"method": "zero3"},
+    "offload": {"method": "offload"},
+    "offload, late": {"method": "offload", "delay_after": 0},
+}
+
+
+def run(X, y, asked, network):
+    """(ms an exchange, hidden share of transfers, and of the host's steps)."""
+    size = X.shape[1] * 4 / 2**20
+    config = RunConfig.parse(
+        {
+            "schedule": {"batch": 32, "epochs": 8},
+            "agreement": {**asked, "bucket": size / 8},
+            "update": {"kind": "adam"},
+            "grid": {"replicas": 2},
+            "rate": {"value": 1e-3},
+            "run": {"evaluate_every": 0, "network": network},
+        }
+    )
+    result = run_ranks(2, lambda world: train(config, X=X, y=y, world=world))[0]
+    said = result.report["agreement"]
+    host = said.get("host_seconds", 0.0)
+    share = said["hidden_host_seconds"] / host if host else 0.0
+    each = 1e3 * result.report["seconds_total"] / result.exchanges
+    return each, said["hidden_share"], share
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--columns", type=int, default=400_000)
+    parser.add_argument("--network", default="lan")
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((128, options.columns), dtype=np.float32)
+    y = (rng.random(128) < 0.5).astype(float)
+    found = {name: [] for name in ROWS}
+    for _ in range(options.repeats):
+        for name, asked in ROWS.items():
+            found[name].append(run(X, y, asked, options.network))
+    keys = ("ms_an_exchange", "hidden_share", "hidden_host_share")
+    table = [
+        {"method": name}
+        | {k: round(median(v), 2) for k, v in zip(keys, runs, strict=True)}
+        for name, runs in (
+            (name, list(zip(*f, strict=True))) for name, f in found.items()
+        )
+    ]
+    print(json.dumps(table, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""Where the states of a run lie, and how a run finds them again."""
+
+import shutil
+from base64 import b64decode, b64encode
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcsgd.comm.grid import Grid
+from hpcsgd.errors import DataError
+from hpcsgd.products.base import Array, State
+from hpcsgd.tiles import Layout, Store, columns_for
+from hpcsgd.tiles.generation import Generation, generations, place_in
+from hpcsgd.tiles.pipeline import RING
+from hpcsgd.tiles.plan import PAGE
+
+TEMPORARY = 4  # arrays of a tile that a rule makes on its way
+FOLDER = "tiles"
+
+
+@dataclass(frozen=True)
+class Place:
+    """The folder, the tile and the policy of a run."""
+
+    folder: Path
+    columns: int  # of the data
+    parts: tuple[slice, ...]  # of all members
+    height: int  # columns of a tile
+    direct: bool
+    sync: bool
+
+    def layout(
+        self, grid: Grid, widths: dict[str, int], dtype: np.dtype[Any]
+    ) -> Layout:
+        """Of the files of this rank."""
+        part = self.parts[grid.member]
+        return Layout(
+            columns=self.columns,
+            widths=widths,
+            dtype=dtype.str,
+            height=self.height,
+            replicas=grid.replicas.size,
+            first=part.start,
+            held=part.stop - part.start,
+        )
+
+    def store(self, grid: Grid, layout: Layout, generation: int) -> Store:
+        """The files of this rank."""
+        folder = place_in(self.folder, generation, grid.replica, grid.member)
+        return Store(folder, layout, grid.replica, self.direct, self.sync)
+
+    def fresh(self, grid: Grid, layout: Layout, document: dict[str, Any]) -> Store:
+        """Those of a run that begins; what an earlier one left in the folder goes."""
+        world = grid.world
+        world.together(lambda: self._clear(grid, 0))
+        store = self.store(grid, layout, 1)
+        world.together(lambda: store.create(document))
+        return store
+
+    def earlier(self, grid: Grid, layout: Layout) -> Store:
+        """Those of a run that goes on, at the newest step that all ranks have."""
+        world = grid.world
+        of_all = world.exchange_objects(world.together(self._generations))
+        for number in sorted(set().union(*of_all), reverse=True):
+            store = self._same(grid, layout, number) or self._dealt(
+                grid, layout, number, max(map(max, filter(None, of_all)))
+            )
+            if store is not None:
+                return store
+        raise _nothing(self.folder)
+
+    def _generations(self) -> list[int]:
+        return generations(self.folder)
+
+    def _same(self, grid: Grid, layout: Layout, number: int) -> Store | None:
+        """Where every rank finds files of its own."""
+        world, store = grid.world, self.store(grid, layout, number)
+        own = [stamp.version for stamp in world.together(store.versions)]
+        of_all = world.exchange_objects(own)
+        common = set(of_all[0]).intersection(*of_all[1:])
+        if not common:
+            return None
+        world.together(lambda: store.open_at(max(common)))
+        return store
+
+    def _dealt(
+        self, grid: Grid, layout: Layout, number: int, newest: int
+    ) -> Store | None:
+        """Where they were dealt in another way, and every rank sees all of them."""
+        world = grid.world
+        old = world.together(lambda: self._seen(number, layout))
+        versions = world.exchange_objects(None if old is None else old.version)
+        if old is None or None in versions or len(set(versions)) > 1:
+            return None
+        version, store = versions[0], self.store(grid, layout, newest + 1)
+
+        def fill(name: str, columns: slice, out: Array) -> None:
+            old.fill(name, version, columns, out)
+
+        world.together(lambda: store.create(old.document(version), fill))
+        world.together(lambda: self._clear(grid, newest + 1))
+        return store
+
+    def _seen(self, number: int, layout: Layout) -> Generation | None:
+        folder = self.folder / f"{number:06d}"
+        found = Generation(folder) if folder.is_dir() else None
+        if found is None or found.version is None:
+            return None
+        then = found.held[0].layout
+        if (then.columns, then.widths, then.dtype) != (
+            layout.columns,
+            layout.widths,
+            layout.dtype,
+        ):
+            raise DataError(
+                f"{folder} holds states of {then.columns} columns, {then.widths} words"
+                f" a column in {then.dtype}, and this run has {layout.columns},"
+                f" {layout.widths} in {layout.dtype}; name the folder of this run, or"
+                " start anew with --resume no"
+            )
+        return found
+
+    def _clear(self, grid: Grid, but: int) -> None:
+        """Remove other generations; each rank its own folders."""
+        for number in generations(self.folder):
+            if number != but:
+                folder = self.folder / f"{number:06d}"
+                if grid.world.rank == 0:
+                    shutil.rmtree(folder, ignore_errors=True)
+                own = place_in(self.folder, number, grid.replica, grid.member)
+                shutil.rmtree(own, ignore_errors=True)
+
+
+def _nothing(folder: Path) -> DataError:
+    error = DataError(
+        f"{folder} holds no step that is complete on all ranks; bring the files back,"
+        " go on with the grid and the tile that it was made with, or start anew with"
+        " --resume no"
+    )
+    error.on_all_ranks = True
+    return error
+
+
+def tile_height(
+    budget: float, widest: int, columns: int, words: int, rows: int, itemsize: int
+) -> int:
+    """Columns of a tile, of which so many bytes are held at a time.
+
+    The ring of states, w and G whole, what a rule makes on its way, `rows` of the
+    batch, and the tile once more in float64 where a loss is taken.
+    """
+    held = RING * words + (2 + TEMPORARY) * columns + rows
+    height = columns_for(budget, held * itemsize + 8 * columns, widest)
+    page = PAGE // itemsize
+    return height if height < 8 * page else height // page * page
+
+
+def document_of(state: State, exchanges: int, each: int) -> dict[str, Any]:
+    """What belongs to a step beside the tiles."""
+    arrays = dict(state.shared)
+    if state.intercept is not None:
+        arrays["intercept"] = state.intercept
+    return {
+        "exchanges": exchanges,
+        "of_an_epoch": each,
+        "arrays": {name: _text(array) for name, array in sorted(arrays.items())},
+    }
+
+
+def put_back(document: dict[str, Any], state: State) -> None:
+    """Make it so again."""
+    known = document["arrays"]
+    for name, array in state.shared.items():
+        array[...] = _array(known[name], array)
+    if state.intercept is not None:
+        state.intercept[...] = _array(known["intercept"], state.intercept)
+
+
+def _text(array: Array) -> str:
+    return b64encode(np.ascontiguousarray(array).tobytes()).decode()
+
+
+def _array(text: str, like: Array) -> Array:
+    return np.frombuffer(b64decode(text), dtype=like.dtype).reshape(like.shape)

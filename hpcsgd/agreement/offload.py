@@ -1,0 +1,230 @@
+"""ZeRO-Offload: the slices of stage 2, with the state and the steps on the host.
+
+A gradient slice goes down, the host steps its own weights, and the slice of w goes up
+and to all replicas. With a delay, the host takes the step of one gradient while the
+device computes the next:
+
+    w_{t+1} = w_t − η opt(g_{t−1})        from exchange N0 on, which itself takes none
+
+The penalty is of the weights that are stepped. What is still to be taken is saved, and
+taken at the end of a run.
+"""
+
+import logging
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from hpcsgd.agreement.cuts import Cut
+from hpcsgd.agreement.gradient import Means
+from hpcsgd.agreement.line import PURPOSE
+from hpcsgd.agreement.offload_link import HostLink, Link
+from hpcsgd.agreement.offload_worker import Worker
+from hpcsgd.agreement.sharded import Sharded
+from hpcsgd.codecs import Moment
+from hpcsgd.comm.grid import Grid
+from hpcsgd.products.base import Array, State, Task
+
+log = logging.getLogger(__name__)
+PENDING = "pending"  # the mean gradient that is late, in the memory; its Σr beside it
+
+
+class Offload(Sharded):
+    """Stage 2 whose own slices are stepped by another thread, in the host's memory."""
+
+    def __init__(self, grid: Grid, share: float, means: Means) -> None:
+        super().__init__(grid, share, means)
+        self.stage = 2
+        self.delay = int(means.settings.delay_after)
+        self.late: Moment | None = None  # of the gradient that is still to be taken
+        self.link: Link = HostLink()
+        self.worker = Worker()
+        self._under_way: Future[None] | None = None
+
+    def prepare(self, state: State) -> None:
+        """The host's weights, and its gradient: two where one is late."""
+        super().prepare(state)
+        self._memory = state.memory
+        shape, dtype = (self.cuts.height, self.columns), state.weights.dtype
+        self.master = self.link.room(shape, dtype)
+        self.arriving = self.link.room(shape, dtype)
+        if self.delay >= 0:
+            state.memory[PENDING] = self.link.room(shape, dtype)
+            state.shared[PENDING] = np.zeros((1, self.columns))
+
+    def plan_in_words(self, state: State) -> dict[str, str]:
+        """And from when on steps are late."""
+        return {**super().plan_in_words(state), "delay": repr(self.delay)}
+
+    def _sliced(self) -> tuple[str, ...]:
+        return (*super()._sliced(), *((PENDING,) if self.delay >= 0 else ()))
+
+    def start(self, state: State, exchanges: int) -> None:
+        """From the weights at hand, and the gradient that was late."""
+        if self.delay >= 0:
+            log.info(
+                "from exchange %d on steps are one gradient late, and stable for rates"
+                " up to half of those that are stable without",
+                self.delay + 1,
+                extra={"on_all_ranks": True},
+            )
+        self.master[...] = self.cuts.of(state.weights)
+        if 0 <= self.delay < exchanges:
+            self.late = self.steps.moment(exchanges - 1)
+
+    def is_whole(self, exchanges: int) -> bool:
+        """Whether every gradient has been taken."""
+        return self.late is None
+
+    def _begin(self, number: int) -> None:
+        """Where a gradient is late, the host takes it while the device computes."""
+        super()._begin(number)
+        if self.late is not None:
+            host, late = _Host(self.master, self._memory), self.late
+            gradient = self._memory[PENDING]
+            action = partial(self._apply, host, gradient, late)
+            self._under_way = self.worker.give(action)
+
+    def _step(self, state: State, task: Task | None) -> None:
+        """The gradient goes down; what the host has stepped goes up."""
+        factor = 1.0 / float(self.scatter.tail.total()[-1])
+        if self.means.shapers:
+            self._shape_slices(factor)
+            factor = 1.0
+        if 0 <= self.delay <= self._moment.number:
+            self._step_late(state, factor)
+        else:
+            self._step_now(state, factor)
+
+    def _step_now(self, state: State, factor: float) -> None:
+        """Slice by slice: one comes down, one is stepped, one travels."""
+        host, moment = _Host(self.master, state.memory), self._moment
+        under_way: list[tuple[Cut, Future[None]]] = []
+        for number, cut in enumerate(self.cuts):
+            gradient = self._fetch(number, cut, 1.0)
+            action = partial(self._apply_slice, host, cut, gradient, factor, moment)
+            under_way.append((cut, self.worker.give(action)))
+            if number:
+                self._raise(state.weights, *under_way.pop(0))
+        self._raise(state.weights, *under_way.pop(0))
+        self.joining.wait(behind=0)
+        if state.intercept is not None:
+            tail = self._tail()
+            self.steps.take_intercept(state, tail[:-1] / tail[-1], moment)
+
+    def _step_late(self, state: State, factor: float) -> None:
+        """The step of the gradient before; this one waits for the next exchange."""
+        for number, cut in enumerate(self.cuts):
+            self._fetch(number, cut, factor)
+        if self._under_way is not None:
+            self.worker.wait(self._under_way)
+            self._under_way = None
+            self._raise_all(state)
+        memory, tail = state.memory, self._tail()
+        memory[PENDING], self.arriving = self.arriving, memory[PENDING]
+        if state.intercept is not None:
+            state.shared[PENDING][0] = tail[:-1] / tail[-1]
+        self.late = self._moment
+
+    def _raise_all(self, state: State) -> None:
+        """The weights that the host has stepped, and the intercept with them."""
+        for cut in self.cuts:
+            self._raise(state.weights, cut)
+        self.joining.wait(behind=0)
+        self._step_intercept(state)
+
+    def _step_intercept(self, state: State) -> None:
+        """By the Σr that is late."""
+        if state.intercept is not None and self.late is not None:
+            late = state.shared[PENDING][0].copy()
+            self.steps.take_intercept(state, late, self.late)
+
+    def _fetch(self, number: int, cut: Cut, factor: float) -> Array:
+        """A slice of the gradient, in the memory of the host."""
+        own, there = self.scatter.own(number, cut), self.arriving[cut.place]
+        if factor != 1.0:
+            own *= own.dtype.type(factor)
+        self.link.down(own, there)()
+        return there
+
+    def _raise(
+        self, weights: Array, cut: Cut, stepped: "Future[None] | None" = None
+    ) -> None:
+        """A slice of the weights, from the host to this device and to all replicas."""
+        if stepped is not None:
+            self.worker.wait(stepped)
+        own = np.empty_like(self.master[cut.place])
+        self.link.up(self.master[cut.place], own)()
+        self.joining.start(own, cut, weights[cut.columns], PURPOSE)
+        self.joining.wait(behind=1)
+
+    def _apply(self, host: "_Host", gradient: Array, moment: Moment) -> None:
+        """The step of all slices."""
+        for cut in self.cuts:
+            self._apply_slice(host, cut, gradient[cut.place], 1.0, moment)
+
+    def _apply_slice(
+        self, host: "_Host", cut: Cut, gradient: Array, factor: float, moment: Moment
+    ) -> None:
+        """As in every stage; the gradient is used up."""
+        own = host.weights[cut.place]
+        self._step_slice(own, host.memory, cut, gradient, factor, moment)
+
+    def consensus(self, state: State, exchanges: int) -> State:
+        """With the gradient that is late, on copies."""
+        if self.late is None:
+            return state
+        names = self._sliced()
+        seen = replace(
+            state,
+            intercept=None if state.intercept is None else state.intercept.copy(),
+            memory={name: state.memory[name].copy() for name in names},
+            shared={name: kept.copy() for name, kept in state.shared.items()},
+        )
+        master = self.master.copy()
+        self._apply(_Host(master, seen.memory), seen.memory[PENDING], self.late)
+        seen.weights = self.joining.join(master, "evaluate")
+        self._step_intercept(seen)
+        return seen
+
+    def settle(self, state: State, exchanges: int) -> None:
+        """The last gradient is taken, too."""
+        if self.late is None:
+            return
+        self._apply(_Host(self.master, state.memory), state.memory[PENDING], self.late)
+        self._raise_all(state)
+        self.late = None
+
+    def _check(self, state: State, exchanges: int) -> None:
+        """Where replicas were mended, the host takes over what they hold."""
+        before = self.check.mended
+        super()._check(state, exchanges)
+        if self.check.mended != before:
+            self.master[...] = self.cuts.of(state.weights)
+
+    def facts(self) -> dict[str, Any]:
+        """For the report of a run."""
+        worker = self.worker
+        hidden = max(worker.seconds - worker.waited, 0.0)
+        return super().facts() | {
+            "down_bytes": self.link.down_bytes,
+            "up_bytes": self.link.up_bytes,
+            "host_seconds": worker.seconds,
+            "hidden_host_seconds": hidden,
+        }
+
+    def close(self) -> None:
+        """The thread ends."""
+        self.worker.close()
+        super().close()
+
+
+@dataclass(frozen=True)
+class _Host:
+    """What the host steps: its slices of w, and what is kept beside them."""
+
+    weights: Array
+    memory: dict[str, Array]

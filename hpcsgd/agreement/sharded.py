@@ -1,0 +1,302 @@
+"""ZeRO: replicas share the mean gradient in slices, and each steps its own.
+
+    stage 1    what a rule keeps is held in slices
+    stage 2    and the gradient
+    stage 3    and the weights, which the scores of a batch gather tile by tile
+
+Every tile of the gradient is summed so that each replica gets its slice of it, which
+takes the step; the slices of w are gathered. Yᵀr does not need w: so w is gathered once
+a step in stage 3, too, and 2 (R−1)/R of the words of w travel, as in an all-reduce.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from hpcsgd.agreement.cuts import Cut, Cuts
+from hpcsgd.agreement.gradient import Gradient, Means
+from hpcsgd.agreement.joining import Joining
+from hpcsgd.agreement.line import PURPOSE
+from hpcsgd.agreement.room import Room
+from hpcsgd.agreement.scatter import Scatter
+from hpcsgd.agreement.shaping import Whole
+from hpcsgd.codecs import Moment
+from hpcsgd.comm.grid import Grid
+from hpcsgd.errors import ConfigError
+from hpcsgd.products.base import Array, Rows, State, Task
+from hpcsgd.updates import Part
+
+VELOCITY = "velocity"  # of linear rules that have one: beside the weights elsewhere
+
+
+class Sharded(Gradient):
+    """The slices of one replica, and the messages that make them whole."""
+
+    def __init__(self, grid: Grid, share: float, means: Means) -> None:
+        super().__init__(grid, share, means)
+        self.stage = int(means.settings.stage)
+        self.states = self.steps.rule.states
+        self.replicas = grid.replicas
+
+    def shape(self, columns: int, width: int) -> tuple[int, int]:
+        """Velocities are kept apart; from stage 3 on there are slices alone."""
+        replicas, dtype = self.replicas, self.backend.zeros((0, 1)).dtype
+        tiles = self.means.buckets(columns, dtype.itemsize)
+        own = (replicas.size, replicas.rank)
+        self.cuts = Cuts(columns, self.columns, tiles, *own)
+        self.room = Room(self.cuts.largest, tiles, dtype)
+        self.joining = Joining(replicas, self.cuts, self.room)
+        return (self.cuts.height if self.stage == 3 else columns), self.columns
+
+    def prepare(self, state: State) -> None:
+        """Room for tiles of gradient, and slices of what the rule keeps."""
+        whole = self.stage == 1 or self.replicas.size == 1
+        sums = state.intercept is not None
+        self.scatter = Scatter(self.replicas, self.cuts, self.room, whole, sums)
+        for name in self._sliced():
+            shape = self.cuts.height, self.columns
+            state.memory[name] = np.zeros(shape, dtype=state.weights.dtype)
+        for name in self.steps.rule.kept:
+            if state.intercept is not None:
+                state.shared[name] = np.zeros((1, self.columns))
+        for shaper in self.means.shapers:
+            shaper.prepare(state)
+
+    def plan_in_words(self, state: State) -> dict[str, str]:
+        """Whole columns and their tiles: slices differ among replicas."""
+        tiles = (f"{cut.columns.start}:{cut.columns.stop}" for cut in self.cuts)
+        return {
+            **super().plan_in_words(state),
+            "columns held": repr((self.cuts.columns, self.width(state))),
+            "buckets": " ".join(tiles),
+            "stage": repr(self.stage),
+        }
+
+    def start(self, state: State, exchanges: int) -> None:
+        """Refused alike on all ranks where others keep something beside no columns."""
+        if self.stage < 3 or not self.cuts.leaves_some_without:
+            return
+        if set(state.memory) > set(self._sliced()):
+            error = ConfigError(
+                f"[agreement] stage = 3 leaves some of {self.replicas.size} replicas"
+                f" without any of {self.cuts.columns} columns, and [average] or rows"
+                " that are held out keep something beside each; use agreement.stage = 2"
+            )
+            error.on_all_ranks = True
+            raise error
+
+    def _sliced(self) -> tuple[str, ...]:
+        """Names in the memory that are slices in every stage."""
+        return (*self.steps.rule.kept, *((VELOCITY,) if self.states > 1 else ()))
+
+    def whole(self, state: State) -> Array:
+        """[w | v] of all columns held, as if nothing were sliced."""
+        parts = [self.joined(state.weights)]
+        if self.states > 1:
+            parts.append(self.joining.join(state.memory[VELOCITY], "control"))
+        return np.hstack(parts) if len(parts) > 1 else parts[0]
+
+    def put_whole(self, state: State, whole: Array) -> None:
+        """The reverse."""
+        state.weights[...] = self.parted(whole)
+        if self.states > 1:
+            state.memory[VELOCITY][...] = self.cuts.of(whole[:, self.columns :])
+
+    def width(self, state: State) -> int:
+        """Words a column of that."""
+        return self.columns * self.states
+
+    def joined(self, held: Array) -> Array:
+        """Whole columns of what is held as the weights are."""
+        return held if self.stage < 3 else self.joining.join(held, "control")
+
+    def parted(self, whole: Array) -> Array:
+        """The reverse."""
+        own = whole[:, : self.columns]
+        return own if self.stage < 3 else self.cuts.of(own)
+
+    def memory(self, state: State) -> dict[str, Array]:
+        """All columns held of what is kept in slices."""
+        return {
+            name: self.joining.join(kept, "control") if self._is_sliced(name) else kept
+            for name, kept in state.memory.items()
+            if name in self.widths(state)
+        }
+
+    def remember(self, state: State, name: str, kept: Array) -> None:
+        """The own slices of it."""
+        own = self.cuts.of(kept) if self._is_sliced(name) else kept
+        state.memory[name][...] = own
+
+    def widths(self, state: State) -> dict[str, int]:
+        """Velocities lie beside the weights there."""
+        found = super().widths(state)
+        found.pop(VELOCITY, None)
+        return found
+
+    def _is_sliced(self, name: str) -> bool:
+        return self.stage == 3 or name in self._sliced()
+
+    def holds_one_state(self, state: State, exchanges: int) -> bool:
+        """What is put together is the same everywhere."""
+        return True
+
+    def tiles(self, held: Array) -> Iterator[tuple[slice, Array]]:
+        """Of slices, for a look at the objective."""
+        for cut, tile in self.joining.tiles(held, "evaluate"):
+            yield cut.columns, tile
+
+    def scores(
+        self, task: Task, state: State, rows: Rows, point: Array, out: Array
+    ) -> None:
+        """out ← Σ over tiles of Y w; each is there while it is used."""
+        if self.stage < 3:
+            task.backend.scores(rows, point, out)
+            return
+        part = out if len(self.cuts) == 1 else np.empty_like(out)
+        if part is not out:
+            out[...] = 0.0
+        for cut, tile in self.joining.tiles(point, PURPOSE):
+            task.backend.scores(self._of_tile(rows, cut), tile, part)
+            if part is not out:
+                out += part
+
+    def descend(
+        self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
+    ) -> None:
+        """Add Yᵀr of a batch; after the last one, tile by tile, say it and step."""
+        self._left -= 1
+        self.scatter.tail.count_in(residuals)
+        if self._left:
+            self._add(self.scatter.gradient, rows, residuals)
+            return
+        self.scatter.tail.send()
+        for number, cut in enumerate(self.cuts):
+            tile = self.scatter.tile(number, cut)
+            self._add(tile, self._of_tile(rows, cut), residuals)
+            task.clock.lap("update")
+            self.scatter.send(number, cut, tile)
+            task.clock.start()  # what a sum takes is booked by the ledger
+        self._step(state, task)
+
+    def after_exchange(self, state: State, exchanges: int) -> None:
+        """Where this replica had no rows: its slices of w, no sums, and its step."""
+        if self._done != exchanges - 1:
+            self._begin(exchanges - 1)
+            if self.stage == 3:
+                for _ in self.joining.tiles(state.weights, PURPOSE):
+                    pass
+            self.scatter.tail.send()
+            for number, cut in enumerate(self.cuts):
+                self.scatter.send(number, cut, self.scatter.tile(number, cut))
+            self._step(state, None)
+        self._check(state, exchanges)
+
+    def _check(self, state: State, exchanges: int) -> None:
+        """Of what all replicas hold: no slices."""
+        seen = state
+        if self.stage == 3:
+            seen = replace(state, weights=state.weights[:0])
+        self.check.after_exchange(seen, exchanges)
+
+    def _begin(self, number: int) -> None:
+        self.scatter.begin()
+        self._moment = self.steps.moment(number)
+        self._done = number
+
+    def _of_tile(self, rows: Rows, cut: Cut) -> Rows:
+        if len(self.cuts) == 1:
+            return rows
+        return self.backend.some_columns(rows, cut.columns)
+
+    def _step(self, state: State, task: Task | None) -> None:
+        """The own slice of each tile, then to all replicas what became of it."""
+        factor = 1.0 / float(self.scatter.tail.total()[-1])
+        if self.means.shapers:
+            self._shape_slices(factor)
+            factor = 1.0
+        for number, cut in enumerate(self.cuts):
+            gradient = self.scatter.own(number, cut)
+            if task is not None:
+                task.clock.start()
+            own = self._advance(state, cut, gradient, factor)
+            if task is not None:
+                task.clock.lap("update")
+            if self.stage < 3:
+                self.joining.start(own, cut, state.weights[cut.columns], PURPOSE)
+                self.joining.wait(behind=1)
+        self.joining.wait()
+        if state.intercept is not None:
+            tail = self._tail()
+            self.steps.take_intercept(state, tail[:-1] / tail[-1], self._moment)
+
+    def _advance(self, state: State, cut: Cut, gradient: Array, factor: float) -> Array:
+        """The own slice of a tile, stepped: a view in stage 3, else a copy."""
+        held = state.weights
+        own = held[cut.place] if self.stage == 3 else held[cut.own].copy()
+        self._step_slice(own, state.memory, cut, gradient, factor, self._moment)
+        return own
+
+    def _step_slice(
+        self,
+        own: Array,
+        memory: dict[str, Array],
+        cut: Cut,
+        gradient: Array,
+        factor: float,
+        moment: Moment,
+    ) -> None:
+        """In place; a velocity lies beside the weights for as long as it takes."""
+        if not len(own):  # a tile of fewer columns than replicas
+            return
+        kept = {name: memory[name][cut.place] for name in self.steps.rule.kept}
+        if self.states == 1:
+            self.steps.step(Part(own, kept), gradient, factor, moment)
+            return
+        velocity = memory[VELOCITY][cut.place]
+        both = np.hstack([own, velocity])
+        self.steps.step(Part(both, kept), gradient, factor, moment)
+        own[...], velocity[...] = np.split(both, 2, axis=1)
+
+    def _shape_slices(self, factor: float) -> None:
+        """Shapers see all slices of this replica as one array."""
+        found = [self.scatter.own(k, cut) for k, cut in enumerate(self.cuts)]
+        mean = np.concatenate(found)
+        mean *= mean.dtype.type(factor)
+        columns = self.means.held.start + self.cuts.numbers
+        whole = Whole(columns, self._total)
+        for shaper in self.means.shapers:
+            shaper.shape(mean, whole, self._moment)
+        for own, cut in zip(found, self.cuts, strict=True):
+            own[...] = mean[cut.place]
+
+    def _total(self, words: Array) -> Array:
+        """Over members and over replicas: each holds other columns."""
+        return self.replicas.sum(super()._total(words), PURPOSE)
+
+    def _tail(self) -> Array:
+        tail = self.scatter.tail.total().astype(np.float64)
+        if self.replicas.size > 2 and self.grid.members.size > 1:
+            self.grid.members.broadcast(tail, 0, PURPOSE)
+        return tail
+
+    def facts(self) -> dict[str, Any]:
+        """For the report of a run."""
+        shaped = [shaper.facts() for shaper in self.means.shapers]
+        scattered, joined = (o.overlap for o in (self.scatter, self.joining))
+        transfer = scattered.transfer + joined.transfer
+        hidden = scattered.hidden + joined.hidden
+        return {
+            **{key: said for facts in shaped for key, said in facts.items()},
+            "stage": self.stage,
+            "buckets": len(self.cuts),
+            "codec": "identity",
+            "own_columns": self.cuts.height,
+            "mended_replicas": self.check.mended,
+            **scattered.facts(),
+            "transfer_seconds": transfer,
+            "hidden_seconds": hidden,
+            "hidden_share": hidden / transfer if transfer else 0.0,
+        }

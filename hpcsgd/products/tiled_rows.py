@@ -1,0 +1,68 @@
+"""Sampled rows of which only some columns are there at a time."""
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from hpcsgd.csr import Csr, edges_of, index_dtype
+from hpcsgd.data.unheld import Unheld
+from hpcsgd.products.base import Array, Rows, Scratch, Task
+
+
+class TiledRows:
+    """The rows of one exchange; every tile of columns is made when it is asked for."""
+
+    def __init__(self, task: Task, scratch: Scratch, rows: Array, height: int) -> None:
+        self.task, self.scratch, self.rows = task, scratch, rows
+        self.height = height  # columns of a tile
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def tile(self, part: slice) -> Rows:
+        """These columns, as the backend takes rows."""
+        task, matrix = self.task, self.task.shard.matrix
+        if isinstance(matrix, Csr):
+            return task.backend.widen(self._sparse.tile(part), None)
+        shape = (len(self.rows), part.stop - part.start)
+        out = self._room(shape)
+        if isinstance(matrix, Unheld):
+            held = matrix.some(self.rows, part)
+            return task.backend.gather(held, np.arange(len(held)), out)
+        return task.backend.gather(matrix[:, part], self.rows, out)
+
+    def _room(self, shape: tuple[int, int]) -> Array:
+        words = shape[0] * min(self.height, self.task.shard.width)
+        flat = self.scratch.array("tile", (words,), self.task.precision.working)
+        return flat[: shape[0] * shape[1]].reshape(shape)
+
+    @cached_property
+    def _sparse(self) -> "SparseTiles":
+        """Sorted once, for both passes over the tiles."""
+        return SparseTiles(self.task.backend.pick(*self._held), self.height)
+
+    @property
+    def _held(self) -> Any:
+        return self.task.shard.at(self.rows)
+
+
+class SparseTiles:
+    """Stored values in the order of their tiles, each tile's row after row."""
+
+    def __init__(self, whole: Csr, height: int) -> None:
+        self.whole, self.height = whole, height
+        number = whole.indices // height
+        self.order = np.argsort(number, kind="stable")
+        count = -(-whole.width // height)
+        self.edges = np.searchsorted(number[self.order], np.arange(count + 1))
+        self.row_of = np.repeat(np.arange(len(whole)), whole.lengths)
+
+    def tile(self, part: slice) -> Csr:
+        """The values of one tile, whose columns begin at 0."""
+        number, width = part.start // self.height, part.stop - part.start
+        chosen = self.order[self.edges[number] : self.edges[number + 1]]
+        lengths = np.bincount(self.row_of[chosen], minlength=len(self.whole))
+        indices = self.whole.indices[chosen] - part.start
+        indices = indices.astype(index_dtype(width), copy=False)
+        return Csr(edges_of(lengths), indices, self.whole.data[chosen], width)

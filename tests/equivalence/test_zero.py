@@ -1,0 +1,394 @@
+"""Replicas that hold slices take the steps of DDP, whatever is sliced."""
+
+from dataclasses import replace
+from math import ceil
+
+import numpy as np
+import pytest
+
+from hpcsgd.agreement.sharded import Sharded
+from hpcsgd.checkpoint import Store
+from hpcsgd.config import RunConfig
+from hpcsgd.data.partition import split_range
+from hpcsgd.errors import ConfigError
+from hpcsgd.study.expected import expected_traffic
+from tests.contracts.codec import heterogeneous, on_all
+from tests.equivalence.test_gradient import agreed
+from tests.harness import make_problem, relative_error, train_on, union_oracle
+from tests.sparse import make_sparse
+from tests.unit.test_gradient import in_folder
+
+STAGES = 1, 2, 3
+UPDATES = ("sgd", "momentum", "nesterov", "adagrad", "adam")
+
+
+def sliced(drawn, stage, replicas, members=1, /, **sections):
+    """Stage 0 is DDP; two columns a tile, so that three replicas have none of some."""
+    how = {"kind": "sharded", "stage": stage} if stage else {"kind": "gradient"}
+    tables = {
+        "agreement": {**how, "bucket": 8 * drawn.classes * 2 * 2.0**-20},
+        "problem": {"l2": 0.05, "intercept": True},
+        "rate": {"value": 0.05},
+    }
+    for name, table in sections.items():
+        tables[name] = {**tables.get(name, {}), **table}
+    return agreed(drawn, replicas, members, **tables)
+
+
+def offloaded(drawn, replicas, members=1, /, delay=-1, **sections):
+    """Stage 2 whose steps the host takes."""
+    how = {"kind": "offload", "stage": 1, "delay_after": delay}
+    asked = {**sections, "agreement": {**how, **sections.get("agreement", {})}}
+    return sliced(drawn, 2, replicas, members, **asked)
+
+
+def test_all_stages_take_the_steps_of_ddp():
+    """To the bit where scores are made in one piece: sums are in rank order in both."""
+    for family, kind in [("softmax", k) for k in UPDATES[1:]] + [("logistic", "sgd")]:
+        problem = make_problem(family)
+        grids = ((1, 1), (2, 1), (3, 1), (4, 1), (7, 1), (3, 2))
+        for replicas, members in grids if kind == "adam" else grids[-2:]:
+            sections = {"update": {"kind": kind, "momentum": 0.6}}
+            plain = train_on(
+                replicas * members,
+                sliced(problem, 0, replicas, members, **sections),
+                problem,
+            )
+            for stage in STAGES:
+                config = sliced(problem, stage, replicas, members, **sections)
+                results = on_all(replicas * members, config, problem)
+                assert len({r.weights_sha256 for r in results}) == 1
+                assert results[0].status.value == "completed"
+                np.testing.assert_allclose(results[0].weights, plain.weights, 0, 1e-13)
+                assert results[0].loss == pytest.approx(plain.loss, abs=1e-14)
+                if stage < 3:
+                    assert results[0].weights_sha256 == plain.weights_sha256
+                if kind in UPDATES[:3]:
+                    expected = union_oracle(config, problem)
+                    assert relative_error(results[0], expected) <= 1e-12
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_edges(stage):
+    """One column, a replica without rows in most exchanges, rows that are sparse."""
+    one = make_problem("logistic", d=1)
+    uneven = make_problem("logistic", n=9)  # seven replicas: two rows or one
+    for problem, replicas in ((one, 3), (uneven, 7)):
+        config = sliced(problem, stage, replicas, schedule={"batch": 1})
+        result = train_on(replicas, config, problem)
+        assert relative_error(result, union_oracle(config, problem)) <= 1e-12
+    for family in ("logistic", "softmax"):
+        stored, dense = make_sparse(family)
+        for members in (1, 2):
+            config = sliced(dense, stage, 2, members)
+            result = train_on(2 * members, config, stored)
+            assert relative_error(result, union_oracle(config, dense)) <= 1e-12
+            assert result.report["agreement"]["buckets"] == 1
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_gradient_of_zeros_and_one_that_is_no_number(stage):
+    """Zero stays zero, empty slices too; a NaN ends the run on all ranks."""
+    problem = make_problem("gaussian")
+    still = problem.X[:, :3] * 0.0
+    zero = replace(problem, X=still, y=problem.y * 0.0)
+    for kind in ("sgd", "adam"):
+        config = sliced(zero, stage, 4, update={"kind": kind})
+        assert not train_on(4, config, zero).weights.any()
+    config = sliced(
+        problem,
+        stage,
+        3,
+        rate={"value": 1e200},
+        schedule={"epochs": 6},
+        run={"check_every": 1, "fall_back": False, "evaluate_every": 1},
+    )
+    results = on_all(3, config, problem)
+    assert {r.status.value for r in results} == {"diverged"}
+    assert np.isfinite(results[0].weights).all()
+
+
+def own_words(columns, width, tiles, replicas, replica):
+    """Of the slices of one replica: columns go round, and nothing is padded."""
+    found = turn = 0
+    for number in range(tiles):
+        part = split_range(columns, tiles, number)
+        each, over = divmod(part.stop - part.start, replicas)
+        found += each + (replica in [(turn + k) % replicas for k in range(over)])
+        turn += over
+    own = split_range(columns, replicas, 0)
+    assert 0 <= own.stop - found <= 1
+    return found * width
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("columns, replicas", [(7, 3), (13, 4), (13, 2)])
+def test_every_word_is_counted(stage, columns, replicas):
+    """D words of gradient, the own slices of w once, and [Σr | count]: as DDP sends.
+
+    On the wire 2 (R−1)/R of D, in stage 3 too: Yᵀr does not ask for w again.
+    """
+    problem = make_problem("softmax", d=columns)
+    width, tiles = problem.classes, ceil(columns / 2)
+    results = on_all(replicas, sliced(problem, stage, replicas), problem)
+    whole, tail, sent = columns * width, width + 1, 0
+    for replica, result in enumerate(results):
+        entry, each = result.ledger["agreement"], result.exchanges
+        own = own_words(columns, width, tiles, replicas, replica)
+        assert result.report["agreement"]["own_columns"] * width == own
+        assert entry["words"] == each * (whole + own + tail)
+        assert entry["bytes"] == 8 * entry["words"]
+        assert entry["calls"] == each * (2 * tiles + 1)
+        ring = (replicas - 1) / replicas
+        wire = each * 8 * (2 * ring * whole + 2 * ring * tail)
+        assert entry["wire_bytes"] == pytest.approx(wire, rel=1e-12)
+        sent += own
+    assert sent == whole
+    ddp = train_on(replicas, sliced(problem, 0, replicas), problem)
+    said = results[0].ledger["agreement"]["wire_bytes"]
+    assert said == pytest.approx(ddp.ledger["agreement"]["wire_bytes"], rel=1e-12)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("replicas, members", [(1, 2), (3, 1), (3, 2)])
+def test_a_study_knows_what_a_run_must_have_said(stage, replicas, members):
+    problem = make_problem("softmax")
+    for reproducible in (False, True):
+        how = {"run": {"reproducible": reproducible}}
+        config = sliced(problem, stage, replicas, members, **how)
+        result = train_on(replicas * members, config, problem)
+        for figure, value in expected_traffic(result.as_dict()).items():
+            said = sum(result.ledger[p][figure] for p in ("products", "agreement"))
+            assert said == value, figure
+
+
+@pytest.mark.parametrize("kind", ["momentum", "adam"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_run_goes_on_bit_for_bit(stage, kind, tmp_path):
+    problem = make_problem("softmax")
+    for replicas, members in ((3, 1), (2, 2)):
+        config = sliced(problem, stage, replicas, members, update={"kind": kind})
+        ranks, place = replicas * members, tmp_path / f"{replicas}"
+        whole = in_folder(place / "whole", config, ranks, problem)[0]
+        first = in_folder(place / "parts", config, ranks, problem, stop=4)
+        assert {r.status.value for r in first} == {"preempted"}
+        again = in_folder(place / "parts", config, ranks, problem)
+        assert {r.weights_sha256 for r in again} == {whole.weights_sha256}
+        assert again[0].intercept.tolist() == whole.intercept.tolist()
+        for figure in ("calls", "words", "bytes"):
+            entries = [r.ledger["agreement"][figure] for r in (again[0], whole)]
+            assert entries[0] == entries[1]
+
+
+def saved(tmp_path, problem, stage, replicas, kind, stop):
+    config = sliced(
+        problem, stage, replicas, update={"kind": kind}, schedule={"epochs": 2}
+    )
+    in_folder(tmp_path, config, replicas, problem, stop=stop)
+    return Store(tmp_path, 2).newest()[1].arrays
+
+
+def test_a_checkpoint_is_one_vector_whatever_holds_it(tmp_path):
+    """Of four replicas in any stage, or of DDP: the same names, shapes and values."""
+    problem = make_problem("softmax", n=64)
+    for kind, kept in (("momentum", 2), ("adam", 1)):
+        found = [
+            saved(tmp_path / f"{kind}{stage}", problem, stage, 4, kind, 3)
+            for stage in (0, *STAGES)
+        ]
+        for arrays in found:
+            assert set(arrays) == set(found[0])
+            assert arrays["weights"].shape == (1, 7, kept * problem.classes)
+            for name, array in arrays.items():
+                if not name.startswith("good_"):
+                    np.testing.assert_allclose(array, found[0][name], 0, 1e-13, name)
+
+
+@pytest.mark.parametrize("kind", ["momentum", "adam"])
+def test_a_checkpoint_of_four_goes_on_anywhere(kind, tmp_path):
+    """On 1, 3 and 8 replicas, in every stage, and as DDP: the same steps from there."""
+    problem = make_problem("softmax", n=64)
+    for replicas in (1, 3, 8) if kind == "adam" else (3,):
+        found = []
+        for first, then in ((3, 0), (3, 3), (1, 2), (0, 3)):
+            place = tmp_path / f"{replicas}-{first}-{then}"
+            saved(place, problem, first, 4, kind, 4)  # an epoch, on any grid
+            config = sliced(
+                problem, then, replicas, update={"kind": kind}, schedule={"epochs": 2}
+            )
+            result = in_folder(place, config, replicas, problem)[0]
+            assert result.status.value == "completed"
+            assert result.report["resumes"] == 1
+            found.append(result.weights)
+        for weights in found[1:]:
+            np.testing.assert_allclose(weights, found[0], 0, 1e-12)
+
+
+def test_the_state_is_in_the_checkpoint(tmp_path, monkeypatch):
+    """The broken twin: slices of state that begin anew go elsewhere."""
+    problem = make_problem("softmax")
+    config = sliced(problem, 2, 3, update={"kind": "adam"})
+    whole = in_folder(tmp_path / "whole", config, 3, problem)[0]
+    in_folder(tmp_path / "parts", config, 3, problem, stop=4)
+    monkeypatch.setattr(Sharded, "remember", lambda *_: None)
+    again = in_folder(tmp_path / "parts", config, 3, problem)[0]
+    assert np.abs(again.weights - whole.weights).max() > 1e-4
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_batches_that_are_summed_first(stage):
+    """In stage 1, which has a whole gradient; the others say why not."""
+    problem = make_problem("softmax")
+    config = sliced(problem, stage, 3, agreement={"accumulate": 2})
+    if stage > 1:
+        with pytest.raises(ConfigError, match="no whole gradient in stage"):
+            train_on(3, config, problem)
+        return
+    result = train_on(3, config, problem)
+    assert relative_error(result, union_oracle(config, problem)) <= 1e-12
+    assert result.exchanges == 2 * ceil(18 / 8)
+
+
+SHAPED = [
+    {"clip": "norm", "clip_at": 0.02, "clip_over": "step"},
+    {"clip": "percentile", "clip_at": 20.0, "clip_over": "step"},
+    {"centre": "columns", "noise": 1e-4},
+    {"normalise": True},
+]
+
+
+@pytest.mark.parametrize("shaped", SHAPED, ids=lambda s: next(iter(s)))
+def test_norms_and_means_are_of_all_slices(shaped):
+    """What is done to the gradient first is done to all of it, as in DDP."""
+    problem = make_problem("softmax")
+    for replicas, members in ((3, 1), (2, 2)):
+        ranks, update = replicas * members, {"update": {"kind": "momentum", **shaped}}
+        free = train_on(ranks, sliced(problem, 0, replicas, members), problem)
+        plain, *others = (
+            train_on(ranks, config, problem)
+            for config in (
+                *(
+                    sliced(problem, k, replicas, members, **update)
+                    for k in (0, 1, 2, 3)
+                ),
+                offloaded(problem, replicas, members, **update),
+            )
+        )
+        assert np.abs(free.weights - plain.weights).max() > 1e-4
+        for result in others:
+            np.testing.assert_allclose(result.weights, plain.weights, 0, 1e-12)
+
+
+def test_a_norm_of_own_slices_goes_elsewhere(monkeypatch):
+    """The broken twin of that: each replica clips by what it holds."""
+    problem = make_problem("softmax")
+    shaped = {"update": {"kind": "sgd", **SHAPED[0]}}
+    plain = train_on(3, sliced(problem, 0, 3, **shaped), problem)
+    monkeypatch.setattr(Sharded, "_total", lambda self, words: words)
+    result = train_on(3, sliced(problem, 2, 3, **shaped), problem)
+    assert np.abs(result.weights - plain.weights).max() > 1e-3
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_replicas_that_differ_are_mended(stage, monkeypatch):
+    """Weights that are whole, or the intercept; slices are nobody else's."""
+    problem, step = make_problem("softmax"), Sharded._step
+
+    def flipped(self, state, task):
+        step(self, state, task)
+        if self._done == 3 and self.grid.replica == 1:
+            state.intercept[0] += 1e-3
+
+    sections = {"run": {"check_members": 2}, "rate": {"value": 0.1}}
+    plain = on_all(3, sliced(problem, stage, 3, **sections), problem)
+    assert {r.report["agreement"]["mended_replicas"] for r in plain} == {0}
+    monkeypatch.setattr(Sharded, "_step", flipped)
+    results = on_all(3, sliced(problem, stage, 3, **sections), problem)
+    assert {r.report["agreement"]["mended_replicas"] for r in results} == {1}
+    assert {r.weights_sha256 for r in results} == {plain[0].weights_sha256}
+
+
+def test_tails_and_held_rows_know_slices():
+    """The mean of iterates, held-out rows and warm starts, as in DDP."""
+    problem = make_problem("softmax")
+    sections = {
+        "average": {"kind": "tail"},
+        "sampling": {"hold_out": 0.2},
+        "run": {"evaluate_every": 1},
+        "schedule": {"epochs": 4},
+    }
+    plain = train_on(3, sliced(problem, 0, 3, **sections), problem)
+    for stage in STAGES:
+        result = train_on(3, sliced(problem, stage, 3, **sections), problem)
+        np.testing.assert_allclose(result.weights, plain.weights, 0, 1e-12)
+        found = [[r["held"] for r in one.history] for one in (plain, result)]
+        np.testing.assert_allclose(*found, 1e-12)
+
+
+REFUSED = [
+    ({"agreement": {"stage": 3}, "products": {"kind": "gather"}}, "use --products"),
+    ({"agreement": {"stage": 3}, "run": {"evaluate": "gradient"}}, "as long as w"),
+    ({"agreement": {"stage": 3}, "polish": {"kind": "lbfgs"}}, "works on all of it"),
+    ({"agreement": {"codec": "fp16"}}, "knows no codec"),
+    ({"agreement": {"hierarchical": "2"}}, "no leaders of nodes"),
+    ({"update": {"kind": "nesterov-classic"}}, "use --update nesterov"),
+    ({"update": {"kind": "adam", "bits": 8}}, "use update.bits = 32"),
+    ({"precision": {"residual": "fp16"}}, "cannot leave a step out"),
+    ({"agreement": {"kind": "average", "stage": 2}}, "use --method zero2"),
+    ({"agreement": {"stage": 4}}, "must be 1, 2 or 3"),
+    ({"agreement": {"stage": 3}, "average": {"kind": "tail"}}, "stage = 2"),
+]
+
+
+@pytest.mark.parametrize("sections, said", REFUSED)
+def test_what_is_refused(sections, said):
+    problem = make_problem("logistic", d=1 if "average" in sections else 7)
+    with pytest.raises(ConfigError, match=said):
+        train_on(2, sliced(problem, 1, 2, **sections), problem)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_methods_are_these_settings(stage):
+    config = RunConfig.parse({"agreement": {"method": f"zero{stage}"}})
+    assert (config.agreement.kind, config.agreement.stage) == ("sharded", stage)
+
+
+def test_the_optimum_of_the_worst_shards(stage=3):
+    """Rows sorted by margin: 10⁻¹⁰ of the least objective, as DDP."""
+    X, y, least, slope = heterogeneous()
+    problem = make_problem("logistic", n=len(X), d=X.shape[1])
+    problem = replace(problem, X=X, y=y)
+    config = sliced(
+        problem,
+        stage,
+        4,
+        problem={"intercept": False},
+        schedule={"batch": 30, "epochs": 250},
+        rate={"value": float(1.0 / slope)},
+        sampling={"mode": "shuffle-once"},
+    )
+    result = train_on(4, config, problem)
+    assert result.loss / least - 1 < 1e-10
+
+
+def test_advice_knows_what_members_would_send():
+    from hpcsgd import advice
+
+    wide, narrow = make_problem("logistic", d=31), make_problem("logistic")
+    for problem, said in ((wide, "--grid 1x2 --agreement"), (narrow, "--batch 8")):
+        result = train_on(2, sliced(problem, 3, 2), problem)
+        assert said in advice._less_agreeing(result)
+
+
+def test_replicas_that_were_told_other_stages_are_refused(monkeypatch):
+    """Before the first message, which they would not share."""
+    begin = Sharded.__init__
+
+    def unlike(self, grid, share, means):
+        begin(self, grid, share, means)
+        self.stage += grid.replica
+
+    monkeypatch.setattr(Sharded, "__init__", unlike)
+    problem = make_problem("logistic")
+    with pytest.raises(ConfigError, match="stage is 1 on replica 0 and 2 on replica 1"):
+        train_on(2, sliced(problem, 1, 2), problem)

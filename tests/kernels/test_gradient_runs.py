@@ -5,7 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from hpcsgd import build
 from hpcsgd.agreement.there import BufferThere
+from hpcsgd.api import train
+from hpcsgd.comm.threads import run_ranks
+from hpcsgd.data.store_writer import StoreWriter
 from hpcsgd.errors import ConfigError
 from hpcsgd.products.device_gradient import DeviceGradient
 from hpcsgd.result import Status
@@ -366,3 +370,17 @@ def test_no_room_is_said_before_the_matrix_is_sent(devices, monkeypatch):
     monkeypatch.setattr(FakeDevice, "memory", lambda self: (100, 2**20))
     with pytest.raises(ConfigError, match="has no room"):
         train_on(2, shared(problem, 2), problem)
+
+
+def test_rows_may_be_on_the_device_alone(devices, monkeypatch, tmp_path):
+    """Of a matrix that the host has no room for: the same bits."""
+    problem, path = make_problem("logistic", n=13, d=13), tmp_path / "x.h5"
+    with StoreWriter(path, 13, element="fp32") as writer:
+        writer.append(problem.X.astype(np.float32), problem.y)
+    found = []
+    for full in (False, True):
+        monkeypatch.setattr(build, "check_memory", lambda *given, full=full: full)
+        config = shared(problem, 2, data={"path": str(path)})
+        found.append(run_ranks(2, lambda world, own=config: train(own, world=world)))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one.weights, other.weights)

@@ -1,8 +1,8 @@
 """What sharing gradients adds to a step on one GPU, before any network is there.
 
 Whole runs of `hpcsgd.train`, one step an exchange: plain SGD, the same as a gradient
-agreement of one replica, whose sums and steps stay on the GPU, and with momentum, whose
-gradients come to the host and whose weights go back.
+agreement of one replica, whose sums and steps stay on the GPU, and Adam, for which
+gradients come to the host and weights go back.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ AGREED = {"agreement": {"kind": "gradient"}}
 RUNS: dict[str, dict[str, Any]] = {
     "plain": {"products": {"kind": "direct"}},
     "there": AGREED,
-    "by the host": {**AGREED, "update": {"kind": "momentum", "momentum": 0.9}},
+    "by the host": {**AGREED, "update": {"kind": "adam"}},
 }
 
 

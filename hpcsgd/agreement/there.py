@@ -176,25 +176,28 @@ class PlainThere(Plain):
 
 
 class GradientThere(Gradient):
-    """Sums, agreement and step of plain SGD on the device, where the weights stay."""
+    """Sums, agreement and linear steps on the device, where the weights stay.
+
+    Of many scores a row plain SGD alone: what momenta keep lies between the scores.
+    """
 
     def prepare(self, state: State) -> None:
         """And the step."""
         super().prepare(state)
         assert isinstance(self.buffer, BufferThere)
-        words = self.buffer.gradient.size
-        self._add_there = DeviceAdd(self.buffer.device, self.buffer.row, words)
+        words, states = self.buffer.gradient.size, self.steps.rule.states
+        self._add_there = DeviceAdd(self.buffer.device, self.buffer.row, words, states)
 
     def _step(self, state: State, task: Task | None) -> None:
-        """w ← (1 − ηλ) w − (η / n) Σ s; weights may be divided by a power of two."""
+        """x ← M x + u Σ s / n; weights may be divided by a power of two."""
         assert isinstance(self.buffer, BufferThere) and isinstance(state, HeldState)
         assert isinstance(self.sender, PlainThere)
         self.sender.finish(self.buffer)
         tail, moment, rule = self._tail(), self._moment, self.steps.rule
         assert isinstance(rule, Linear)
-        kept = rule.update.transition(moment.rate, self.steps.l2)[0, 0]
-        times = rule.update.gain(moment.rate, 1)[0] / tail[-1] / state.scale
-        self._add_there.to(state.on_device("weights"), kept, times)
+        carry = rule.update.transition(moment.rate, self.steps.l2)
+        gain = rule.update.gain(moment.rate, 1) / tail[-1] / state.scale
+        self._add_there.to(state.on_device("weights"), carry, gain)
         state.wrote("weights")
         if state.intercept is not None:
             self.steps.take_intercept(

@@ -45,6 +45,7 @@ from hpcsgd.products.base import Array, Product, State, Task
 from hpcsgd.products.micro import MicroBatches
 from hpcsgd.rates import make_rate
 from hpcsgd.updates import make_rule
+from hpcsgd.updates.rules import Linear
 
 # Where the mode says more than the kind.
 MODES: dict[tuple[str, str], type[Gradient]] = {("ticktock", "delayed"): LateTickTock}
@@ -164,8 +165,10 @@ def _sums_there(config: RunConfig, replicas: Communicator) -> bool:
 def _kind_there(
     kind: type[Gradient], config: RunConfig, grid: Grid, means: Means
 ) -> type[Gradient]:
-    """Plain SGD on sums that are there is a step that can be taken there."""
-    steps = config.update.kind == "sgd" and not means.shapers and kind is Gradient
+    """A linear step along sums that are there can be taken there."""
+    rule = means.steps.rule
+    linear = isinstance(rule, Linear) and (rule.states == 1 or means.columns == 1)
+    steps = linear and not means.shapers and kind is Gradient
     return GradientThere if steps and _sums_there(config, grid.replicas) else kind
 
 

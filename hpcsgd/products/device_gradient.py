@@ -11,7 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from hpcsgd.backends.device import Device
+from hpcsgd.backends.device_buffers import sent
 from hpcsgd.backends.device_exchange import DeviceExchange
+from hpcsgd.backends.kernel_table import build_of
+from hpcsgd.backends.launch_steps import blend
 from hpcsgd.products.base import Array, Group, State, Task
 from hpcsgd.products.device_cycle import Cycle
 from hpcsgd.products.direct import probed
@@ -89,11 +92,25 @@ class DeviceGradient(DeviceDirect):
         """Where scores are read, in the units of rows that are stored times a power."""
         if self.holds_weights:
             assert isinstance(state, HeldState)
-            self.point = state.on_device("weights")
+            self._read(state.on_device("weights"))
         else:
             self._send_point(state, sums)
         if state.intercept is not None:
             self._send_intercept(state.intercept, sums)
+
+    def _read(self, weights: Any) -> None:
+        """The weights, or a point of all their states."""
+        task, device = self.asked, self.device
+        if task.states == 1:
+            self.point = weights
+            return
+        count = task.shard.width * task.columns
+        if self.point is None:
+            self.point = device.empty((task.shard.width, task.columns), np.float32)
+            self._probe = sent(device, task.probe.astype(np.float32))
+        sizes = np.int32(count), np.int32(task.states), np.int32(task.columns)
+        launch = device.kernel(build_of("blend", "fp32", device.arch))
+        launch(*blend(count)[:2], (weights, *sizes, self._probe, self.point))
 
     def _send_point(self, state: State, sums: Sums) -> None:
         point = probed(self.asked, state.weights)

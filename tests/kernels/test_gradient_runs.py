@@ -89,6 +89,10 @@ CASES = {
         {"agreement": {"kind": "growing", "accumulate": 2}, "schedule": {"epochs": 3}},
     ),
     "momentum": ("logistic", {"update": {"kind": "momentum", "momentum": 0.8}}),
+    "momentum by the host": (
+        "logistic",
+        {"update": {"kind": "momentum"}, "run": {"transport": "mpi-host"}},
+    ),
     "nesterov": ("softmax", {"update": {"kind": "nesterov", "momentum": 0.8}}),
     "nesterov-classic": (
         "poisson",
@@ -108,6 +112,14 @@ CASES = {
         {
             "precision": {"matrix": "fp8-e4m3", "scale": "global"},
             "update": {"kind": "momentum", "momentum": 0.8},
+        },
+    ),
+    "fp8, nesterov by the host": (
+        "logistic",
+        {
+            "precision": {"matrix": "fp8-e4m3", "scale": "global"},
+            "update": {"kind": "nesterov-classic", "momentum": 0.8},
+            "run": {"transport": "mpi-host"},
         },
     ),
 }
@@ -199,10 +211,14 @@ def test_bytes_between_host_and_device_are_those_of_the_formula(
 
 
 @pytest.mark.parametrize(
-    "transport, comes_down", [("nccl", 0), ("mpi-cuda", 0), ("mpi-host", 2)]
+    "transport, update, comes_down",
+    [
+        *(("nccl", "sgd", 0), ("mpi-cuda", "sgd", 0), ("nccl", "momentum", 0)),
+        *(("nccl", "adam", 2), ("mpi-host", "sgd", 2)),
+    ],
 )
 def test_nothing_as_large_as_the_weights_comes_down(
-    devices, monkeypatch, transport, comes_down
+    devices, monkeypatch, transport, update, comes_down
 ):
     """Where devices sum and step: by the copies there were, not by what was said."""
     problem = make_problem("logistic", n=16, d=101)
@@ -235,9 +251,9 @@ def test_nothing_as_large_as_the_weights_comes_down(
     monkeypatch.setattr(FakeLayer, "to_host", copied)
     monkeypatch.setattr(FakeDevice, "fetch", fetched)
     monkeypatch.setattr(DeviceGradient, "advance", between)
-    agreement = {"bucket": 4.0}
-    run = {"transport": transport}
-    train_on(2, shared(problem, 2, agreement=agreement, run=run), problem)
+    sections = {"agreement": {"bucket": 4.0}, "run": {"transport": transport}}
+    sections["update"] = {"kind": update}
+    train_on(2, shared(problem, 2, **sections), problem)
     assert len(large) == 2 * comes_down
 
 

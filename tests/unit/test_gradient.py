@@ -40,14 +40,6 @@ REFUSED = [
     ({"schedule": {"steps": 4}}, "use --steps 1"),
     ({"schedule": {"period": 2}}, "use --period 1"),
     ({"products": {"kind": "gram"}}, "use --products direct or gather"),
-    (
-        {"run": {"device": "cuda"}, "agreement": {"kind": "decentralized"}},
-        "not built for GPUs yet; use --device cpu, or --agreement gradient",
-    ),
-    (
-        {"run": {"device": "cuda"}, "products": {"kind": "gather"}},
-        "use --products direct, or --device cpu",
-    ),
     ({"update": {"clip": "norm", "clip_over": "exchange"}}, "leave it out"),
     ({"precision": {"weights": "bf16"}}, "precision.weights=fp32"),
     (

@@ -63,7 +63,7 @@ class Means:
     more: Any = None  # what one kind of agreement alone needs
     place: Any = None  # of states that are on disk
     loss_scale: LossScale | None = None  # of residuals; all replicas have the same
-    buffer: Any = Buffer  # what makes one
+    buffer: type[Buffer] = Buffer  # or what makes one of a device
 
 
 class Gradient(Agreement):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from hpcsgd.agreement.anybatch import Anybatch
 from hpcsgd.agreement.buckets import Buffer, bucket_count
@@ -112,12 +113,17 @@ def make_gradient(
         place=place_of(config, loaded, task, rule),
         loss_scale=_loss_scale(task.backend),
         shapers=make_shapers(config, shard.total_columns, task.columns),
-        buffer=Buffer if device is None else partial(BufferThere, device),
+        buffer=_buffers(device),
     )
     kind = _kind(config, words.agreement, grid, shard.total_rows)
     if device is not None:
         kind = _kind_there(kind, config, grid, means)
     return kind(grid, shard.height / shard.total_rows, means)
+
+
+def _buffers(device: Device | None) -> Any:
+    """What makes one; of a device it lies there, too."""
+    return Buffer if device is None else partial(BufferThere, device)
 
 
 def _kind(config: RunConfig, name: str, grid: Grid, rows: int) -> type[Gradient]:

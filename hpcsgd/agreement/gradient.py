@@ -67,6 +67,7 @@ class Means:
     more: Any = None  # what one kind of agreement alone needs
     place: Any = None  # of states that are on disk
     loss_scale: LossScale | None = None  # of residuals; all replicas have the same
+    buffer: type[Buffer] = Buffer  # or what makes one of a device
 
 
 class Gradient(Agreement):
@@ -89,7 +90,7 @@ class Gradient(Agreement):
 
     def prepare(self, state: State) -> None:
         """The buffer, cut into buckets, and what codecs keep."""
-        self.buffer = self._make_buffer(state, Buffer)
+        self.buffer = self._make_buffer(state, self.means.buffer)
         if self.means.loss_scale is not None:
             state.shared.setdefault(LOSS_SCALE, self.means.loss_scale.kept())
         self.sender = self.means.opener(state, self.buffer)
@@ -127,6 +128,11 @@ class Gradient(Agreement):
         """An exchange of so many batches, whose gradients are one message."""
         self._begin(epoch * self.steps.each + index)
         self._left = batches
+
+    @property
+    def is_last(self) -> bool:
+        """Whether a step follows the next batch."""
+        return self._left == 1
 
     def scores(
         self, task: Task, state: State, rows: Rows, point: Array, out: Array
@@ -210,6 +216,7 @@ class Gradient(Agreement):
             **self.sender.facts(),
             "mended_replicas": self.check.mended,
             **self.sender.overlap.facts(),
+            **self.buffer.facts(),
         }
 
     def close(self) -> None:
@@ -229,6 +236,7 @@ class Gradient(Agreement):
 
     def _join(self, state: State) -> None:
         """Say nothing, and step along."""
+        self.buffer.say_nothing()
         self.sender.begin(self.buffer, self._moment)
         for tile in self.buffer:
             self.sender.send(self.buffer, tile)

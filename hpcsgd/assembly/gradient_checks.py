@@ -13,12 +13,13 @@ from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
 from hpcsgd.precision import Precision
-from hpcsgd.products import RECURS
+from hpcsgd.products import GATHERS, RECURS
 from hpcsgd.updates import ADAPTIVE
 
 UPDATES = ("sgd", "momentum", "nesterov", "nesterov-classic", *ADAPTIVE)
 ONE_WORD = Bucket(0, 1, 1, np.dtype(np.float32))
 MOMENTA = ("momentum", "nesterov", "nesterov-classic", "adam")
+ON_GPUS = ("gradient", "growing")
 
 
 def check(config: RunConfig, precision: Precision) -> None:
@@ -73,8 +74,13 @@ def _of_settings(config: RunConfig) -> tuple[Wrong, ...]:
             " steps together; use --products direct or gather",
         ),
         (
-            config.run.device == "cuda",
-            "is not built for GPUs yet; use --device cpu, or --agreement average",
+            config.run.device == "cuda" and config.agreement.kind not in ON_GPUS,
+            "is not built for GPUs yet; use --device cpu, or --agreement gradient",
+        ),
+        (
+            config.run.device == "cuda" and kind in GATHERS,
+            f"adds gradients on GPUs where rows are, and [products] kind = {kind!r}"
+            " moves them; use --products direct, or --device cpu",
         ),
         (
             how != "none" and config.update.clip_over != "step",

@@ -40,7 +40,6 @@ REFUSED = [
     ({"schedule": {"steps": 4}}, "use --steps 1"),
     ({"schedule": {"period": 2}}, "use --period 1"),
     ({"products": {"kind": "gram"}}, "use --products direct or gather"),
-    ({"run": {"device": "cuda"}}, "use --device cpu"),
     ({"update": {"clip": "norm", "clip_over": "exchange"}}, "leave it out"),
     ({"precision": {"weights": "bf16"}}, "precision.weights=fp32"),
     (

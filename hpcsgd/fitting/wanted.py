@@ -1,16 +1,19 @@
 """What the arguments of `fit` ask for, as a configuration."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from hpcsgd.agreement.kinds import NEVER_ONE
 from hpcsgd.comm.grid import parse_grid
 from hpcsgd.config import RunConfig
 from hpcsgd.coordinate.checks import has_form
 from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.errors import ConfigError
 from hpcsgd.fitting.settings import laid_over
+from hpcsgd.methods import get_method
 
 Tables = dict[str, dict[str, Any]]
 SOLVERS = ("auto", "sgd", "svrg", "coordinate")
@@ -90,7 +93,24 @@ class Wanted:
             tables["coordinate"] = {"tol": _gap(_number("tol", self.tol))}
         if path is not None:
             tables["data"] = {"path": path}
+        self._leave_to_method(tables)
         return RunConfig.parse(laid_over(tables, self.config))
+
+    def _leave_to_method(self, tables: Tables) -> None:
+        """What nobody asked for is as the method of `config` has it."""
+        if isinstance(self.config, RunConfig):
+            return
+        agreement = (self.config or {}).get("agreement")
+        name = agreement.get("method") if isinstance(agreement, Mapping) else None
+        if not isinstance(name, str) or not name:
+            return
+        row = get_method(name)
+        if self.steps == "auto" and "schedule.steps" in row.fixed:
+            tables["schedule"].pop("steps", None)
+        if self.update == "sgd" and "update.kind" in {**row.fixed, **row.defaults}:
+            tables["update"].pop("kind", None)
+        if self.average == "auto" and row.fixed.get("agreement.kind") in NEVER_ONE:
+            tables["average"]["kind"] = "none"
 
     def _group(self, solver: str, grid: dict[str, int]) -> dict[str, Any]:
         """Rows of a step, or coordinates of a block, and how many for a message."""

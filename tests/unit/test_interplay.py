@@ -14,6 +14,7 @@ from hpcsgd.build import build
 from hpcsgd.comm.threads import ThreadCommunicator, run_ranks
 from hpcsgd.data.memory import MemoryReader
 from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.fitting import fit
 from hpcsgd.study.line_up import line_up
 from hpcsgd.study.settings import Refusal
 from hpcsgd.timing import Clock
@@ -106,7 +107,7 @@ def test_a_check_within_a_check_is_told_of_once(inner):
 
 
 @pytest.mark.parametrize("row", ["decentralized-low", "async-average"])
-def test_nothing_is_under_way_when_an_agreement_is_let_go(row, monkeypatch):
+def test_nothing_is_under_way_when_an_agreement_is_let_go(row):
     """Buffers that MPI still writes to must not go with it."""
     config = config_of(row, {})
 
@@ -205,3 +206,39 @@ def test_both_halves_are_the_batch_that_methods_are_compared_at():
     assert late.config.schedule.batch == 6 and late.global_batch == 24
     (odd,) = line_up("wavelet", {"schedule": {"batch": 12}}, 4)
     assert isinstance(odd, Refusal) and "use --batch 16" in odd.why
+
+
+# ------------------------------------------------------------ fit, and leaders
+
+
+@pytest.mark.parametrize(
+    "method", ["bytescheduler", "wavelet", "anybatch", "decentralized", "qadam"]
+)
+def test_fit_leaves_to_a_method_what_nobody_asked_for(method):
+    asked = {"agreement": {"method": method}, "products": {"kind": "direct"}}
+
+    def on_rank(world):
+        return fit(
+            *(PROBLEM.X, "logistic", PROBLEM.y),
+            **{"config": asked, "grid": "2x1", "epochs": 2, "comm": world},
+        ).config
+
+    found = run_ranks(2, on_rank)[0]
+    assert found["schedule"]["steps"] == 1
+    assert found["update"]["kind"] == ("adam" if method == "qadam" else "sgd")
+
+
+def test_what_was_asked_of_fit_is_held_against_the_method():
+    asked = {"agreement": {"method": "qadam"}}
+    with pytest.raises(ConfigError, match="'momentum' was given"):
+        fit(PROBLEM.X, "logistic", PROBLEM.y, update="momentum", config=asked)
+
+
+def test_leaders_speak_in_the_warm_up_too():
+    """A sum inside, one of leaders, and what they tell: not one of all replicas."""
+    words = {}
+    for of in ("off", "2"):
+        asked = {"hierarchical": of, "codec": "bytegrad", "warmup_steps": 99}
+        config = config_of("qadam", asked, update={"kind": "adam"})
+        words[of] = train_on(4, config, PROBLEM).ledger["agreement"]["words"]
+    assert words["2"] > 2 * words["off"]

@@ -235,7 +235,7 @@ def _cell(found: Any, ends: Figures, ranks: int) -> Figures:
             "gap_to_best_sgd": row.result.loss / best - 1,
             "seconds_of_repeats": list(row.times),
             "to_target": there[0] if there else None,
-            "losses": [point["loss"] for point in curve],
+            "curve": [_point(point) for point in curve],
         }
     return {
         "ranks": ranks,
@@ -246,6 +246,16 @@ def _cell(found: Any, ends: Figures, ranks: int) -> Figures:
         "target": target,
         "rows": lines,
     }
+
+
+def _point(point: Figures) -> list[float]:
+    """Of a curve: seconds, messages, bytes and loss."""
+    return [
+        round(point["seconds"], 5),
+        point["messages"],
+        point["bytes"],
+        point["loss"],
+    ]
 
 
 def in_words(shape: str, network: str, cell: Figures) -> str:

@@ -46,7 +46,7 @@ def gather() -> dict[str, Any]:
     from hpcsgd.backends import cpu
     from hpcsgd.cli.info_gpu import nccl_library, transport_facts
     from hpcsgd.codecs import CODECS
-    from hpcsgd.comm.mpi import mpi_facts
+    from hpcsgd.comm.mpi_facts import mpi_facts
     from hpcsgd.data import parse_native
     from hpcsgd.study.line_up import LINE_UP
 

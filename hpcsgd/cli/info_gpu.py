@@ -14,7 +14,7 @@ from hpcsgd.comm import gpu_paths
 
 # Set by launchers: a child that starts MPI would then wait for its siblings.
 LAUNCHED = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_FD")
-ASK = "from hpcsgd.comm.mpi import reads_device_memory as r; print(r())"
+ASK = "from hpcsgd.comm.mpi_facts import reads_device_memory as r; print(r())"
 KVIKIO = ("kvikio-cu13", "kvikio-cu12", "kvikio")
 BY_HOST = "mpi-host"
 

@@ -55,7 +55,7 @@ class CudaAwareCommunicator(OnDevice):
     def _described(self) -> str:
         if self.host.mpi_handle is None:
             return self.kind
-        from hpcsgd.comm.mpi import reads_device_memory
+        from hpcsgd.comm.mpi_facts import reads_device_memory
 
         return f"{self.kind} {mpi_way(reads_device_memory(), os.environ)}"
 
@@ -67,7 +67,7 @@ class CudaAwareCommunicator(OnDevice):
 
 def check_support() -> None:
     """Refuse an MPI that says no: an address that it cannot read would end the job."""
-    from hpcsgd.comm.mpi import reads_device_memory
+    from hpcsgd.comm.mpi_facts import reads_device_memory
 
     if reads_device_memory() is False:
         raise ConfigError(

@@ -14,7 +14,7 @@ import numpy as np
 import hpcsgd
 from hpcsgd.backends import cpu
 from hpcsgd.comm.base import Communicator
-from hpcsgd.comm.mpi import mpi_facts
+from hpcsgd.comm.mpi_facts import mpi_facts
 from hpcsgd.errors import HpcsgdError, TransportError
 from hpcsgd.jobs.smoke_files import look_at_files
 

@@ -115,7 +115,7 @@ LAYERS = (
 )
 SIBLINGS = ("backends", "comm", "data")
 HOMES = {
-    "mpi4py": ("comm/mpi.py",),
+    "mpi4py": ("comm/mpi.py", "comm/mpi_facts.py"),
     "cupy": ("backends/cuda.py", "backends/kernels.py", "backends/device_layer.py"),
     "h5py": (
         "data/hdf5_open.py",

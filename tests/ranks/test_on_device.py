@@ -5,7 +5,8 @@ import pytest
 
 from hpcsgd.comm import cuda_aware, staged
 from hpcsgd.comm.cuda_aware import check_support
-from hpcsgd.comm.mpi import MpiCommunicator, reads_device_memory
+from hpcsgd.comm.mpi import MpiCommunicator
+from hpcsgd.comm.mpi_facts import reads_device_memory
 from hpcsgd.comm.narrow import open_message
 from hpcsgd.comm.narrow_device import DeviceNarrowSum
 from hpcsgd.comm.on_device import fetched

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hpcsgd.comm import mpi, staged
+from hpcsgd.comm import mpi_facts, staged
 from hpcsgd.comm.cuda_aware import CudaAware, CudaAwareCommunicator, check_support
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.narrow import NarrowSum, open_message
@@ -335,7 +335,7 @@ def test_an_mpi_that_is_not_cuda_aware_is_found_out(carrier, message):
 
 @pytest.mark.parametrize("said", [True, None, False])
 def test_an_mpi_that_says_no_is_not_tried(said, monkeypatch):
-    monkeypatch.setattr(mpi, "reads_device_memory", lambda: said)
+    monkeypatch.setattr(mpi_facts, "reads_device_memory", lambda: said)
     if said is not False:
         check_support()
         return

@@ -5,8 +5,9 @@ import pytest
 
 from hpcsgd.api import train
 from hpcsgd.callbacks import Callback
+from hpcsgd.comm.board import RankDied
 from hpcsgd.comm.serial import SerialCommunicator
-from hpcsgd.comm.threads import RankDied, run_ranks
+from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import TransportError
 from hpcsgd.result import Status
 from hpcsgd.survive import last_common, smaller_grid

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import bandwidth, every_kernel, exchanges, gram, sanitizer, sgd
+from benchmarks.gpu import bandwidth, ddp, every_kernel, exchanges, gram, sanitizer, sgd
 from benchmarks.gpu.bench import Bench, ceilings
 from benchmarks.gpu.figure import Figure, table, write
 from benchmarks.gpu.sizes import Sizes
@@ -41,6 +41,7 @@ def parts(sizes: Sizes) -> dict[str, Part]:
         "exchange": exchanges.one_exchange,
         "gram-large": gram.large,
         "bandwidth": bandwidth.margins_and_update,
+        "ddp": ddp.steps,
         **{case.shape: sgd.of_case(case) for case in sizes.cases},
         **{name: sanitizer.tool_named(name) for name in sanitizer.TOOLS},
     }

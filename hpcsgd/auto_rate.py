@@ -30,6 +30,8 @@ from hpcsgd.errors import DataError
 from hpcsgd.families.base import Family
 from hpcsgd.load import Loaded
 from hpcsgd.objective import block_rows
+from hpcsgd.sections import UpdateConfig
+from hpcsgd.updates import ADAPTIVE
 
 Array = NDArray[Any]
 log = logging.getLogger(__name__)
@@ -63,6 +65,13 @@ def rows_of_step(config: RunConfig) -> int:
     return batch * config.grid.replicas * together
 
 
+def ignores_length(update: UpdateConfig) -> str:
+    """What makes steps as long as the rate says, whatever L is; or nothing."""
+    if update.kind in ADAPTIVE:
+        return f"kind = {update.kind!r}"
+    return "normalise = true" if update.normalise else ""
+
+
 def growth(config: RunConfig) -> int:
     """How many times the first rate a run takes in the end."""
     grows = config.agreement.kind == GROWS and config.accordion.scale_rate
@@ -78,7 +87,8 @@ def _scaled(config: RunConfig, steepness: float) -> RunConfig:
     rate = config.rate
     slowed = _slowed(config)
     asked = rate.value * rows_of_step(config) / rate.per_batch
-    most = 2.0 * slowed / growth(config) / steepness if steepness > 0.0 else asked
+    is_bounded = steepness > 0.0 and not ignores_length(config.update)
+    most = 2.0 * slowed / growth(config) / steepness if is_bounded else asked
     if asked > most:
         log.warning(
             "a rate of %.3g, scaled from %d to %d rows a step, is above 2/L and would"

@@ -4,6 +4,7 @@ Every rank measures the same things in the same order, so that the sums in betwe
 the slowest of them counts, since ranks wait for each other.
 """
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
@@ -207,8 +208,8 @@ def _overheads(task: Task, batch: int) -> tuple[float, float]:
 
     Of so little data that arithmetic is nothing beside them.
     """
-    shard = narrowed(task.shard, FEW)
-    task = replace(task, shard=shard)
+    task = of_columns(task, FEW)
+    shard = task.shard
     few = min(4, batch, shard.height)
     steps = max(min(STEPS, shard.height // few), 1)
     weights = task.backend.zeros((shard.width, task.columns))
@@ -241,6 +242,16 @@ def _stepping(task: Task, few: int, steps: int) -> Callable[[], None]:
             by_kernel[0](j, margins, margins)
 
     return step_by_step
+
+
+def of_columns(task: Task, width: int) -> Task:
+    """The task on its first columns, with their exponents where they have some."""
+    shard, scaling = narrowed(task.shard, width), task.backend.scaling
+    if scaling is None or shard is task.shard:
+        return replace(task, shard=shard)
+    own, backend = scaling.exponents[scaling.own][:width], copy.copy(task.backend)
+    backend.scaling = replace(scaling, exponents=own, own=slice(0, len(own)))
+    return replace(task, shard=shard, backend=backend)
 
 
 def narrowed(shard: Shard, width: int) -> Shard:

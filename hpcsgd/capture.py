@@ -169,9 +169,14 @@ class Capture:
         self.agreement.put_whole(state, arrays["weights"][own])
         if state.intercept is not None:
             state.intercept[...] = arrays["intercept"]
-        for name in self.agreement.widths(state):
-            kept = self._remembered(checkpoint.arrays[MEMORY + name])
-            self.agreement.remember(state, name, kept[own])
+        widths = self.agreement.widths(state)
+        for name, copies in checkpoint.arrays.items():
+            if not name.startswith(MEMORY):
+                continue
+            kept = self._remembered(copies)[own]
+            takes = name.removeprefix(MEMORY) in widths
+            put = self.agreement.remember if takes else self.agreement.inherit
+            put(state, name.removeprefix(MEMORY), kept)
         for name, kept in state.shared.items():
             kept[...] = arrays[SHARED + name]
         self._put_back_kept(checkpoint, state)

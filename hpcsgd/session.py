@@ -10,6 +10,7 @@ import numpy as np
 
 from hpcsgd.assembly.alike import check_live, check_settings
 from hpcsgd.assembly.choice import note_measured
+from hpcsgd.assembly.gpu_product import on_gpu
 from hpcsgd.assembly.live import Live
 from hpcsgd.backends.ways import emulated
 from hpcsgd.build import build
@@ -27,7 +28,6 @@ from hpcsgd.errors import DeviceLost
 from hpcsgd.events import Cause, fallen
 from hpcsgd.fall_back import Outgrown, Rung, moved, next_rung
 from hpcsgd.products import KEEPS
-from hpcsgd.products.on_device import OnDevice
 from hpcsgd.report import report
 from hpcsgd.result import Result, Status
 from hpcsgd.resume import as_it_fell, resume
@@ -261,9 +261,8 @@ class Session:
 
 def _gpu(live: Live) -> str:
     """Where on its bus the GPU is that this rank uses, or nothing."""
-    if not isinstance(live.product, OnDevice):
-        return ""
-    return str(live.product.device.layer.place).split()[1]
+    product = on_gpu(live.product)
+    return str(product.device.layer.place).split()[1] if product else ""
 
 
 @contextmanager

@@ -44,20 +44,24 @@ class CompileException(Exception):
 class Ndarray:
     """Device memory: an address and a shape; NumPy does not get at it."""
 
-    def __init__(self, held, whole=None):
+    def __init__(self, held, whole=None, put=None):
         self.held, self.whole = held, held if whole is None else whole
+        self.put = put  # onto the current stream
         self.shape, self.dtype, self.size = held.shape, held.dtype, held.size
         self.nbytes, self.flags = held.nbytes, held.flags
         self.data = SimpleNamespace(ptr=held.ctypes.data)
 
     def __getitem__(self, key):
-        return Ndarray(self.held[key], self.whole)
+        return Ndarray(self.held[key], self.whole, self.put)
 
     def __len__(self):
         return len(self.held)
 
     def reshape(self, *shape):
-        return Ndarray(self.held.reshape(*shape), self.whole)
+        return Ndarray(self.held.reshape(*shape), self.whole, self.put)
+
+    def fill(self, value):
+        self.put(lambda: self.held.fill(value))
 
     def __array__(self, *_, **__):
         raise TypeError("a device array was used as one of the host")
@@ -157,7 +161,8 @@ class FakeCupy(ModuleType):
     def empty(self, shape, dtype):
         if np.prod(shape, dtype=float) * np.dtype(dtype).itemsize > self.free:
             raise OutOfMemoryError("Out of memory allocating")
-        return Ndarray(empty(shape, dtype))
+        put = lambda action: self.current[-1].put(action)  # noqa: E731
+        return Ndarray(empty(shape, dtype), put=put)
 
     def zeros(self, shape, dtype):
         found = self.empty(shape, dtype)

@@ -156,6 +156,9 @@ class ndarray:  # noqa: N801
     def copy(self):
         return _new(lambda: self.held.copy())
 
+    def fill(self, value):
+        STACK[-1].put(lambda: self.held.fill(value))
+
     def reshape(self, *shape):
         return ndarray(self.held.reshape(*shape), self.whole)
 

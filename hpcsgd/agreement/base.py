@@ -128,6 +128,9 @@ class Agreement(ABC):
         """Put back one array that `memory` gave; a local call."""
         state.memory[name][...] = kept
 
+    def inherit(self, state: State, name: str, kept: Array) -> None:  # noqa: B027
+        """Take over what another grid has kept and this one does not; a local call."""
+
     def conclude(self, state: State, exchanges: int, purpose: str) -> None:
         """Make all replicas one after so many exchanges; booked under `purpose`."""
         self.agree(state, purpose)

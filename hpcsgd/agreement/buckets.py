@@ -52,7 +52,7 @@ class Buffer:
         """Tiles begin at multiples of `unit` columns; a flag lies before the count."""
         words, self.width = columns * width, width
         self.sums = width if intercept else 0
-        self.flat: Array = np.zeros(words + self.sums + flagged + 1, dtype=dtype)
+        self.flat = self._room(words + self.sums + flagged + 1, dtype)
         gradient, self.tail = self._parts(words)
         self.gradient = gradient.reshape(columns, width)
         # The last columns first: what follows them in the buffer goes with them.
@@ -61,6 +61,9 @@ class Buffer:
         cuts = [(part.start * unit, min(part.stop * unit, columns)) for part in parts]
         self.tiles = [self._tile(slice(*cut)) for cut in cuts if cut[0] < cut[1]]
         self.tiles.reverse()
+
+    def _room(self, words: int, dtype: np.dtype) -> Array:
+        return np.zeros(words, dtype=dtype)
 
     def _parts(self, words: int) -> tuple[Array, Array]:
         """The gradient and the tail."""
@@ -80,6 +83,9 @@ class Buffer:
         """Nothing summed yet."""
         self.flat[...] = 0.0
 
+    def say_nothing(self) -> None:
+        """This replica has no rows: what is there is zero, and stays so."""
+
     def count_in(self, residuals: Array) -> None:
         """Rows, and their Σr where there is an intercept."""
         self.tail[-1] += len(residuals)
@@ -94,6 +100,10 @@ class Buffer:
     def flag(self) -> None:
         """Say so."""
         self.tail[-2] = 1.0
+
+    def facts(self) -> dict[str, int]:
+        """For the report of a run."""
+        return {}
 
     def __iter__(self) -> Iterator[Tile]:
         return iter(self.tiles)

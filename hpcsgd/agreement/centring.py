@@ -40,4 +40,5 @@ class ToLengthOne(Shaper):
         """One factor for all."""
         size = norm_of(gradient, whole)
         if size > 0.0:
-            gradient *= gradient.dtype.type(1.0 / size)
+            # In float64: of a size near the least number 1 / size would be infinite.
+            gradient[...] = gradient.astype(np.float64) / size

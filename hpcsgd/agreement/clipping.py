@@ -15,6 +15,7 @@ from hpcsgd.products.base import Array, State
 
 HISTORY = 100  # norms that a percentile is of
 KEPT = "clip_norms"
+NONE = -1.0  # in the place of a norm that nobody has seen: checkpoints take no NaN
 
 
 @dataclass
@@ -61,10 +62,11 @@ class ByNorm(Shaper):
 class ByPercentile(ByNorm):
     """The largest norm is a percentile of the last hundred: `at` = 5 is the lowest 5 %.
 
-    Of the norms before they were clipped, this one among them.
+    Of the norms before they were clipped, this one among them. Steps that were left out
+    have none.
     """
 
-    _norms: Array = field(default_factory=lambda: np.zeros((1, HISTORY)))
+    _norms: Array = field(default_factory=lambda: np.full((1, HISTORY), NONE))
 
     def prepare(self, state: State) -> None:
         """The history is part of a run."""
@@ -74,8 +76,8 @@ class ByPercentile(ByNorm):
         """By what was seen so far."""
         norms, size = self._norms[0], norm_of(gradient, whole)
         norms[moment.number % HISTORY] = size
-        seen = norms[: min(moment.number + 1, HISTORY)]
-        limit = float(np.percentile(seen, self.at))
+        seen = norms[norms >= 0.0]
+        limit = float(np.percentile(seen, self.at)) if len(seen) else size
         if size > limit:
             gradient *= gradient.dtype.type(limit / size)
             self.clipped += 1

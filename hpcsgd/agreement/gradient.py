@@ -24,13 +24,17 @@ from hpcsgd.agreement.steps import Steps
 from hpcsgd.backends.base import Backend
 from hpcsgd.backends.loss_scale import LossScale
 from hpcsgd.codecs import AccordionConfig, Moment
+from hpcsgd.codecs.feedback import ERROR
 from hpcsgd.comm.grid import Grid
 from hpcsgd.products.base import Array, Rows, State, Task
 from hpcsgd.schedule import blocks_of
 from hpcsgd.updates import Unrolled
 from hpcsgd.updates.codes8 import Eight
+from hpcsgd.updates.rules import Linear
 
 LOSS_SCALE = "loss_scale"
+OF_CODECS = "codec_"  # names of what they keep
+OWED = OF_CODECS + ERROR  # in steps, of every replica
 
 
 Made = TypeVar("Made", bound=Buffer)
@@ -63,6 +67,7 @@ class Means:
     more: Any = None  # what one kind of agreement alone needs
     place: Any = None  # of states that are on disk
     loss_scale: LossScale | None = None  # of residuals; all replicas have the same
+    buffer: type[Buffer] = Buffer  # or what makes one of a device
 
 
 class Gradient(Agreement):
@@ -85,7 +90,7 @@ class Gradient(Agreement):
 
     def prepare(self, state: State) -> None:
         """The buffer, cut into buckets, and what codecs keep."""
-        self.buffer = self._make_buffer(state, Buffer)
+        self.buffer = self._make_buffer(state, self.means.buffer)
         if self.means.loss_scale is not None:
             state.shared.setdefault(LOSS_SCALE, self.means.loss_scale.kept())
         self.sender = self.means.opener(state, self.buffer)
@@ -124,6 +129,11 @@ class Gradient(Agreement):
         self._begin(epoch * self.steps.each + index)
         self._left = batches
 
+    @property
+    def is_last(self) -> bool:
+        """Whether a step follows the next batch."""
+        return self._left == 1
+
     def scores(
         self, task: Task, state: State, rows: Rows, point: Array, out: Array
     ) -> None:
@@ -158,7 +168,7 @@ class Gradient(Agreement):
         if self._done != exchanges - 1:
             self._begin(exchanges - 1)
             self._join(state)
-        self.check.after_exchange(state, exchanges)
+        self.check.after_exchange(state, exchanges, self._alike(state))
 
     def holds_one_state(self, state: State, exchanges: int) -> bool:
         """Always, but for what codecs keep."""
@@ -179,6 +189,11 @@ class Gradient(Agreement):
             held.encode(kept)
         else:
             super().remember(state, name, kept)
+
+    def inherit(self, state: State, name: str, kept: Array) -> None:
+        """One replica encodes nothing: what several still owed it is paid at once."""
+        if name == OWED and isinstance(self.steps.rule, Linear):
+            state.weights[:, : self.columns] -= kept.astype(state.weights.dtype)
 
     def agree(self, state: State, purpose: str) -> None:
         """They never disagree."""
@@ -201,6 +216,7 @@ class Gradient(Agreement):
             **self.sender.facts(),
             "mended_replicas": self.check.mended,
             **self.sender.overlap.facts(),
+            **self.buffer.facts(),
         }
 
     def close(self) -> None:
@@ -209,8 +225,18 @@ class Gradient(Agreement):
         if isinstance(sender, ByLeaders):
             sender.close()
 
+    def _alike(self, state: State) -> list[Array]:
+        """What all replicas hold the same of, beside their weights."""
+        found = list(state.shared.values())
+        for name in self.steps.rule.kept:
+            kept: Any = state.memory[name]
+            is_eight = isinstance(kept, Eight)
+            found += [kept.codes, kept.scales] if is_eight else [kept]
+        return found
+
     def _join(self, state: State) -> None:
         """Say nothing, and step along."""
+        self.buffer.say_nothing()
         self.sender.begin(self.buffer, self._moment)
         for tile in self.buffer:
             self.sender.send(self.buffer, tile)

@@ -65,7 +65,7 @@ class Growing(Gradient):
         while self._step_in < self._steps_of(number):
             self._begin_step(number)
             self._join(state)
-        self.check.after_exchange(state, exchanges)
+        self.check.after_exchange(state, exchanges, self._alike(state))
         if exchanges % self.steps.each == 0 and self.regime.watches(self._moment):
             self._look(exchanges)
 

@@ -7,9 +7,10 @@ they hold, and where it differs all take what replica 0 holds.
 
 import logging
 import zlib
+from collections.abc import Sequence
 
 from hpcsgd.comm.base import Communicator
-from hpcsgd.products.base import State
+from hpcsgd.products.base import Array, State
 
 log = logging.getLogger(__name__)
 
@@ -22,18 +23,22 @@ class ReplicaCheck:
         self.every = every  # exchanges; 0 = never
         self.mended = 0
 
-    def after_exchange(self, state: State, exchanges: int) -> None:
-        """Compare when due."""
+    def after_exchange(
+        self, state: State, exchanges: int, more: Sequence[Array] = ()
+    ) -> None:
+        """Compare when due; `more` is what else all replicas hold alike."""
         if not self.every or self.replicas.size == 1 or exchanges % self.every:
             return
-        if len(set(self.replicas.exchange_objects(_fingerprint(state)))) > 1:
-            self._mend(state, exchanges)
-
-    def _mend(self, state: State, exchanges: int) -> None:
-        self.mended += 1
-        self.replicas.broadcast(state.weights, 0, "control")
+        held = [state.weights, *more]
         if state.intercept is not None:
-            self.replicas.broadcast(state.intercept, 0, "control")
+            held.append(state.intercept)
+        if len(set(self.replicas.exchange_objects(_fingerprint(held)))) > 1:
+            self._mend(held, exchanges)
+
+    def _mend(self, held: Sequence[Array], exchanges: int) -> None:
+        self.mended += 1
+        for array in held:
+            self.replicas.broadcast(array, 0, "control")
         if self.replicas.rank == 0:
             log.warning(
                 "replicas differed after exchange %d and were mended from replica 0"
@@ -43,8 +48,8 @@ class ReplicaCheck:
             )
 
 
-def _fingerprint(state: State) -> int:
-    value = zlib.crc32(state.weights.tobytes())
-    if state.intercept is not None:
-        value = zlib.crc32(state.intercept.tobytes(), value)
+def _fingerprint(held: Sequence[Array]) -> int:
+    value = 0
+    for array in held:
+        value = zlib.crc32(array.tobytes(), value)
     return value

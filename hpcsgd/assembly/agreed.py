@@ -1,6 +1,8 @@
 """The gradient agreement of a run, put together."""
 
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from hpcsgd.agreement.anybatch import Anybatch
 from hpcsgd.agreement.buckets import Buffer, bucket_count
@@ -18,19 +20,23 @@ from hpcsgd.agreement.scheduled import Scheduled
 from hpcsgd.agreement.senders import Coded, Plain, Sender
 from hpcsgd.agreement.sharded import Sharded
 from hpcsgd.agreement.steps import Steps
+from hpcsgd.agreement.there import BufferThere, GradientThere, Landing, PlainThere
 from hpcsgd.agreement.ticktock import AsOne, TickTock
 from hpcsgd.agreement.ticktock_delayed import LateTickTock
 from hpcsgd.assembly.any_batches import terms_of
 from hpcsgd.assembly.feed import Feed
+from hpcsgd.assembly.gpu import BY_HOST
 from hpcsgd.assembly.on_disk import place_of
 from hpcsgd.assembly.shapers import make_shapers
 from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.backends.base import Backend
+from hpcsgd.backends.device import Device
 from hpcsgd.backends.loss_scale import LossScale
 from hpcsgd.backends.rounded import RoundedBackend
 from hpcsgd.codecs import Bucket, Codec, make_codec
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.on_device import OnDevice
 from hpcsgd.config import RunConfig
 from hpcsgd.data.partition import lengths, split_range
 from hpcsgd.data.sampling import plan_groups
@@ -40,6 +46,7 @@ from hpcsgd.products.base import Array, Product, State, Task
 from hpcsgd.products.micro import MicroBatches
 from hpcsgd.rates import make_rate
 from hpcsgd.updates import make_rule
+from hpcsgd.updates.rules import Linear
 
 # Where the mode says more than the kind.
 MODES: dict[tuple[str, str], type[Gradient]] = {("ticktock", "delayed"): LateTickTock}
@@ -73,8 +80,12 @@ def make_gradient(
     loaded: Loaded,
     task: Task,
     feed: Feed,
+    device: Device | None = None,
 ) -> Gradient:
-    """The agreement, which opens its buckets when it sees the state."""
+    """The agreement, which opens its buckets when it sees the state.
+
+    `device`: who sums gradients, where that is not the host.
+    """
     each, shard = feed.exchanges_per_epoch, loaded.shard
     rate = make_rate(config.rate, config.schedule.epochs * each)
 
@@ -87,7 +98,7 @@ def make_gradient(
     rule = make_rule(config.update, words.update)
     means = Means(
         steps=Steps(rule, config.problem.l2, rate.at, each),
-        backend=task.backend,
+        backend=task.backend if device is None else Landing(),  # type: ignore[arg-type]
         columns=task.columns,
         held=shard.columns,
         buckets=buckets,
@@ -102,9 +113,17 @@ def make_gradient(
         place=place_of(config, loaded, task, rule),
         loss_scale=_loss_scale(task.backend),
         shapers=make_shapers(config, shard.total_columns, task.columns),
+        buffer=_buffers(device),
     )
     kind = _kind(config, words.agreement, grid, shard.total_rows)
+    if device is not None:
+        kind = _kind_there(kind, config, grid, means)
     return kind(grid, shard.height / shard.total_rows, means)
+
+
+def _buffers(device: Device | None) -> Any:
+    """What makes one; of a device it lies there, too."""
+    return Buffer if device is None else partial(BufferThere, device)
 
 
 def _kind(config: RunConfig, name: str, grid: Grid, rows: int) -> type[Gradient]:
@@ -139,9 +158,32 @@ def _loss_scale(backend: Backend) -> LossScale | None:
     return backend.loss_scale
 
 
+def _sums_there(config: RunConfig, replicas: Communicator) -> bool:
+    """By way of the host would be twice the way that gradients take anyhow."""
+    if replicas.size == 1:
+        return True
+    asked, feedback = config.agreement, config.codec.feedback
+    plain = asked.codec == "identity" and asked.hierarchical == "off"
+    carries = isinstance(replicas, OnDevice) and replicas.kind != BY_HOST
+    return plain and feedback != "on" and carries
+
+
+def _kind_there(
+    kind: type[Gradient], config: RunConfig, grid: Grid, means: Means
+) -> type[Gradient]:
+    """A linear step along sums that are there can be taken there."""
+    rule = means.steps.rule
+    linear = isinstance(rule, Linear) and (rule.states == 1 or means.columns == 1)
+    steps = linear and not means.shapers and kind is Gradient
+    return GradientThere if steps and _sums_there(config, grid.replicas) else kind
+
+
 def _sender(config: RunConfig, grid: Grid, state: State, buffer: Buffer) -> Sender:
     """Of all replicas, or of the leaders of groups of them."""
     replicas, of = grid.replicas, config.agreement.hierarchical
+    if isinstance(buffer, BufferThere) and _sums_there(config, replicas):
+        buffer.stays = True
+        return PlainThere(replicas)
     if of == "off" or replicas.size == 1:
         return _between(config, grid, state, buffer, replicas, replicas.size)
     groups = open_groups(grid, of)

@@ -1,5 +1,9 @@
 """The product of a run on the GPU of this rank."""
 
+from dataclasses import replace
+
+from hpcsgd.agreement.gradient import Gradient
+from hpcsgd.agreement.there import BufferThere, GradientThere
 from hpcsgd.assembly.feed import Feed
 from hpcsgd.assembly.gpu import check_room
 from hpcsgd.backends.device import Device
@@ -8,8 +12,10 @@ from hpcsgd.backends.gram_kernel import allowed
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
 from hpcsgd.products import GATHERS, RECURS
-from hpcsgd.products.base import Task
+from hpcsgd.products.base import Product, Task
+from hpcsgd.products.device_gradient import DeviceGradient, Sums
 from hpcsgd.products.device_kinds import make_on_device
+from hpcsgd.products.micro import MicroBatches
 from hpcsgd.products.on_device import OnDevice
 
 
@@ -32,6 +38,34 @@ def make_on_gpu(
     asked = config.products.gram_kernel
     product.gram_asked = allowed(asked, config.run.reproducible)
     return product
+
+
+def make_gradient_on_gpu(
+    config: RunConfig,
+    task: Task,
+    feed: Feed,
+    grid: Grid,
+    device: Device,
+    gradient: Gradient,
+) -> DeviceGradient:
+    """What sums the gradients that replicas share; called by all ranks."""
+    plans = [(size,) for sizes in feed.plans for size in sizes]
+    two = replace(task, states=2)  # as wide as weights and their gradient
+    check_room(device, two, plans, grid.world)
+
+    def sums() -> Sums:
+        assert isinstance(gradient.buffer, BufferThere)
+        return gradient.buffer
+
+    product = DeviceGradient(task, device, gradient, sums)
+    product.holds_weights = isinstance(gradient, GradientThere)
+    return product
+
+
+def on_gpu(product: Product) -> OnDevice | None:
+    """What of it computes on a GPU, if anything does."""
+    inner = product.product if isinstance(product, MicroBatches) else product
+    return inner if isinstance(inner, OnDevice) else None
 
 
 def _kept(name: str, task: Task, feed: Feed) -> int:

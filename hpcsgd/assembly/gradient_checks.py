@@ -1,5 +1,7 @@
 """What the gradient agreement refuses, each in one sentence."""
 
+import numpy as np
+
 from hpcsgd.agreement.by_leaders import check_groups
 from hpcsgd.agreement.kinds import is_on_disk, takes_gradients
 from hpcsgd.assembly.kind_checks import (
@@ -10,16 +12,19 @@ from hpcsgd.assembly.kind_checks import (
 )
 from hpcsgd.assembly.on_disk import wrong_on_disk
 from hpcsgd.assembly.sharded_checks import of_slices
-from hpcsgd.codecs import get_codec
+from hpcsgd.auto_rate import ignores_length
+from hpcsgd.codecs import Bucket, get_codec, make_codec
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
 from hpcsgd.precision import Precision
-from hpcsgd.products import RECURS
+from hpcsgd.products import GATHERS, RECURS
 from hpcsgd.updates import ADAPTIVE
 
 UPDATES = ("sgd", "momentum", "nesterov", "nesterov-classic", *ADAPTIVE)
+ONE_WORD = Bucket(0, 1, 1, np.dtype(np.float32))
 MOMENTA = ("momentum", "nesterov", "nesterov-classic", "adam")
+ON_GPUS = ("gradient", "growing")
 
 
 def check(config: RunConfig, precision: Precision) -> None:
@@ -35,12 +40,15 @@ def check(config: RunConfig, precision: Precision) -> None:
     if config.agreement.kind != "offload":
         _check_delay(config)
     check_groups(config.agreement.hierarchical)
+    # One replica encodes nothing, and is told of settings that no grid could run.
+    make_codec(codec, ONE_WORD, config.codec, config.accordion)
     _check_rounds(config)
     more: tuple[Wrong, ...] = ()
     if is_on_disk(config.agreement.kind):
         more = wrong_on_disk(config, precision)
     for is_wrong, why in (
         *_of_settings(config),
+        _of_rates(config),
         *_of_formats(precision, codec),
         *_of_codec(config),
         *_of_any_batch(config, precision),
@@ -73,8 +81,13 @@ def _of_settings(config: RunConfig) -> tuple[Wrong, ...]:
             " steps together; use --products direct or gather",
         ),
         (
-            config.run.device == "cuda",
-            "is not built for GPUs yet; use --device cpu, or --agreement average",
+            config.run.device == "cuda" and config.agreement.kind not in ON_GPUS,
+            "is not built for GPUs yet; use --device cpu, or --agreement gradient",
+        ),
+        (
+            config.run.device == "cuda" and kind in GATHERS,
+            f"adds gradients on GPUs where rows are, and [products] kind = {kind!r}"
+            " moves them; use --products direct, or --device cpu",
         ),
         (
             how != "none" and config.update.clip_over != "step",
@@ -147,6 +160,15 @@ def _of_any_batch(config: RunConfig, precision: Precision) -> tuple[Wrong, ...]:
             f"has steps of any number of rows and [rate] per_batch ="
             f" {config.rate.per_batch} is for a known one; leave it out",
         ),
+    )
+
+
+def _of_rates(config: RunConfig) -> Wrong:
+    is_open, how = config.rate.is_open, ignores_length(config.update)
+    return (
+        is_open and bool(how),
+        f"would take steps at 1/L, which --rate auto is, and [update] {how} makes them"
+        " no longer where gradients are; give a rate, --rate 0.01 is a cautious start",
     )
 
 

@@ -12,7 +12,7 @@ from hpcsgd.assembly.agreed import in_exchanges, make_gradient, of_feed
 from hpcsgd.assembly.casting import Place, cast
 from hpcsgd.assembly.choice import Chosen, Earlier, choose_run
 from hpcsgd.assembly.feed import Feed, make_feed, steps_in
-from hpcsgd.assembly.gpu_product import make_on_gpu
+from hpcsgd.assembly.gpu_product import make_gradient_on_gpu, make_on_gpu, on_gpu
 from hpcsgd.assembly.many import many_models, rates_of
 from hpcsgd.assembly.motor import Parts, make_engine
 from hpcsgd.assembly.proximal import settle_steps
@@ -37,6 +37,7 @@ from hpcsgd.load import Loaded
 from hpcsgd.products import GATHERS, RECURS, get_product
 from hpcsgd.products.base import Product, State, Task
 from hpcsgd.products.clip import Clip, make_clip
+from hpcsgd.products.device_gradient import DeviceGradient
 from hpcsgd.products.gap import GapMonitor
 from hpcsgd.products.held import HeldState
 from hpcsgd.products.lookahead import LookAheadGram
@@ -149,9 +150,13 @@ def assemble(
     watched = UNWATCHED if task.anchored else _monitor(config, name, feed)
     task = replace(task, monitor=watched)
     if takes_gradients(words.agreement):
-        gradient = make_gradient(config, words, grid, loaded, task, feed)
+        gradient = make_gradient(config, words, grid, loaded, task, feed, device)
         task = replace(task, gradient=gradient)
-        product = _sharing(config, name, task, gradient)
+        if device is None:
+            product = _sharing(config, name, task, gradient)
+        else:
+            one = make_gradient_on_gpu(config, task, feed, grid, device, gradient)
+            product = in_exchanges(one, gradient, config.agreement.accumulate)
     elif device is None:
         product = _product(name, look_ahead, task)
     else:
@@ -258,6 +263,14 @@ def _feed(
     return make_feed(config, planner, rows, grid.replicas.size, grid.replica, follow)
 
 
+def _holder(product: Product) -> OnDevice | None:
+    """Where the weights of the run are between exchanges; None: on the host."""
+    found = on_gpu(product)
+    if isinstance(found, DeviceGradient) and not found.holds_weights:
+        return None
+    return found
+
+
 def _first_state(
     config: RunConfig,
     task: Task,
@@ -267,7 +280,8 @@ def _first_state(
 ) -> State:
     whole = columns.own.stop - columns.own.start, task.states * task.columns
     intercept = np.zeros((task.states, task.columns))
-    kind = HeldState if isinstance(product, OnDevice) else State
+    holder = _holder(product)
+    kind = HeldState if holder else State
     weights: Any
     if isinstance(engine.agreement, Infinity):
         dtype = task.backend.zeros((0, whole[1])).dtype
@@ -278,8 +292,8 @@ def _first_state(
         weights=weights,
         intercept=intercept if config.problem.intercept else None,
     )
-    if isinstance(product, OnDevice):
-        state.hold(product.device, product.scale)  # type: ignore[attr-defined]
+    if holder:
+        state.hold(holder.device, holder.scale)  # type: ignore[attr-defined]
     engine.agreement.prepare(state)
     engine.hooks.prepare(state)
     return state

@@ -37,6 +37,11 @@ def check_many(config: RunConfig) -> None:
             " fp32",
         ),
         (
+            config.rate.per_batch > 0 and bool(config.sweep.rate),
+            "rate.per_batch is about rate.value, and sweep.rate names other rates;"
+            " scale those by hand, and leave rate.per_batch out",
+        ),
+        (
             config.update.clip != "none",
             f"update.clip = {config.update.clip!r} has one size for all models; use"
             " update.clip = 'none'",

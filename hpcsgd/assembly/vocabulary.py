@@ -7,6 +7,7 @@ from hpcsgd.agreement.nested import plan_levels
 from hpcsgd.agreement.slowmo import BASES
 from hpcsgd.assembly.gradient_checks import check as check_gradient
 from hpcsgd.assembly.many import check_many
+from hpcsgd.assembly.notices import warn_of_one_replica
 from hpcsgd.assembly.proximal import check_steps
 from hpcsgd.assembly.variance import check_svrg
 from hpcsgd.backends import make_backend
@@ -51,6 +52,7 @@ def resolve(config: RunConfig, world: Communicator) -> Vocabulary:
     world, replicas = _as_many(config, world), config.grid.replicas
     members = config.grid.members or max(world.size // max(replicas, 1), 1)
     check_size(world.size, replicas, members)
+    warn_of_one_replica(config, replicas, world.size)
     if config.products.kind != "auto":
         get_product(config.products.kind)
     precision, update = config.precision.resolve(), config.update

@@ -61,6 +61,11 @@ class CudaDevice:
         found: tuple[int, int] = self.layer.memory()
         return found
 
+    def clear(self, array: Any) -> None:
+        """array ← 0, of an array without gaps."""
+        with self.stream:
+            array.fill(0)
+
     def fill(self, array: Any, values: Array) -> None:
         """array ← values of the host, of its shape; they may change at once."""
         self.uploads.fill(array, values)

@@ -48,6 +48,9 @@ class Device(Protocol):
     def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """A device array of zeros."""
 
+    def clear(self, array: Any) -> None:
+        """array ← 0, of an array without gaps."""
+
     def fill(self, array: Any, values: Array) -> None:
         """array ← values of the host, of its shape; they may change at once."""
 

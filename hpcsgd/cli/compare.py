@@ -3,7 +3,6 @@
 import argparse
 import logging
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -200,12 +199,6 @@ def _notes(found: Comparison) -> list[str]:
     return notes
 
 
-def _steps(report: Mapping[str, Any]) -> int:
-    """Steps between two messages; s only lightens the loop of a sum in every step."""
-    sums_each = report["products"] == "direct" and report["grid"]["replicas"] == 1
-    return 1 if sums_each else int(report["schedule"]["steps"])
-
-
 def _cells(found: Comparison, row: Row) -> tuple[str, ...]:
     """The figures of one row, in the order of COLUMNS."""
     report, first = row.result.report, found.rows[0].setting.global_batch
@@ -213,7 +206,7 @@ def _cells(found: Comparison, row: Row) -> tuple[str, ...]:
     ahead = " ahead" if report["look_ahead"] else ""
     return (
         f"{row.setting.global_batch}{mark}",
-        str(_steps(report)),
+        str(row.steps),
         report["products"] + ahead,
         row.setting.config.precision.recipe,
         f"{row.result.loss:.6f}",

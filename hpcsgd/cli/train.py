@@ -11,6 +11,7 @@ from hpcsgd.cli.flags import FLAGS, NEGATIVE, SWITCHES
 from hpcsgd.cli.profile import show_profile
 from hpcsgd.cli.ranks import on_all_ranks
 from hpcsgd.cli.summary import summary
+from hpcsgd.cli.written import chosen
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.grid import parse_grid
 from hpcsgd.config import RunConfig, apply_settings, read_toml
@@ -96,8 +97,8 @@ def check_data(config: RunConfig) -> None:
 def overlaid(
     tables: Mapping[str, Mapping[str, Any]], arguments: argparse.Namespace
 ) -> dict[str, dict[str, Any]]:
-    """`tables` with --set over them and the flags over both."""
-    merged = apply_settings(tables, arguments.sets)
+    """What a file's `tables` choose, with --set over it and the flags over both."""
+    merged = apply_settings(chosen(tables), arguments.sets)
     asked = [name for _, name, _ in (*FLAGS, *SWITCHES, *NEGATIVE)]
     for setting in asked:
         value = getattr(arguments, setting, None)

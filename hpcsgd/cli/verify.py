@@ -2,9 +2,12 @@
 
 import argparse
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from hpcsgd.errors import ConfigError, DataError
+
+WORDS = {"products": "for products", "agreement": "to agree"}
 
 
 def add_parser(commands: Any) -> None:
@@ -66,6 +69,12 @@ def _figures(check: Any) -> str:
         deviation, allowed = check.figures["deviation"], check.figures["tolerance"]
         return f"deviation {deviation:.1e}, allowed {allowed:.1e}"
     if check.name == "traffic":
-        calls = {k: v["calls"] for k, v in check.figures["ledger"].items()}
-        return f"{calls['products']} calls for products, {calls['agreement']} to agree"
+        found = check.figures["ledger"]
+        return ", ".join(_sent(found[k], w) for k, w in WORDS.items() if found.get(k))
     return ""
+
+
+def _sent(counted: Mapping[str, int], words: str) -> str:
+    """Of codecs the bytes alone have a formula."""
+    key = "calls" if "calls" in counted else "bytes"
+    return f"{counted[key]} {key} {words}"

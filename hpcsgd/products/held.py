@@ -40,6 +40,16 @@ class HeldState(State):
             mirror.written()
         self.__dict__["there"] = residuals
 
+    def wrote(self, name: str) -> None:
+        """One of its arrays has been written there."""
+        self.__dict__["mirrors"][name].written()
+
+    @property
+    def scale(self) -> float:
+        """What weights on the device are divided by."""
+        scale: float = self.__dict__["scale"]
+        return scale
+
     def portion(self, share: float, group: Communicator) -> Any:
         """On the device, where the group knows arrays that are there."""
         if not isinstance(group, OnDevice) or not self.__dict__.get("mirrors"):

@@ -1,6 +1,6 @@
 """Rates of the kernels over rows and columns: where caches end, calls are short."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from hpcsgd.calibrate import (
     fastest_of,
-    narrowed,
+    of_columns,
     task_alone,
     time_gram,
     time_passes,
@@ -70,7 +70,7 @@ def _widths(width: int) -> list[int]:
 def _measure(task: Task, kernel: str, rows: int, columns: int) -> tuple[float, ...]:
     """Rates of this rank, of rows that come in no order."""
     columns = min(columns, task.shard.width)
-    task = replace(task, shard=narrowed(task.shard, columns))
+    task = of_columns(task, columns)
     order = np.random.default_rng(0).permutation(task.shard.height)
     rows = min(rows, task.shard.height)
 

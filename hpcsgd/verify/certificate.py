@@ -134,6 +134,7 @@ def _checks(scene: Scene, reader: RowReader, count: int, seed: int) -> Iterator[
             scene.family,
             scene.precision,
             split_of(scene.config.sweep, scene.config.sampling),
+            scene.config.precision.scale,
         )
     data = _data(scene, reader, source)
     yield data

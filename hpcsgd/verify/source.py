@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.backends.looks import weigh
+from hpcsgd.backends.scaling import Scaling, make_scaling
 from hpcsgd.csr import Csr
 from hpcsgd.data.fingerprint import Fingerprint
 from hpcsgd.data.folds import Split
+from hpcsgd.data.peaks import column_peaks
 from hpcsgd.data.readers import CHUNK_BYTES, RowReader, is_sparse
 from hpcsgd.data.sparse_block import pieces
 from hpcsgd.data.targets import encode_targets
 from hpcsgd.families.base import Array, Family
+from hpcsgd.formats import get_format
 from hpcsgd.precision import Precision
 from hpcsgd.storage import decode, encode
 
@@ -43,6 +46,7 @@ class Source:
     reader: RowReader
     precision: Precision
     given: Sides
+    scale: str = "column"  # [precision] scale
 
     @cached_property
     def stored(self) -> Sides:
@@ -59,10 +63,23 @@ class Source:
             self.reader.read(slice(int(p[0]), int(p[-1]) + 1), whole)
             for p in np.split(wanted, cuts)
         ]
-        name = self.precision.matrix
-        stored = encode(np.concatenate(parts), name)
+        name, scaling = self.precision.matrix, self._scaling
+        values = np.concatenate(parts)
+        stored = encode(values if scaling is None else scaling.up(values), name)
         widened = decode(stored, name, self.precision.working)
+        if scaling is not None:
+            scaling.down(widened)
         return widened[place].astype(L)
+
+    @cached_property
+    def _scaling(self) -> Scaling | None:
+        """Formats with few exponents have one for each column, or one for all."""
+        form, whole = get_format(self.precision.matrix), slice(0, self.reader.cols)
+        if not form.wants_scale:
+            return None
+        peaks = column_peaks(self.reader, slice(0, self.reader.rows), whole)
+        is_one = is_sparse(self.reader) and self.scale == "column"
+        return make_scaling(form, peaks, whole, "global" if is_one else self.scale)
 
     def blocks(self) -> Any:
         """(slice, X) over all rows."""
@@ -95,7 +112,11 @@ class Source:
 
 
 def open_source(
-    reader: RowReader, family: Family, precision: Precision, split: Split = WHOLE
+    reader: RowReader,
+    family: Family,
+    precision: Precision,
+    split: Split = WHOLE,
+    scale: str = "column",
 ) -> Source:
     """The columns of the whole data, encoded as a run does."""
     every = slice(0, reader.rows)
@@ -109,4 +130,4 @@ def open_source(
     c = c * (reader.rows / float(c.sum()))
     o = np.zeros(reader.rows) if o is None else o
     given = Sides(encoded.astype(np.float64), c[:, None], o[:, None])
-    return Source(reader, precision, given)
+    return Source(reader, precision, given, scale)

@@ -153,7 +153,7 @@ def test_settings_of_a_file(hpcsgd, susy, tmp_path):
     assert [r["name"] for r in said["settings"]] == ["sgd", "ca-sgd", "again"]
     for row, other in zip(said["settings"], flags["settings"], strict=False):
         assert row["weights_sha256"] == other["weights_sha256"]
-    assert [row["steps"] for row in said["settings"]] == [1, 4, 2]
+    assert [row["steps"] for row in said["settings"]] == [1, 4, 1]
 
 
 def test_run_folders_account_and_figure(hpcsgd, susy, tmp_path):

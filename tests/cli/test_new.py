@@ -10,7 +10,9 @@ from hpcsgd.cli.template import comments, template
 from hpcsgd.cli.train import configuration
 from hpcsgd.config import RunConfig, read_toml
 from hpcsgd.data.sampling import MODES
+from hpcsgd.errors import ConfigError
 from hpcsgd.families import FAMILIES
+from hpcsgd.methods import METHODS
 from hpcsgd.precision import RECIPES
 from hpcsgd.products import PRODUCTS
 from hpcsgd.rates import RATES
@@ -32,6 +34,42 @@ def test_training_takes_it_as_the_defaults(tmp_path):
     (tmp_path / "run.toml").write_text(template())
     arguments = make_parser().parse_args(["train", str(tmp_path / "run.toml")])
     assert configuration(arguments) == RunConfig()
+
+
+def read(path, *flags):
+    from hpcsgd.cli.parser import make_parser
+
+    return configuration(make_parser().parse_args(["train", str(path), *flags]))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_its_defaults_are_in_the_way_of_no_method(tmp_path, name):
+    """Named by a flag all of a method is set; named in the file what makes it one."""
+    path = tmp_path / "run.toml"
+    path.write_text(template())
+    asked = RunConfig.parse({"agreement": {"method": name}})
+    assert read(path, "--method", name) == asked
+    path.write_text(template().replace('method = ""', f'method = "{name}"'))
+    assert read(path).agreement.method == name
+
+
+def test_what_differs_from_a_default_is_a_choice(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(template().replace("steps = 8", "steps = 4"))
+    with pytest.raises(ConfigError, match="leave schedule.steps out"):
+        read(path, "--method", "ddp")
+    assert read(path, "--method", "local").schedule.steps == 4
+    path.write_text("[schedule]\nperiod = 1\n")
+    assert read(path, "--method", "local").schedule.period == 1, "said by hand"
+
+
+def test_a_resolved_file_is_read_as_it_was(tmp_path):
+    """A choice of a method's default may be the default of all."""
+    path = tmp_path / "run.toml"
+    tables = {"agreement": {"method": "local"}, "schedule": {"period": 1, "steps": 8}}
+    config = RunConfig.parse(tables)
+    path.write_text(config.toml())
+    assert read(path) == config
 
 
 def test_it_trains(command, susy):

@@ -55,6 +55,19 @@ def takes_parts_of_arrays(device):
     np.testing.assert_array_equal(device.fetch(array[3:9]), expected[3:])
 
 
+def clears_arrays_and_parts_of_them(device):
+    """In its order: what was filled before, and not what is filled then."""
+    array = device.empty((9, 4), np.float32)
+    for first, last in ((0, 9), (2, 5)):
+        device.fill(array, np.ones((9, 4), np.float32))
+        device.clear(array[first:last])
+        device.fill(array[4:5], np.full((1, 4), 2, np.float32))
+        expected = np.ones((9, 4))
+        expected[first:last] = 0
+        expected[4] = 2
+        np.testing.assert_array_equal(device.fetch(array), expected)
+
+
 def reads_what_it_is_filled_with_at_once(device):
     """What was given may change before the copy is done; buffers are used again."""
     for width in (3, uploads.SMALL // 4 + 1):  # the ring, and the two large ones
@@ -275,6 +288,7 @@ def refuses_what_has_no_room(device):
 CHECKS = [
     brings_arrays_back,
     takes_parts_of_arrays,
+    clears_arrays_and_parts_of_them,
     reads_what_it_is_filled_with_at_once,
     sends_what_is_written_in_place,
     works_in_order,

@@ -130,5 +130,5 @@ def test_a_column_of_zeros_stays_where_it_began(name):
     config = coded(problem, name, 3, codec=ROWS[name].rough)
     result = on_all(3, config, problem)[0]
     # Low rank and one scale for all signs mix columns; both end near it.
-    allowed = 0.0 if name not in ("powersgd", "sign") else 0.2
+    allowed = 0.0 if name not in ("powersgd", "sign", "accordion") else 0.2
     assert abs(result.weights[2]) <= allowed

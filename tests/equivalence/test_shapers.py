@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hpcsgd.agreement.centring import OverClasses, OverColumns
+from hpcsgd.agreement.centring import OverClasses, OverColumns, ToLengthOne
 from hpcsgd.agreement.clipping import ByNorm, ByPercentile
 from hpcsgd.agreement.noise import BLOCK, SALT, Noise
 from hpcsgd.agreement.shaping import Whole
@@ -172,6 +172,23 @@ def test_a_percentile_is_of_the_last_hundred_norms():
         clip.shape(g, Whole(slice(0, 1), lambda x: x), Moment(number, 0, 1.0, 1.0))
         seen = np.arange(max(number - 99, 0), number + 1) + 1.0
         assert g[0, 0] == pytest.approx(min(np.percentile(seen, 10), number + 1.0))
+
+
+def test_steps_that_were_left_out_are_no_short_ones():
+    """Of forty steps every second one overflowed, and is no norm of zero."""
+    clip = ByPercentile(at=10.0)
+    for number in range(0, 40, 2):
+        g = np.array([[number + 1.0]])
+        clip.shape(g, Whole(slice(0, 1), lambda x: x), Moment(number, 0, 1.0, 1.0))
+        seen = np.arange(0, number + 1, 2) + 1.0
+        assert g[0, 0] == pytest.approx(min(np.percentile(seen, 10), number + 1.0))
+
+
+@pytest.mark.parametrize("size", [1e-44, 1e-39, 1.0, 1e38])
+def test_gradients_of_any_size_become_of_length_one(size):
+    g = np.array([[size], [0.0]], dtype=np.float32)
+    ToLengthOne().shape(g, Whole(slice(0, 2), lambda x: x), Moment(0, 0, 1.0, 1.0))
+    assert g.tolist() == [[1.0], [0.0]]
 
 
 def test_small_gradients_are_left_alone_and_zeros_stay():

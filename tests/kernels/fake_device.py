@@ -103,6 +103,11 @@ class FakeDevice:
         self.stream.put(lambda: found.held.fill(0), found)
         return found
 
+    def clear(self, array):
+        assert array.flags.c_contiguous
+        self.stream.is_free()
+        self.stream.put(lambda: array.held.fill(0), array)
+
     def fill(self, array, values):
         """By way of pinned buffers, as a GPU is sent it: what is late shows."""
         self.stream.is_free()

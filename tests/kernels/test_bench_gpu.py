@@ -76,7 +76,15 @@ def test_all_figures_are_measured(cupy, no_sanitizer, tmp_path, capsys):
     ]
     assert set(figures) == {
         *("kernels", "copy", "bf16", "gram small", "gram large", "gram large rate"),
-        *("exchange", "margin tall", "update tall", "margin wide", "update wide"),
+        *(
+            "ddp",
+            "ddp by the host",
+            "exchange",
+            "margin tall",
+            "update tall",
+            "margin wide",
+            "update wide",
+        ),
         *(*shapes, *sanitizer.TOOLS),
     }
     assert figures["kernels"]["reached"] == 0

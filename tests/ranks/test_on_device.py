@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from hpcsgd.api import train
 from hpcsgd.comm import cuda_aware, staged
 from hpcsgd.comm.cuda_aware import check_support
 from hpcsgd.comm.mpi import MpiCommunicator
@@ -13,6 +14,10 @@ from hpcsgd.comm.on_device import fetched
 from hpcsgd.comm.transports import open_transport
 from hpcsgd.errors import ConfigError
 from tests.fake_cuda import FakeLayer, Node
+from tests.harness import make_problem
+from tests.kernels import emulator
+from tests.kernels.fake_device import FakeDevice
+from tests.kernels.test_gradient_runs import near, shared
 
 
 def opened(comm, kind, monkeypatch):
@@ -84,3 +89,28 @@ def test_an_mpi_says_whether_it_reads_device_memory(comm):
             check_support()
     else:
         check_support()
+
+
+@pytest.mark.ranks(2, 4, timeout=120)
+def test_gradients_of_devices_are_shared(comm, monkeypatch):
+    """Runs of the host to roundoff, the same bits on all ranks, the same messages."""
+    if emulator.COMPILER is None:
+        pytest.skip("no C++ compiler")
+    monkeypatch.setattr(cuda_aware, "check_support", lambda: None)
+    place = f"GPU of rank {comm.rank}"
+    take = lambda share_gpus: FakeDevice(Node(), comm.rank, place)  # noqa: E731
+    monkeypatch.setattr("hpcsgd.assembly.gpu.take_gpu", take)
+    problem, members = make_problem("logistic", n=13, d=13), comm.size // 2
+    for sections in (
+        {"run": {"transport": "mpi-cuda"}},
+        {"run": {"transport": "mpi-cuda"}, "update": {"kind": "momentum"}},
+        {"run": {"transport": "mpi-host"}, "agreement": {"codec": "topk"}},
+    ):
+        found = []
+        for device in ("cuda", "cpu"):
+            more = {**sections, "run": {**sections["run"], "device": device}}
+            config = shared(problem, 2, members, **more)
+            world = MpiCommunicator(comm.Dup())
+            found.append(train(config, X=problem.X, y=problem.y, world=world))
+        near(*found)
+        assert len(set(comm.allgather(found[0].weights_sha256))) == 1

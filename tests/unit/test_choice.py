@@ -55,6 +55,21 @@ def test_replicas_take_no_open_steps():
         train_on(2, config, problem)
 
 
+@pytest.mark.parametrize("matrix", ["fp8-e4m3", "int8"])
+def test_columns_with_exponents_are_measured(matrix):
+    """Of so many that the part without arithmetic takes the first of them alone."""
+    problem = make_problem("logistic", n=40, d=60)
+    precision = {"recipe": "fp32", "matrix": matrix}
+    config = config_for(problem, precision=precision)
+    reader = MemoryReader(problem.X, problem.y)
+
+    def measure(world):
+        live = build(config, world, lambda _: reader, [], Clock())
+        return calibrate(live.task, 4, world), live.task.backend.scaling.exponents.shape
+
+    assert {shape for _, shape in run_ranks(2, measure)} == {(60,)}
+
+
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
 @pytest.mark.parametrize("recipe", ["fp64", "fp32", "c"])
 @pytest.mark.parametrize("family", ["logistic", "softmax"])

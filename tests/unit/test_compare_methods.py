@@ -178,6 +178,7 @@ def test_the_document_has_a_line_for_every_method(ranks):
         for same in ("loss", "loss_gap", "seconds", "words", "bytes", "steps"):
             assert row[same] == twin[same]
     sgd = said["rows"][0]
+    assert sgd["steps"] == 1 and sgd["messages"] == sgd["iterations"]
     assert (sgd["grid"], sgd["loss_gap"], sgd["speed_up"]) == (f"1x{ranks}", 0.0, 1.0)
 
 

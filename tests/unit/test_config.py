@@ -38,7 +38,10 @@ def test_any_text_comes_back_from_the_file(text):
             {"schedule": {"step": 4}},
             r"\[schedule\] unknown: \['step'\]; known: \['batch'",
         ),
-        ({"shedule": {}}, r"sections unknown: \['shedule'\]; known: \['agreement'"),
+        (
+            {"shedule": {}},
+            r"sections unknown: \['shedule'\]; known: \['accordion', 'agreement'",
+        ),
         ({"schedule": {"batch": 0}}, "batch = 0 must be a whole number of at least 1"),
         ({"schedule": {"steps": -1}}, "steps = -1 must be a whole number"),
         ({"schedule": {"batch": 2.5}}, "must be of type int"),

@@ -40,7 +40,6 @@ REFUSED = [
     ({"schedule": {"steps": 4}}, "use --steps 1"),
     ({"schedule": {"period": 2}}, "use --period 1"),
     ({"products": {"kind": "gram"}}, "use --products direct or gather"),
-    ({"run": {"device": "cuda"}}, "use --device cpu"),
     ({"update": {"clip": "norm", "clip_over": "exchange"}}, "leave it out"),
     ({"precision": {"weights": "bf16"}}, "precision.weights=fp32"),
     (
@@ -304,6 +303,34 @@ def test_replicas_that_differ_are_mended(monkeypatch):
         assert found == {1 if every else 0}
         hashes = {r.weights_sha256 for r in results}
         assert hashes == {plain[0].weights_sha256} if every else len(hashes) > 1
+
+
+@pytest.mark.parametrize("bits", [32, 8])
+def test_what_steps_are_divided_by_is_mended_with_the_weights(monkeypatch, bits):
+    """A moment that differs would move the weights apart again and again."""
+    from hpcsgd.agreement import Gradient
+    from hpcsgd.updates import in_eight_bits
+
+    monkeypatch.setattr(in_eight_bits, "SMALL", 1)
+    problem = make_problem("softmax")
+    step = Gradient._step
+
+    def flipped(self, state, task):
+        step(self, state, task)
+        if self._done == 2 and self.grid.replica == 1:
+            kept = state.memory["adam_v"]
+            (kept.scales if bits == 8 else kept)[0, 0] *= 2
+            state.shared["adam_v"][0, 0] *= 2
+
+    update = {"kind": "adam", "bits": bits}
+    config = agreed(
+        problem, 2, problem={"intercept": True}, update=update, run={"check_members": 1}
+    )
+    plain = on_all(2, config, problem)
+    monkeypatch.setattr(Gradient, "_step", flipped)
+    results = on_all(2, config, problem)
+    assert {r.report["agreement"]["mended_replicas"] for r in results} == {1}
+    assert {r.weights_sha256 for r in results} == {plain[0].weights_sha256}
 
 
 # ---------------------------------------------------------------------- methods

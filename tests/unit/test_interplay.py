@@ -220,7 +220,7 @@ def test_fit_leaves_to_a_method_what_nobody_asked_for(method):
     def on_rank(world):
         return fit(
             *(PROBLEM.X, "logistic", PROBLEM.y),
-            **{"config": asked, "grid": "2x1", "epochs": 2, "comm": world},
+            **{"config": asked, "grid": "2x1", "epochs": 2, "rate": 0.1, "comm": world},
         ).config
 
     found = run_ranks(2, on_rank)[0]

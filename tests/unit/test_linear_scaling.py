@@ -53,3 +53,15 @@ def test_a_run_goes_on_with_the_rate_it_had(tmp_path):
 def test_what_makes_no_sense_is_said(settings):
     with pytest.raises(ConfigError, match="per_batch"):
         RateConfig(**settings)
+
+
+@pytest.mark.parametrize("update", [{"kind": "adam"}, {"normalise": True}])
+def test_steps_that_are_as_long_as_the_rate_says_know_no_largest(update, caplog):
+    """2/L is about steps along gradients; --rate auto, too."""
+    problem = make_problem("logistic")
+    config = agreed(problem, 2, rate={"value": 3.0, "per_batch": 1}, update=update)
+    assert rate_of(train_on(2, config, problem)) == 3.0 * 8
+    assert not caplog.records
+    config = agreed(problem, 2, rate={"value": "auto"}, update=update)
+    with pytest.raises(ConfigError, match="--rate 0.01"):
+        train_on(2, config, problem)

@@ -195,6 +195,7 @@ def test_rows_held_out_judge_all_models():
         ({"run": {"device": "cuda"}}, "one model at a time"),
         ({"update": {"clip": "norm"}}, "one size for all"),
         ({"precision": {"residual": "fp16"}}, "one scale for all"),
+        ({"sweep": {"rate": [0.1, 0.2]}, "rate": {"per_batch": 4}}, "scale those"),
         ({"precision": {"recipe": "auto"}}, "name a recipe"),
         ({"sampling": {"hold_out": 0.1}}, "use one of"),
         ({"sweep": {}}, "a sweep of one model"),

@@ -42,7 +42,7 @@ def test_plain_sgd_has_the_formulas_of_the_text():
 
 def test_unknown_update_and_momentum():
     with pytest.raises(ConfigError, match="known: "):
-        make_update("adam", 0.9)
+        make_update("adamax", 0.9)
     with pytest.raises(ConfigError, match=r"must lie in \[0, 1\)"):
         make_update("momentum", 1.0)
 

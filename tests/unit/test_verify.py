@@ -105,6 +105,15 @@ def test_families_and_precisions(tmp_path, family, recipe, most):
     assert max(deviations(check(tmp_path, reader))) < most
 
 
+@pytest.mark.parametrize("form", ["fp16", "fp8-e4m3", "int8"])
+@pytest.mark.parametrize("scale", ["column", "global"])
+def test_matrices_with_exponents_of_their_own(tmp_path, form, scale):
+    """Replayed as they were stored: times powers of two, and back."""
+    precision = {"recipe": "fp32", "matrix": form, "scale": scale}
+    reader = train(tmp_path, ranks=2, precision=precision)
+    assert max(deviations(check(tmp_path, reader))) < 2e-5
+
+
 @pytest.mark.parametrize("form", ["tf32", "bf16", "fp16", "fp8-e4m3", "fp8-e5m2"])
 @pytest.mark.parametrize("product", ["direct", "gram", "cached", "look-ahead"])
 @pytest.mark.parametrize("reproducible", [True, False])

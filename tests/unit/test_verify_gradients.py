@@ -8,6 +8,7 @@ import pytest
 from hpcsgd.agreement import Gradient
 from hpcsgd.agreement.buckets import Buffer
 from hpcsgd.agreement.senders import Coded
+from hpcsgd.cli.verify import table
 from hpcsgd.errors import DataError
 from hpcsgd.recording import NAME, read_recording, write_recording
 from hpcsgd.result import load_result
@@ -102,6 +103,13 @@ def test_sparse_rows(tmp_path, kind):
     check(tmp_path, train(tmp_path, config, dense, stored))
 
 
+def test_sparse_rows_in_eight_bits(tmp_path):
+    """All of their columns share one exponent."""
+    stored, dense = make_sparse("logistic")
+    config = agreed(dense, 2, precision={"recipe": "fp32", "matrix": "fp8-e4m3"})
+    check(tmp_path, train(tmp_path, config, dense, stored), 2e-5)
+
+
 @pytest.mark.parametrize("at", [2, 5])
 def test_a_resumed_run(tmp_path, at):
     problem = make_problem("logistic")
@@ -137,11 +145,12 @@ def test_what_of_a_codec_can_be_verified(tmp_path, name, members):
     problem = make_problem("softmax")
     config = coded(problem, name, 3, members, codec=ROWS[name].rough)
     names, found = kinds(tmp_path, train(tmp_path, config, problem))
-    fixed = name not in ("threshold", "wangni", "alq", "amq")
+    fixed = name not in ("threshold", "wangni", "alq", "amq", "accordion")
     assert all(names[check] for check in MADE), found.failed
     assert ("traffic of agreement" not in names) == fixed
     steps = [c for c in found.checks if c.name.startswith("exchange")]
     assert len(steps) == 6 and all(step.ok for step in steps)
+    assert ("to agree" in table(found)) == fixed
     parts = {tuple(step.figures.get("replayed", "all")) for step in steps}
     assert parts == {tuple("all") if name == "identity" else ("b", "bv")}
 

@@ -1,0 +1,159 @@
+"""Gradients of batches on a device, for replicas that share them before they step.
+
+Scores, residuals and Yᵀr are the device's; replicas agree on what it sums, and the host
+takes the step. What scores are read at goes up once an exchange.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from hpcsgd.backends.device import Device
+from hpcsgd.backends.device_buffers import sent
+from hpcsgd.backends.device_exchange import DeviceExchange
+from hpcsgd.backends.kernel_table import build_of
+from hpcsgd.backends.launch_steps import blend
+from hpcsgd.products.base import Array, Group, State, Task
+from hpcsgd.products.device_cycle import Cycle
+from hpcsgd.products.direct import probed
+from hpcsgd.products.held import HeldState
+from hpcsgd.products.on_device import DeviceDirect
+from hpcsgd.updates import Unrolled
+
+
+class Shares(Protocol):
+    """Who takes gradients, to share them before it steps."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether a step follows the next batch."""
+
+
+class Sums(Protocol):
+    """Where a device adds the gradients of an exchange."""
+
+    there: Any  # float32: the gradient, row by row, and more behind it
+    up: int  # bytes that went to the device
+    down: int  # and came from it
+
+    @property
+    def takes_residuals(self) -> bool:
+        """Whether it sums them; else it counts them."""
+
+    def arriving(self, complete: bool) -> Any:
+        """What the agreement takes for rows; complete: no batch follows."""
+
+
+class DeviceGradient(DeviceDirect):
+    """Up to Yᵀr as `DeviceDirect`; weights of the host, read at one point."""
+
+    def __init__(
+        self, task: Task, device: Device, shares: Shares, sums_of: Callable[[], Sums]
+    ) -> None:
+        super().__init__(replace(task, states=1, probe=np.ones(1)), device)
+        self.asked, self.shares, self.sums_of = task, shares, sums_of
+        self.point: Any = None
+        self.intercept: Any = None
+        self.plain = adding(self.scale)
+        self.holds_weights = False  # True: the state's are there, and stay
+        self._is_old = True  # what is there is from before a step
+        self._known: dict[int, Cycle] = {}  # by the rows of a batch
+
+    def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
+        """Add Yᵀr of one batch, and hand on what the agreement is to take."""
+        sums, rows = self.sums_of(), group.blocks.rows
+        if self._is_old:
+            self._send(state, sums)
+        self._is_old = is_last = self.shares.is_last
+        exchange = self.exchange_of(group.blocks)
+        self.order.seek(*group.place, rows)
+        exchange.coefficients.load(self.plain)
+        self._cycle(exchange, sums).run()
+        residuals = self._residuals(exchange, state, sums)
+        task = self.asked
+        task.clock.lap("steps")
+        assert task.gradient is not None
+        arriving = sums.arriving(is_last)
+        task.gradient.descend(task, state, arriving, residuals, None)
+        task.clock.lap("update")
+        return state
+
+    def _residuals(self, exchange: DeviceExchange, state: State, sums: Sums) -> Array:
+        """Where somebody sums them or compares them; else no more than how many."""
+        if not sums.takes_residuals and self.task.members.size == 1:
+            return np.broadcast_to(np.float32(0.0), exchange.residuals.shape)
+        state.residuals = found = self.device.fetch(exchange.residuals)
+        sums.down += found.nbytes
+        return found
+
+    def _send(self, state: State, sums: Sums) -> None:
+        """Where scores are read, in the units of rows that are stored times a power."""
+        if self.holds_weights:
+            assert isinstance(state, HeldState)
+            self._read(state.on_device("weights"))
+        else:
+            self._send_point(state, sums)
+        if state.intercept is not None:
+            self._send_intercept(state.intercept, sums)
+
+    def _read(self, weights: Any) -> None:
+        """The weights, or a point of all their states."""
+        task, device = self.asked, self.device
+        if task.states == 1:
+            self.point = weights
+            return
+        count = task.shard.width * task.columns
+        if self.point is None:
+            self.point = device.empty((task.shard.width, task.columns), np.float32)
+            self._probe = sent(device, task.probe.astype(np.float32))
+        sizes = np.int32(count), np.int32(task.states), np.int32(task.columns)
+        launch = device.kernel(build_of("blend", "fp32", device.arch))
+        launch(*blend(count)[:2], (weights, *sizes, self._probe, self.point))
+
+    def _send_point(self, state: State, sums: Sums) -> None:
+        point = probed(self.asked, state.weights)
+        if self.scale != 1.0:
+            point = point / point.dtype.type(self.scale)
+        if self.point is None:
+            self.point = self.device.empty(point.shape, np.float32)
+        self.device.fill(self.point, np.ascontiguousarray(point, dtype=np.float32))
+        sums.up += self.point.nbytes
+
+    def _send_intercept(self, intercept: Array, sums: Sums) -> None:
+        read = np.ascontiguousarray(self.asked.probe @ intercept)[None]
+        if self.intercept is None:
+            self.intercept = self.device.empty(read.shape, np.float64)
+        self.device.fill(self.intercept, read)
+        sums.up += self.intercept.nbytes
+
+    def _cycle(self, exchange: DeviceExchange, sums: Sums) -> Cycle:
+        """The same launches every time: what they write to stays where it is."""
+        found = self._known.get(exchange.blocks.rows)
+        if found is None:
+            found = self._known[exchange.blocks.rows] = Cycle(
+                *(self.device, self.sums),
+                lambda: exchange.before(self.point),
+                self.messages(exchange),
+                lambda: exchange.after(sums.there, self.intercept),
+            )
+        return found
+
+
+def adding(scale: float = 1.0) -> Unrolled:
+    """gradient ← gradient + Yᵀr, of rows that are stored times `scale`.
+
+    What is added there is for weights that are divided by it, and this is a gradient.
+    The intercept stays where it is: replicas have to agree on its gradient, too.
+    """
+    one: Array = np.ones((1, 1))
+    return Unrolled(
+        lead=one,
+        couple=(np.empty(0),),
+        carry=one,
+        gain=scale * one,
+        free=one[None],
+        push=0.0 * one,
+        probe=np.ones(1),
+    )

@@ -98,9 +98,9 @@ class Wanted:
 
     def _leave_to_method(self, tables: Tables) -> None:
         """What nobody asked for is as the method of `config` has it."""
-        if isinstance(self.config, RunConfig):
+        if not isinstance(self.config, Mapping):
             return
-        agreement = (self.config or {}).get("agreement")
+        agreement = self.config.get("agreement")
         name = agreement.get("method") if isinstance(agreement, Mapping) else None
         if not isinstance(name, str) or not name:
             return

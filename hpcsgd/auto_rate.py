@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.agreement.kinds import takes_gradients
+from hpcsgd.agreement.kinds import batches_together, takes_gradients
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import DataError
@@ -61,7 +61,7 @@ def rows_of_step(config: RunConfig) -> int:
     agreement, batch = config.agreement, config.schedule.batch
     if not takes_gradients(agreement.kind):
         return batch
-    together = 1 if agreement.kind == GROWS else agreement.accumulate
+    together = 1 if agreement.kind == GROWS else batches_together(agreement)
     return batch * config.grid.replicas * together
 
 
@@ -121,7 +121,10 @@ def _slowed(config: RunConfig) -> float:
     update, agreement = config.update, config.agreement
     slowed = 1.0 - update.momentum if update.kind in GATHERING else 1.0
     # A gradient that is one step late is stable half as far.
-    is_late = agreement.kind == "offload" and agreement.delay_after >= 0
+    is_late = (agreement.kind == "offload" and agreement.delay_after >= 0) or (
+        agreement.kind,
+        agreement.mode,
+    ) == ("ticktock", "delayed")
     return 0.5 * slowed if is_late else slowed
 
 

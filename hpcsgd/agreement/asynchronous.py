@@ -63,6 +63,7 @@ class AsyncAverage(Average):
     @classmethod
     def of(cls, terms: Terms) -> "AsyncAverage":
         """A group of all replicas is split off, here, by all ranks together."""
+        terms.grid.meet()
         replicas = terms.grid.replicas
         aside = replicas.split(0, replicas.rank)
         own = terms.grid, terms.share, terms.period, terms.settings.delay, aside
@@ -100,6 +101,11 @@ class AsyncAverage(Average):
             self._send(state, exchanges)
             if self.delay == 0:
                 self._apply(state)
+
+    def arrive(self, state: State) -> None:
+        """The sum, which is still applied when it is due: its words stay here."""
+        if self._travelling is not None:
+            self._arrive(self._travelling)
 
     def settle(self, state: State, exchanges: int) -> None:
         """The mean of all is the same with what travels or without: it is let go."""

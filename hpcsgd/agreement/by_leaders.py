@@ -44,6 +44,7 @@ class Groups:
 
 def open_groups(grid: Grid, of: str) -> Groups:
     """Groups of a place, "node" or "rack", or of so many replicas."""
+    grid.meet()
     replicas = grid.replicas
     (first,) = label([Level(of, 1)], places(grid))
     inside = replicas.split(first[grid.replica], replicas.rank)

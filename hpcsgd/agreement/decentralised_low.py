@@ -61,6 +61,10 @@ class LowPrecision(OwnSteps):
             self._arrive()
             self._ask(state, PURPOSE)
 
+    def arrive(self, state: State) -> None:
+        """What neighbours said last, before anybody lets go of this agreement."""
+        self._arrive()
+
     def settle(self, state: State, exchanges: int) -> None:
         """Nothing may be under way at the end."""
         self._arrive()

@@ -47,6 +47,7 @@ class Hierarchical(Average):
         levels = plan_levels(
             asked.groups, asked.periods, terms.period, grid.replicas.size
         )
+        grid.meet()
         labels = label(levels, places(grid))
         circles = [
             open_circle(grid, terms.rows, level.period, groups)

@@ -18,6 +18,8 @@ GRADIENTS = (
 )
 # Their replicas step by their own gradients, and tell each other of weights.
 OWN_STEPS = ("decentralized", "decentralized-low")
+# Of these no iterate before the last is that of all replicas.
+NEVER_ONE = (*OWN_STEPS, "async-average", "anybatch")
 SHARDED = ("sharded", "offload")  # of these, whose replicas hold slices
 # These take the same steps, and save one vector for each word of state: a run may go on
 # as another of them, with other values of these settings.

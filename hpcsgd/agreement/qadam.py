@@ -15,6 +15,7 @@ the long run.
 from dataclasses import dataclass, replace
 
 from hpcsgd.agreement.buckets import Tile
+from hpcsgd.agreement.by_leaders import ByLeaders
 from hpcsgd.agreement.gradient import Gradient, Means
 from hpcsgd.agreement.senders import Plain, Sender
 from hpcsgd.comm.grid import Grid
@@ -67,7 +68,10 @@ class QAdam(Gradient):
         """The codec keeps what it keeps from the start."""
         super().prepare(state)
         self.coded: Sender = self.sender
-        self.plain = Plain(self.grid.replicas)
+        self.plain: Sender = Plain(self.grid.replicas)
+        if isinstance(self.coded, ByLeaders):
+            groups = self.coded.groups
+            self.plain = ByLeaders(groups, Plain(groups.leaders))
         # One account of what was hidden.
         self.plain.overlap = self.coded.overlap
 

@@ -59,12 +59,14 @@ class Scheduled(Gradient):
         """
         if not isinstance(self.sender, Plain):
             return Encoded(self.sender, self.buffer)
+        self.grid.meet()
         self.own = duplicate(self.grid.replicas)
         self.sender = Plain(self.own)
         return AsTheyAre(self.sender)
 
     def close(self) -> None:
-        """The communicator of its own, with all replicas."""
+        """The communicator of its own and groups of leaders, with all replicas."""
+        super().close()
         if self.own is not None and self.own.size > 1:
             self.own.close()
 

@@ -29,6 +29,7 @@ class TickTock(Gradient):
         """Two buffers, and two communicators."""
         super().prepare(state)
         buffers = self.buffer, self._make_buffer(state, Buffer)
+        self.grid.meet()
         self.items = make_items(buffers, self.grid.replicas)
         self.sender = self.items[0].sender
         self.half = self.means.settings.accumulate  # batches of the tick

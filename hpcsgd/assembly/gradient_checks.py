@@ -4,7 +4,12 @@ import numpy as np
 
 from hpcsgd.agreement.by_leaders import check_groups
 from hpcsgd.agreement.kinds import is_on_disk, takes_gradients
-from hpcsgd.assembly.kind_checks import Wrong, check_asynchronous, of_kinds
+from hpcsgd.assembly.kind_checks import (
+    Wrong,
+    check_asynchronous,
+    check_others,
+    of_kinds,
+)
 from hpcsgd.assembly.on_disk import wrong_on_disk
 from hpcsgd.assembly.sharded_checks import of_slices
 from hpcsgd.auto_rate import ignores_length
@@ -29,7 +34,9 @@ def check(config: RunConfig, precision: Precision) -> None:
     if not takes_gradients(config.agreement.kind):
         _check_unused(config)
         _check_rounds(config)
+        check_others(config.agreement)
         return
+    check_others(config.agreement)
     if config.agreement.kind != "offload":
         _check_delay(config)
     check_groups(config.agreement.hierarchical)
@@ -118,6 +125,11 @@ def _of_any_batch(config: RunConfig, precision: Precision) -> tuple[Wrong, ...]:
             codec != "identity" or config.codec.feedback == "on",
             f"mixes weights and [agreement] codec = {codec!r} is for gradients; leave"
             " the codec out, or use --agreement gradient",
+        ),
+        (
+            config.agreement.hierarchical != "off",
+            "mixes with neighbours and has no sums for leaders, as hierarchical ="
+            f" {config.agreement.hierarchical!r} asks for; leave it out",
         ),
         (
             update != "sgd",
@@ -226,6 +238,12 @@ def _of_turns(config: RunConfig, precision: Precision) -> tuple[Wrong, ...]:
             "sends gradients as they are and [agreement] codec ="
             f" {config.agreement.codec!r}, feedback = {config.codec.feedback!r}; use"
             " --codec identity, or --agreement gradient",
+        ),
+        (
+            config.agreement.hierarchical != "off",
+            "has sums of all replicas and hierarchical ="
+            f" {config.agreement.hierarchical!r} is for those of leaders; leave it"
+            " out, or use --agreement gradient",
         ),
         (
             get_format(precision.residual).wants_scale,

@@ -319,16 +319,20 @@ class Communicator(Hooks):
     def together(self, action: Callable[[], T]) -> T:
         """Run `action`; an error of this package on any rank is raised on every rank.
 
-        Other exceptions are not waited for: they end the job where they happen.
+        Other exceptions are not waited for: they end the job where they happen. One of
+        these may lie within another: a rank that fails before the inner one is heard
+        of there.
         """
         result, error = None, None
         try:
             result = action()
         except HpcsgdError as raised:
+            if raised.was_told:
+                raise
             error = raised
         found = [e for e in self.exchange_objects(error) if e is not None]
         if found:
-            found[0].on_all_ranks = True
+            found[0].on_all_ranks = found[0].was_told = True
             raise found[0]
         return result  # type: ignore[return-value]
 

@@ -19,13 +19,21 @@ class Grid:
         self.members = world.split(self.replica, self.member)  # one replica's columns
         self.replicas = world.split(self.member, self.replica)  # one column block
 
+    def meet(self) -> None:
+        """All ranks are here, or all hear why one of them is not coming.
+
+        Before groups are opened where ranks are put `together`: who waits in a split
+        for a rank that has refused waits for ever.
+        """
+        self.world.together(lambda: None)
+
     def close(self) -> None:
         """Let go of both groups, with all ranks; the world stays."""
         self.members.close()
         self.replicas.close()
 
 
-def duplicate(group: Communicator) -> Communicator:
+def duplicate(group: Communicator) -> Communicator:  # after `Grid.meet`
     """The same ranks in the same order, who may say other things at the same time."""
     return group if group.size == 1 else group.split(0, group.rank)
 

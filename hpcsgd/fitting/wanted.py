@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.agreement.kinds import takes_gradients
+from hpcsgd.agreement.kinds import NEVER_ONE, takes_gradients
 from hpcsgd.comm.grid import parse_grid
 from hpcsgd.config import RunConfig
 from hpcsgd.coordinate.checks import has_form
 from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.errors import ConfigError
 from hpcsgd.fitting.settings import laid_over
-from hpcsgd.methods import METHODS
+from hpcsgd.methods import get_method
 
 Tables = dict[str, dict[str, Any]]
 SOLVERS = ("auto", "sgd", "svrg", "coordinate")
@@ -93,7 +93,24 @@ class Wanted:
             tables["coordinate"] = {"tol": _gap(_number("tol", self.tol))}
         if path is not None:
             tables["data"] = {"path": path}
+        self._leave_to_method(tables)
         return RunConfig.parse(laid_over(tables, self.config))
+
+    def _leave_to_method(self, tables: Tables) -> None:
+        """What nobody asked for is as the method of `config` has it."""
+        if not isinstance(self.config, Mapping):
+            return
+        agreement = self.config.get("agreement")
+        name = agreement.get("method") if isinstance(agreement, Mapping) else None
+        if not isinstance(name, str) or not name:
+            return
+        row = get_method(name)
+        if self.steps == "auto" and "schedule.steps" in row.fixed:
+            tables["schedule"].pop("steps", None)
+        if self.update == "sgd" and "update.kind" in {**row.fixed, **row.defaults}:
+            tables["update"].pop("kind", None)
+        if self.average == "auto" and row.fixed.get("agreement.kind") in NEVER_ONE:
+            tables["average"]["kind"] = "none"
 
     def _group(self, solver: str, grid: dict[str, int]) -> dict[str, Any]:
         """Rows of a step, or coordinates of a block, and how many for a message."""
@@ -109,15 +126,13 @@ class Wanted:
         return {"batch": batch, "steps": steps}
 
     def _agrees_on_gradients(self) -> bool:
-        """Whether `config` names a method whose replicas do, in every step."""
+        """Whether `config` names an agreement whose replicas do, in every step."""
         if not isinstance(self.config, Mapping):
             return False  # of a whole configuration nothing is left open
         asked = self.config.get("agreement", {})
         if not isinstance(asked, Mapping):
             return False  # which is said where it is parsed
-        method = METHODS.get(asked.get("method", ""))
-        kind = asked.get("kind") if method is None else method.fixed["agreement.kind"]
-        return takes_gradients(str(kind))
+        return takes_gradients(str(asked.get("kind")))
 
     def _problem(self) -> dict[str, Any]:
         if not isinstance(self.family, str):

@@ -100,12 +100,12 @@ def _no_grid(ranks: int) -> str:
 def _setting(name: str, base: Tables, grid: Grid, batch: int) -> Entry:
     """Of one method; what its own settings do not allow is its refusal."""
     method, (replicas, members) = LINE_UP[name], grid
-    own: dict[str, dict[str, Any]] = {
-        **method.shares(batch, replicas),
-        "grid": {"replicas": replicas, "members": members},
-    }
-    tables = method.tables(_without_steps(base) if method.sums_each else base, own)
     try:
+        own: dict[str, dict[str, Any]] = {
+            **method.shares(batch, replicas, base),
+            "grid": {"replicas": replicas, "members": members},
+        }
+        tables = method.tables(_without_steps(base) if method.sums_each else base, own)
         config = RunConfig.parse(tables)
         check_steps(name, method, grid, config)
     except ConfigError as error:

@@ -6,6 +6,7 @@ from math import gcd, isqrt
 from typing import Any
 
 from hpcsgd import methods
+from hpcsgd.agreement.settings import AgreementConfig
 from hpcsgd.errors import ConfigError
 
 Tables = Mapping[str, Mapping[str, Any]]
@@ -27,15 +28,31 @@ class Method:
     product: str = ""  # where none is asked for; "" = `over` says which
     sums_each: bool = False
     accumulate: int = 1  # batches that are one step, as far as they divide its rows
+    alternates: bool = False  # a step may be of a tick and a tock
 
-    def shares(self, batch: int, replicas: int) -> dict[str, dict[str, Any]]:
-        """A replica's part of a global batch, in batches that accumulate."""
-        own = batch // replicas
+    def shares(
+        self, batch: int, replicas: int, base: Tables
+    ) -> dict[str, dict[str, Any]]:
+        """A replica's part of a global batch, in batches that are one step.
+
+        `base` is what all share.
+        """
+        own, items = batch // replicas, self._items(base)
+        if own % items:
+            raise ConfigError(
+                f"a step is taken in {items} equal parts and a replica has {own} rows"
+                f" of it; use --batch {-(-own // items) * items * replicas}"
+            )
+        own //= items
         together = gcd(own, self.accumulate)
         said: dict[str, dict[str, Any]] = {"schedule": {"batch": own // together}}
         if self.accumulate > 1:
             said["agreement"] = {"accumulate": together}
         return said
+
+    def _items(self, base: Tables) -> int:
+        mode = base.get("agreement", {}).get("mode", AgreementConfig.mode)
+        return 2 if self.alternates and mode == "exact-sum" else 1
 
     def tables(self, base: Tables, own: Tables) -> dict[str, dict[str, Any]]:
         """What is trained: `base`, under what is its own, under what makes it one."""
@@ -95,7 +112,14 @@ def of_row(name: str, row: methods.Method) -> Method:
     if PERIOD not in settings:
         over["schedule"] = {"period": 1}
     together = settings.get("agreement.accumulate", 1)
-    return Method(row.says, rows, over, sums_each=True, accumulate=together)
+    return Method(
+        row.says,
+        rows,
+        over,
+        sums_each=True,
+        accumulate=together,
+        alternates=settings.get("agreement.kind") == "ticktock",
+    )
 
 
 ROWS = {name: of_row(name, row) for name, row in methods.METHODS.items()}

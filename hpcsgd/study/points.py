@@ -65,7 +65,7 @@ class Point:
         """The configuration to train; `data` and `out` lie over those of the study."""
         method, (replicas, members) = METHODS[self.method], self.grid
         own: dict[str, dict[str, Any]] = {
-            **method.shares(self.batch, replicas),
+            **method.shares(self.batch, replicas, self.base),
             "precision": {"recipe": self.recipe},
             "sampling": {"seed": self.seed},
             "grid": {"replicas": replicas, "members": members},

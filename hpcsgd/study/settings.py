@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import lcm
 from typing import Any
 
+from hpcsgd.agreement.kinds import batches_together
 from hpcsgd.comm.grid import parse_grid
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
@@ -27,7 +28,7 @@ class Setting:
     def global_batch(self) -> int:
         """Rows that all replicas together take in one step."""
         config = self.config
-        together = config.grid.replicas * config.agreement.accumulate
+        together = config.grid.replicas * batches_together(config.agreement)
         return config.schedule.batch * together
 
 

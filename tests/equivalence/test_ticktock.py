@@ -172,11 +172,11 @@ def test_it_is_stable_below_the_inverse_of_the_curvature(share, converges):
     curvature = np.linalg.eigvalsh(problem.X.T @ problem.X / 30).max()
     gaps = {}
     best = np.linalg.lstsq(problem.X, problem.y, rcond=None)[0]
-    for kind in ("ticktock", "gradient"):
+    for kind, mode in (("ticktock", "delayed"), ("gradient", "exact-sum")):
         config = ticktock(
             problem,
             2,
-            mode="delayed",
+            mode=mode,
             schedule={"batch": 15, "epochs": 500},
             problem={"l2": 0.0},
             rate={"value": float(share / curvature)},

@@ -398,7 +398,7 @@ def test_no_delay_is_local_sgd_to_the_bit(members, momentum):
         ).weights_sha256
         for asked in (
             {"delay": 0, "momentum": momentum},
-            {"kind": "average", "momentum": momentum},
+            {"kind": "average", "delay": 1, "momentum": momentum},
         )
     }
     assert len(prints) == 1

@@ -2,6 +2,7 @@
 
 import pytest
 
+from hpcsgd.agreement.kinds import batches_together
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.methods import METHODS as TABLE
@@ -75,7 +76,7 @@ def test_rows_of_the_table_of_methods_are_methods_of_studies(name):
     base = {"schedule": {"period": 3}}
     (point,) = plan(ranks=(4,), methods=(name,), steps=(8,), base=base).settings()
     config = RunConfig.parse(point.tables())
-    together = config.schedule.batch * config.agreement.accumulate
+    together = config.schedule.batch * batches_together(config.agreement)
     assert point.grid == (4, 1) and together == 8
     if name == "local":  # of studies: s steps of the list, then an average
         assert (config.agreement.kind, point.steps) == ("auto", 8)
@@ -161,7 +162,7 @@ def test_weak_studies_need_rows_and_multiples():
 
 def test_good_plans_pass():
     everything = tuple(METHODS)
-    check(plan(ranks=(1, 2, 4), emulated=(64,), methods=everything, batch=(64,)))
+    check(plan(ranks=(1, 2, 4), emulated=(64,), methods=everything, batch=(128,)))
     check(plan("weak", ranks=(1, 2), batch_grows=True))
     check(plan("sweep", ranks=(4,), methods=("casgd",), steps=(2, "auto")))
 

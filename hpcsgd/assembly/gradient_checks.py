@@ -3,7 +3,7 @@
 import numpy as np
 
 from hpcsgd.agreement.by_leaders import check_groups
-from hpcsgd.agreement.kinds import is_on_disk, takes_gradients
+from hpcsgd.agreement.kinds import SHARDED, is_on_disk, takes_gradients
 from hpcsgd.assembly.kind_checks import (
     Wrong,
     check_asynchronous,
@@ -39,6 +39,8 @@ def check(config: RunConfig, precision: Precision) -> None:
     check_others(config.agreement)
     if config.agreement.kind != "offload":
         _check_delay(config)
+    if config.agreement.kind not in SHARDED:
+        _check_stage(config)
     check_groups(config.agreement.hierarchical)
     # One replica encodes nothing, and is told of settings that no grid could run.
     make_codec(codec, ONE_WORD, config.codec, config.accordion)
@@ -254,6 +256,16 @@ def _of_turns(config: RunConfig, precision: Precision) -> tuple[Wrong, ...]:
     )
 
 
+def _check_stage(config: RunConfig) -> None:
+    agreement = config.agreement
+    if agreement.stage != 1:
+        raise ConfigError(
+            f"[agreement] stage = {agreement.stage} is for slices and kind ="
+            f" {agreement.kind!r} has none; use --method zero{agreement.stage}, or"
+            " leave it out"
+        )
+
+
 def _check_delay(config: RunConfig) -> None:
     agreement = config.agreement
     if agreement.delay_after >= 0:
@@ -283,12 +295,7 @@ def _check_unused(config: RunConfig) -> None:
             " gradient, or --update sgd, momentum or nesterov"
         )
     _check_delay(config)
-    if agreement.stage != 1:
-        raise ConfigError(
-            f"[agreement] stage = {agreement.stage} is for slices and kind ="
-            f" {agreement.kind!r} has none; use --method zero{agreement.stage}, or"
-            " leave it out"
-        )
+    _check_stage(config)
     given = {"codec": "identity", "accumulate": 1, "hierarchical": "off"}
     others = [key for key, usual in given.items() if getattr(agreement, key) != usual]
     if others:

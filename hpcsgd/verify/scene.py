@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.agreement.kinds import takes_gradients
 from hpcsgd.config import RunConfig
 from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.data.partition import split_range
@@ -169,6 +170,12 @@ def open_scene(folder: Path) -> Scene:
         raise DataError(
             f"{folder} is of a sweep, and verify replays one model; train the model in"
             " question with hpcsgd train and verify that run"
+        )
+    kind = result.config["agreement"]["kind"]
+    if takes_gradients(kind) and kind != KIND and not (folder / NAME).exists():
+        raise DataError(
+            f"{folder} is of --agreement {kind}, whose steps are not recorded;"
+            " hpcsgd evaluate takes its loss again"
         )
     if not (folder / NAME).exists():
         raise DataError(

@@ -18,7 +18,10 @@ from hpcsgd.fitting import fit
 from hpcsgd.study.line_up import line_up
 from hpcsgd.study.settings import Refusal
 from hpcsgd.timing import Clock
+from hpcsgd.verify.scene import open_scene
+from tests.equivalence.test_gradient import agreed
 from tests.harness import config_for, make_problem, train_on
+from tests.unit.test_gradient import in_folder
 
 PROBLEM = make_problem("logistic")
 OPENS = {
@@ -242,3 +245,19 @@ def test_leaders_speak_in_the_warm_up_too():
         config = config_of("qadam", asked, update={"kind": "adam"})
         words[of] = train_on(4, config, PROBLEM).ledger["agreement"]["words"]
     assert words["2"] > 2 * words["off"]
+
+
+def test_stages_are_of_slices_alone():
+    problem = make_problem("logistic")
+    config = agreed(problem, 2, agreement={"stage": 3})
+    with pytest.raises(ConfigError, match="--method zero3"):
+        train_on(2, config, problem)
+
+
+def test_verify_says_which_runs_are_not_recorded(tmp_path):
+    """Not that they should have been recorded: they cannot be."""
+    problem = make_problem("logistic")
+    config = agreed(problem, 2, agreement={"kind": "scheduled"}, run={"record": 3})
+    in_folder(tmp_path, config, 2, problem)
+    with pytest.raises(DataError, match="scheduled, whose steps are not recorded"):
+        open_scene(tmp_path)

@@ -80,31 +80,43 @@ def ways(eta, interval):
     return found
 
 
-def main():
+def figures(options):
+    """Name of a way -> for each number of epochs gap, megabytes and share of low."""
+    data, found = rows(), {}
+    stops = [options.epochs // k for k in (8, 4, 2, 1)]
+    for name, of in ways(options.eta, options.interval).items():
+        found[name] = [run(data, epochs, options.rate, *of) for epochs in stops]
+    turned = {"eta": options.eta, "interval": options.interval}
+    for kind, times in (("gradient", 1), ("gradient", 4), ("growing", 4)):
+        rate = options.rate * (times if kind == "gradient" else 1)
+        found[f"{kind} batch x {times}"] = [
+            run(data, e, rate, "identity", {}, turned, kind=kind, accumulate=times)
+            for e in stops
+        ]
+    return {**vars(options), "stops": stops, "ways": found}
+
+
+def measure():
+    """As documented."""
+    return figures(asked().parse_args([]))
+
+
+def asked():
+    """What may be asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=80)
     parser.add_argument("--eta", type=float, default=0.25)
     parser.add_argument("--interval", type=int, default=1)
     parser.add_argument("--rate", type=float, default=0.05, help="times 1/L")
-    asked, data = parser.parse_args(), rows()
-    stops = [asked.epochs // k for k in (8, 4, 2, 1)]
-    print(f"{'':24}" + "".join(f"{f'{e} epochs':>26}" for e in stops))
-    for name, of in ways(asked.eta, asked.interval).items():
-        say(name, [run(data, epochs, asked.rate, *of) for epochs in stops])
-    turned = {"eta": asked.eta, "interval": asked.interval}
-    for kind, times in (("gradient", 1), ("gradient", 4), ("growing", 4)):
-        rate = asked.rate * (times if kind == "gradient" else 1)
-        found = [
-            run(data, e, rate, "identity", {}, turned, kind=kind, accumulate=times)
-            for e in stops
-        ]
-        say(f"{kind} batch x {times}", found)
+    return parser
 
 
-def say(name, found):
-    """One line."""
-    cells = (f"{gap:12.1e} {sent:6.3f}MB {low:5.2f}" for gap, sent, low in found)
-    print(f"{name:24}" + "".join(cells))
+def main():
+    found = figures(asked().parse_args())
+    print(f"{'':24}" + "".join(f"{f'{e} epochs':>26}" for e in found["stops"]))
+    for name, cells in found["ways"].items():
+        said = (f"{gap:12.1e} {sent:6.3f}MB {low:5.2f}" for gap, sent, low in cells)
+        print(f"{name:24}" + "".join(said))
 
 
 if __name__ == "__main__":

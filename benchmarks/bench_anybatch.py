@@ -39,6 +39,11 @@ METHODS = {
         **ROUNDS,
     },
 }
+CASES = {
+    "one slower": "--slow 3",
+    "none slower": "--slow 1",
+    "one slower, sorted": "--slow 3 --spread --repeats 1",
+}
 own = threading.local()
 
 
@@ -127,7 +132,35 @@ def shown(runs, by_rate):
     }
 
 
-def main():
+def figures(options):
+    """A row for each method, at its best rate."""
+    X, y = problem(options.rows, options.columns, options.spread)
+    least = best_loss(X, y)
+    found = {name: {rate: [] for rate in RATES} for name in METHODS}
+    plain, Direct.advance = Direct.advance, rested(Direct.advance)
+    try:
+        for _ in range(options.repeats):
+            for rate in RATES:
+                for name, agreement in METHODS.items():
+                    config = config_of(agreement, rate, options.epochs)
+                    own_run = X, y, config, options.chunk / 1e3, options.slow
+                    found[name][rate].append(run(*own_run, least, options.gap))
+    finally:
+        Direct.advance = plain
+    table = [shown(name, by_rate) for name, by_rate in found.items()]
+    return {**vars(options), "least": round(least, 6), "rows": table}
+
+
+def measure():
+    """One replica slower, none, and one where shards differ most."""
+    return {
+        name: figures(asked().parse_args(words.split()))
+        for name, words in CASES.items()
+    }
+
+
+def asked():
+    """What may be asked."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", type=int, default=4000)
     parser.add_argument("--columns", type=int, default=30)
@@ -137,21 +170,8 @@ def main():
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--spread", action="store_true")
-    options = parser.parse_args()
-    X, y = problem(options.rows, options.columns, options.spread)
-    least = best_loss(X, y)
-    found = {name: {rate: [] for rate in RATES} for name in METHODS}
-    for _ in range(options.repeats):
-        for rate in RATES:
-            for name, agreement in METHODS.items():
-                config = config_of(agreement, rate, options.epochs)
-                own_run = X, y, config, options.chunk / 1e3, options.slow
-                found[name][rate].append(run(*own_run, least, options.gap))
-    print(json.dumps({**vars(options), "least": round(least, 6)}))
-    for name, by_rate in found.items():
-        print(json.dumps(shown(name, by_rate)))
+    return parser
 
 
 if __name__ == "__main__":
-    Direct.advance = rested(Direct.advance)
-    main()
+    print(json.dumps(figures(asked().parse_args()), indent=1))

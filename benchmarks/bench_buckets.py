@@ -17,6 +17,7 @@ from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
 
 BUCKETS = (1, 2, 4, 8, 16)
+NETWORKS = {"lan": "lan", "125 MB/s": "alpha=5e-5,bandwidth=1.25e8"}
 
 
 def run(X, y, buckets, network):
@@ -38,19 +39,15 @@ def run(X, y, buckets, network):
     return each, said["hidden_share"], said["transfer_seconds"] / result.exchanges
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--columns", type=int, default=400_000)
-    parser.add_argument("--network", default="lan")
-    parser.add_argument("--repeats", type=int, default=5)
-    options = parser.parse_args()
+def figures(network, columns=400_000, repeats=5):
+    """A row for each number of buckets."""
     rng = np.random.default_rng(0)
-    X = rng.standard_normal((128, options.columns), dtype=np.float32)
+    X = rng.standard_normal((128, columns), dtype=np.float32)
     y = (rng.random(128) < 0.5).astype(float)
     found = {buckets: [] for buckets in BUCKETS}
-    for _ in range(options.repeats):
+    for _ in range(repeats):
         for buckets in BUCKETS:
-            found[buckets].append(run(X, y, buckets, options.network))
+            found[buckets].append(run(X, y, buckets, network))
     table = [
         {
             "buckets": buckets,
@@ -60,8 +57,21 @@ def main():
         }
         for buckets, runs in found.items()
     ]
-    facts = {"columns": options.columns, "network": options.network}
-    print(json.dumps({**facts, "runs": table}))
+    return {"columns": columns, "network": network, "rows": table}
+
+
+def measure():
+    """A fast network, and one of a tenth of its bandwidth."""
+    return {name: figures(network) for name, network in NETWORKS.items()}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--columns", type=int, default=400_000)
+    parser.add_argument("--network", default="lan")
+    parser.add_argument("--repeats", type=int, default=5)
+    given = parser.parse_args()
+    print(json.dumps(figures(given.network, given.columns, given.repeats)))
 
 
 if __name__ == "__main__":

@@ -4,13 +4,11 @@ Every figure is of a process of its own: the resident set at its highest (VmHWM)
 what it was after a tiny run of the same kind, and steps timed with files read past the
 page cache (O_DIRECT) and through it. Sparse rows: few of many columns are stored.
 
-    python -m benchmarks.bench_infinity [--columns 53e6] [--tile 2] [--out FILE]
+    python -m benchmarks.bench_infinity [--columns 53e6] [--tile 2]
 """
 
 import argparse
 import json
-import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -21,29 +19,33 @@ from pathlib import Path
 
 import numpy as np
 
-RESULT = Path(__file__).parent / "results" / "bench_infinity.json"
 ROWS, STORED, EXCHANGES = 64, 200, 4
 
 
-def main() -> None:
+def asked():
+    """What may be asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--columns", type=float, default=53e6)
     parser.add_argument("--tile", type=float, default=2.0)
     parser.add_argument("--folder", default=None)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", default=str(RESULT))
     parser.add_argument("--child", default="")
-    args = parser.parse_args()
-    if args.child:
-        print(json.dumps(child(**json.loads(args.child))))
-        return
-    found = {"memory": memory(args), "overlap": overlap(args), "machine": machine()}
-    Path(args.out).write_text(json.dumps(found, indent=2) + "\n")
-    print(json.dumps(found, indent=2))
+    return parser
 
 
-def machine():
-    return {"cores": os.cpu_count(), "system": platform.platform()}
+def measure():
+    """As documented."""
+    return figures_of(asked().parse_args([]))
+
+
+def figures_of(args):
+    return {"memory": memory(args), "overlap": overlap(args)}
+
+
+def main() -> None:
+    args = asked().parse_args()
+    found = child(**json.loads(args.child)) if args.child else figures_of(args)
+    print(json.dumps(found))
 
 
 def memory(args):

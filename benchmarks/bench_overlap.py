@@ -23,6 +23,7 @@ from time import perf_counter
 
 import numpy as np
 
+from benchmarks.bench_buckets import NETWORKS
 from benchmarks.own_core import now, own_cores
 from hpcsgd.agreement import Scheduled
 from hpcsgd.alternate import tick_tock
@@ -115,16 +116,8 @@ def run(X, y, name, options):
     return each, hidden / transfer, transfer / found[0].exchanges
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--columns", type=int, default=400_000)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--buckets", type=int, default=8)
-    parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--network", default="lan")
-    parser.add_argument("--clock", choices=("wall", "own-core"), default="wall")
-    parser.add_argument("--repeats", type=int, default=5)
-    options = parser.parse_args()
+def figures(options):
+    """A row for each method."""
     rng = np.random.default_rng(0)
     rows = 8 * options.batch
     X = rng.standard_normal((rows, options.columns), dtype=np.float32)
@@ -143,8 +136,29 @@ def main():
         }
         for name, runs in found.items()
     ]
-    print(json.dumps({**vars(options), "runs": table}))
+    return {**vars(options), "rows": table}
+
+
+def measure():
+    """By the wall clock, on a fast network and on one of a tenth of its bandwidth."""
+    return {
+        name: figures(asked().parse_args(["--network", network]))
+        for name, network in NETWORKS.items()
+    }
+
+
+def asked():
+    """What may be asked."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--columns", type=int, default=400_000)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--buckets", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--network", default="lan")
+    parser.add_argument("--clock", choices=("wall", "own-core"), default="wall")
+    parser.add_argument("--repeats", type=int, default=5)
+    return parser
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(figures(asked().parse_args())))

@@ -12,6 +12,7 @@ from statistics import median
 
 import numpy as np
 
+from benchmarks.bench_buckets import NETWORKS
 from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
@@ -47,19 +48,15 @@ def run(X, y, asked, network):
     return each, said["hidden_share"], share
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--columns", type=int, default=400_000)
-    parser.add_argument("--network", default="lan")
-    parser.add_argument("--repeats", type=int, default=5)
-    options = parser.parse_args()
+def figures(network, columns=400_000, repeats=5):
+    """A row for each method."""
     rng = np.random.default_rng(0)
-    X = rng.standard_normal((128, options.columns), dtype=np.float32)
+    X = rng.standard_normal((128, columns), dtype=np.float32)
     y = (rng.random(128) < 0.5).astype(float)
     found = {name: [] for name in ROWS}
-    for _ in range(options.repeats):
+    for _ in range(repeats):
         for name, asked in ROWS.items():
-            found[name].append(run(X, y, asked, options.network))
+            found[name].append(run(X, y, asked, network))
     keys = ("ms_an_exchange", "hidden_share", "hidden_host_share")
     table = [
         {"method": name}
@@ -68,7 +65,21 @@ def main():
             (name, list(zip(*f, strict=True))) for name, f in found.items()
         )
     ]
-    print(json.dumps(table, indent=1))
+    return {"columns": columns, "network": network, "rows": table}
+
+
+def measure():
+    """A fast network, and one of a tenth of its bandwidth."""
+    return {name: figures(network) for name, network in NETWORKS.items()}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--columns", type=int, default=400_000)
+    parser.add_argument("--network", default="lan")
+    parser.add_argument("--repeats", type=int, default=5)
+    given = parser.parse_args()
+    print(json.dumps(figures(given.network, given.columns, given.repeats), indent=1))
 
 
 if __name__ == "__main__":

@@ -9,12 +9,15 @@ a good loss, which every run keeps beside its state; the rows are the caller's.
 
 import argparse
 import json
+import subprocess
+import sys
 import tracemalloc
 
 import numpy as np
 
 from hpcsgd.api import train
 from hpcsgd.callbacks import Callback
+from hpcsgd.cli.launch import mpiexec
 from hpcsgd.config import RunConfig
 
 METHODS = ("ddp", "zero1", "zero2", "zero3")
@@ -51,7 +54,7 @@ def computed(method, update, columns, ranks, tiles):
     return D * sum(parts) + 2 * tile * (stage > 1)
 
 
-def measure(world, method, update, columns, tiles):
+def peaks_of(world, method, update, columns, tiles):
     """(bytes at most in steps, and in looks) of this rank, rows left out."""
     rng = np.random.default_rng(0)
     n = ROWS * world.size
@@ -86,6 +89,15 @@ def good(method, update, ranks):
     return 1 / ranks if method == "zero3" else 1
 
 
+def measure():
+    """On four ranks."""
+    words = [sys.executable, "-m", "benchmarks.bench_zero"]
+    said = subprocess.run(
+        [*mpiexec(), "-n", "4", *words], check=True, capture_output=True, text=True
+    )
+    return json.loads(said.stdout)
+
+
 def main():
     from hpcsgd.comm import open_world
 
@@ -94,11 +106,11 @@ def main():
     parser.add_argument("--tiles", type=int, default=16)
     options = parser.parse_args()
     world, table = open_world("mpi"), []
-    measure(world, "ddp", "sgd", 16 * options.tiles, options.tiles)  # imports
+    peaks_of(world, "ddp", "sgd", 16 * options.tiles, options.tiles)  # imports
     for update in UPDATES:
         for method in METHODS:
             shape = update, options.columns
-            found = measure(world, method, *shape, options.tiles)
+            found = peaks_of(world, method, *shape, options.tiles)
             steps, look = np.max(world.exchange_objects(found), axis=0)
             wanted = computed(method, *shape, world.size, options.tiles)
             D = WORD * options.columns

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.bench_zero import computed, measure
+from benchmarks.bench_zero import computed, peaks_of
 from hpcsgd.api import train
 from hpcsgd.comm.mpi import MpiCommunicator
 from tests.equivalence.test_offload import late
@@ -81,13 +81,13 @@ def test_the_memory_of_the_table(comm):
     """Measured: within 2 tiles, and a hundredth, of what is computed."""
     columns, tiles = 480_000, 16
     world = MpiCommunicator(comm.Dup())
-    measure(world, "ddp", "sgd", 16 * tiles, tiles)  # what is imported on the way
+    peaks_of(world, "ddp", "sgd", 16 * tiles, tiles)  # what is imported on the way
     for method, update in (
         ("zero1", "adam"),
         ("zero2", "momentum"),
         ("zero3", "adam"),
     ):
-        steps, look = measure(world, method, update, columns, tiles)
+        steps, look = peaks_of(world, method, update, columns, tiles)
         tile, table = 4 * columns / tiles, computed(method, update, columns, 4, tiles)
         slack = 2 * tile + 0.01 * table + 200_000  # objects of Python
         assert 0.95 * table <= steps <= table + slack, (method, update, steps / table)

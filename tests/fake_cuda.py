@@ -35,7 +35,10 @@ class FakeArray:
     """Device memory: it has the looks of an array, and nothing that reads it."""
 
     def __init__(self, held, late):
-        self.held, self.late = held, late  # late: streams with work that nobody awaited
+        self.held, self.late = (
+            held,
+            late,
+        )  # streams with work nobody awaited -> the last
         self.size, self.nbytes, self.dtype = held.size, held.nbytes, held.dtype
         self.shape, self.flags = held.shape, held.flags
 
@@ -43,7 +46,7 @@ class FakeArray:
         return FakeArray(self.held.reshape(*shape), self.late)
 
     def copy(self):
-        return FakeArray(self.held.copy(), set(self.late))
+        return FakeArray(self.held.copy(), dict(self.late))
 
     def __getitem__(self, key):
         return FakeArray(self.held[key], self.late)
@@ -57,6 +60,7 @@ class Stream:
 
     def __init__(self, node):
         self.node, self.queue, self.touched = node, deque(), []
+        self.given, self.behind = 0, []  # how much work; that of others it waits for
         self.recorded = None  # what a graph is made of, while one is
         self.runs = False
         self.broken = None  # what whoever waits hears
@@ -69,8 +73,9 @@ class Stream:
             return
         if isinstance(action, EachTime):
             action = action.begin()
+        self.given += 1
         for array in arrays:
-            array.late.add(self)
+            array.late[self] = self.given
             self.touched.append(array)
         with self.node.lock:
             self.queue.append(action)
@@ -130,6 +135,8 @@ class Event:
     def __init__(self, stream):
         stream.is_free()
         self.stream, self.done = stream, False
+        own = [(array, stream, stream.given) for array in stream.touched]
+        self.covers = [*stream.behind, *own]  # what is done once it is
         self.asked = None  # when somebody first waited for it
         stream.put(self.happen)
 
@@ -138,6 +145,13 @@ class Event:
 
     def is_over(self):
         return self.done or (self.stream.run() and self.done)
+
+
+def forget(covers):
+    """Work that was waited for, but where more came after it."""
+    for array, stream, last in covers:
+        if array.late.get(stream, np.inf) <= last:
+            del array.late[stream]
 
 
 class Node:
@@ -165,7 +179,7 @@ class FakeLayer:
 
     def array(self, values):
         """Device memory that holds a copy of them."""
-        return FakeArray(np.array(values), set())
+        return FakeArray(np.array(values), {})
 
     def later(self, array, values):
         """A kernel that writes these values when its turn comes."""
@@ -213,13 +227,16 @@ class FakeLayer:
         self.node.synchronized += 1
         stream.until(lambda: not stream.queue)
         while stream.touched:
-            stream.touched.pop().late.discard(stream)
+            stream.touched.pop().late.pop(stream, None)
+        forget(stream.behind)
+        stream.behind.clear()
 
     def record(self, stream):
         return Event(stream)
 
     def hold_back(self, stream, event):
         stream.put(event.is_over)
+        stream.behind += event.covers
 
     def is_done(self, event):
         event.stream.is_free()
@@ -234,6 +251,7 @@ class FakeLayer:
     def wait(self, event):
         event.stream.is_free()
         event.stream.until(lambda: event.done)
+        forget(event.covers)
 
     def address(self, array):
         self.kept.append(array.held)  # what NCCL was given is not made anew

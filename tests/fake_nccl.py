@@ -72,6 +72,17 @@ class FakeComm:
         land = (lambda parts: add(parts, out)) if self.rank == root else len
         self._meet("reduce", source, words, kind, stream, land)
 
+    def reduceScatter(self, source, to, words, kind, op, stream):  # noqa: N802
+        """In place: a part may lie in what is sent, at the place of this rank."""
+        assert op == 0
+        out, parts = memory(to, words, kind), slice(self.rank * words, None)
+        size = words * self.size
+
+        def land(said):
+            add([one[parts][:words] for one in said], out)
+
+        self._meet("reduceScatter", source, size, kind, stream, land)
+
     def broadcast(self, source, to, words, kind, root, stream):
         out = memory(to, words, kind)
         land = lambda parts: np.copyto(out, parts[root])  # noqa: E731

@@ -52,7 +52,8 @@ class Joining:
 
     def start(self, own: Array, cut: Cut, tile: Array, purpose: str) -> None:
         """Begin to put one tile together; both arrays belong to it until `wait`."""
-        part = np.ascontiguousarray(own).reshape(-1)
+        whole = own if own.flags.c_contiguous else np.ascontiguousarray(own)
+        part = whole.reshape(-1)  # of a host or of a device
         out = tile.reshape(-1)
         counts = cut.counts(own.shape[1])
         with self.overlap.posting():

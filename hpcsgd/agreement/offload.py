@@ -91,34 +91,41 @@ class Offload(Sharded):
     def _step(self, state: State, task: Task | None) -> None:
         """The gradient goes down; what the host has stepped goes up."""
         factor = 1.0 / float(self.scatter.tail.total()[-1])
-        if self.means.shapers:
-            self._shape_slices(factor)
-            factor = 1.0
-        if 0 <= self.delay <= self._moment.number:
-            self._step_late(state, factor)
+        is_late, shapes = 0 <= self.delay <= self._moment.number, self.means.shapers
+        if is_late or shapes:
+            for number, cut in enumerate(self.cuts):
+                self._fetch(number, cut)
+            self.arriving *= self.arriving.dtype.type(factor)
+        if shapes:
+            self._shape_mean(self.arriving)
+        if is_late:
+            self._step_late(state)
         else:
-            self._step_now(state, factor)
+            self._step_now(state, None if shapes else factor)
 
-    def _step_now(self, state: State, factor: float) -> None:
-        """Slice by slice: one comes down, one is stepped, one travels."""
+    def _step_now(self, state: State, factor: float | None) -> None:
+        """Slice by slice: one comes down, one is stepped, one travels.
+
+        `factor`: of what comes down; None: the mean gradient is there already.
+        """
         host, moment = _Host(self.master, state.memory), self._moment
         under_way: list[tuple[Cut, Future[None]]] = []
         for number, cut in enumerate(self.cuts):
-            gradient = self._fetch(number, cut, 1.0)
-            action = partial(self._apply_slice, host, cut, gradient, factor, moment)
+            if factor is not None:
+                self._fetch(number, cut)
+            gradient, of = self.arriving[cut.place], factor or 1.0
+            action = partial(self._apply_slice, host, cut, gradient, of, moment)
             under_way.append((cut, self.worker.give(action)))
             if number:
-                self._raise(state.weights, *under_way.pop(0))
-        self._raise(state.weights, *under_way.pop(0))
+                self._raise(state, *under_way.pop(0))
+        self._raise(state, *under_way.pop(0))
         self.joining.wait(behind=0)
         if state.intercept is not None:
             tail = self._tail()
             self.steps.take_intercept(state, tail[:-1] / tail[-1], moment)
 
-    def _step_late(self, state: State, factor: float) -> None:
+    def _step_late(self, state: State) -> None:
         """The step of the gradient before; this one waits for the next exchange."""
-        for number, cut in enumerate(self.cuts):
-            self._fetch(number, cut, factor)
         if self._under_way is not None:
             self.worker.wait(self._under_way)
             self._under_way = None
@@ -132,7 +139,7 @@ class Offload(Sharded):
     def _raise_all(self, state: State) -> None:
         """The weights that the host has stepped, and the intercept with them."""
         for cut in self.cuts:
-            self._raise(state.weights, cut)
+            self._raise(state, cut)
         self.joining.wait(behind=0)
         self._step_intercept(state)
 
@@ -142,24 +149,24 @@ class Offload(Sharded):
             late = state.shared[PENDING][0].copy()
             self.steps.take_intercept(state, late, self.late)
 
-    def _fetch(self, number: int, cut: Cut, factor: float) -> Array:
-        """A slice of the gradient, in the memory of the host."""
-        own, there = self.scatter.own(number, cut), self.arriving[cut.place]
-        if factor != 1.0:
-            own *= own.dtype.type(factor)
-        self.link.down(own, there)()
-        return there
+    def _fetch(self, number: int, cut: Cut) -> None:
+        """A slice of the gradient, into the memory of the host."""
+        own = self.scatter.own(number, cut)
+        self.link.down(own, self.arriving[cut.place])()
 
     def _raise(
-        self, weights: Array, cut: Cut, stepped: "Future[None] | None" = None
+        self, state: State, cut: Cut, stepped: "Future[None] | None" = None
     ) -> None:
         """A slice of the weights, from the host to this device and to all replicas."""
         if stepped is not None:
             self.worker.wait(stepped)
+        self._send_up(state, cut)
+        self.joining.wait(behind=1)
+
+    def _send_up(self, state: State, cut: Cut) -> None:
         own = np.empty_like(self.master[cut.place])
         self.link.up(self.master[cut.place], own)()
-        self.joining.start(own, cut, weights[cut.columns], PURPOSE)
-        self.joining.wait(behind=1)
+        self.joining.start(own, cut, state.weights[cut.columns], PURPOSE)
 
     def _apply(self, host: "_Host", gradient: Array, moment: Moment) -> None:
         """The step of all slices."""

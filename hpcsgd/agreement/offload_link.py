@@ -59,8 +59,8 @@ class HostLink:
 class PinnedLink:
     """Pinned memory, and a stream for each direction beside that of the kernels."""
 
-    def __init__(self, layer: Layer) -> None:
-        self.layer = layer
+    def __init__(self, layer: Layer, kernels: Any) -> None:
+        self.layer, self._kernels = layer, kernels
         self.down_bytes = self.up_bytes = 0
         self._down, self._up = layer.new_stream(), layer.new_stream()
 
@@ -73,7 +73,7 @@ class PinnedLink:
     def down(self, part: Any, host: Array) -> Arrive:
         """Behind what the kernels have been given so far."""
         layer, stream = self.layer, self._down
-        layer.hold_back(stream, layer.record(layer.current_stream()))
+        layer.hold_back(stream, layer.record(self._kernels))
         layer.to_host(part.reshape(-1), host.reshape(-1), stream)
         self.down_bytes += host.nbytes
         done = layer.record(stream)
@@ -82,11 +82,11 @@ class PinnedLink:
     def up(self, host: Array, part: Any) -> Arrive:
         """Before what the kernels are given from now on."""
         layer, stream = self.layer, self._up
-        layer.hold_back(stream, layer.record(layer.current_stream()))
+        layer.hold_back(stream, layer.record(self._kernels))
         layer.to_device(host.reshape(-1), part.reshape(-1), stream)
         self.up_bytes += host.nbytes
         done = layer.record(stream)
-        layer.hold_back(layer.current_stream(), done)
+        layer.hold_back(self._kernels, done)
         return lambda: layer.wait(done)
 
 

@@ -50,6 +50,8 @@ class Tail:
 class Scatter:
     """The gradient of one exchange; `whole`: all of it is kept until the step."""
 
+    keeps_slices = True  # apart from tiles, whose room the next ones use
+
     def __init__(
         self, replicas: Communicator, cuts: Cuts, room: Room, whole: bool, sums: bool
     ) -> None:
@@ -60,7 +62,8 @@ class Scatter:
         self._whole: Array | None = None
         if whole:
             self._whole = np.zeros((height, width), dtype=room.dtype)
-        kept = 0 if whole or len(cuts) == 1 else cuts.height
+        stays = whole or len(cuts) == 1 or not self.keeps_slices
+        kept = 0 if stays else cuts.height
         self._slices: Array = np.zeros((kept, width), dtype=room.dtype)
         self._travelling: list[tuple[int, Pending]] = []
         self._there: dict[int, Array] = {}
@@ -106,9 +109,13 @@ class Scatter:
         self.tail.total()  # which was posted before
         number, pending = self._travelling.pop(0)
         with self.overlap.waiting():
-            own = pending.wait().reshape(-1, self.cuts.width)
+            own = self._wait(pending).reshape(-1, self.cuts.width)
         if len(self._slices):
             kept = self._slices[self.cuts.all[number].place]
             kept[...] = own
             own = kept
         self._there[number] = own
+
+    def _wait(self, pending: Pending) -> Array:
+        """The own part, as soon as it may be looked at."""
+        return pending.wait()

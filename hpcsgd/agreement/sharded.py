@@ -54,7 +54,7 @@ class Sharded(Gradient):
         """Room for tiles of gradient, and slices of what the rule keeps."""
         whole = self.stage == 1 or self.replicas.size == 1
         sums = state.intercept is not None
-        self.scatter = Scatter(self.replicas, self.cuts, self.room, whole, sums)
+        self.scatter = self._make_scatter(whole, sums)
         for name in self._sliced():
             shape = self.cuts.height, self.columns
             state.memory[name] = np.zeros(shape, dtype=state.weights.dtype)
@@ -63,6 +63,9 @@ class Sharded(Gradient):
                 state.shared[name] = np.zeros((1, self.columns))
         for shaper in self.means.shapers:
             shaper.prepare(state)
+
+    def _make_scatter(self, whole: bool, sums: bool) -> Scatter:
+        return Scatter(self.replicas, self.cuts, self.room, whole, sums)
 
     def plan_in_words(self, state: State) -> dict[str, str]:
         """Whole columns and their tiles: slices differ among replicas."""
@@ -265,12 +268,15 @@ class Sharded(Gradient):
         found = [self.scatter.own(k, cut) for k, cut in enumerate(self.cuts)]
         mean = np.concatenate(found)
         mean *= mean.dtype.type(factor)
+        self._shape_mean(mean)
+        for own, cut in zip(found, self.cuts, strict=True):
+            own[...] = mean[cut.place]
+
+    def _shape_mean(self, mean: Array) -> None:
         columns = self.means.held.start + self.cuts.numbers
         whole = Whole(columns, self._total)
         for shaper in self.means.shapers:
             shaper.shape(mean, whole, self._moment)
-        for own, cut in zip(found, self.cuts, strict=True):
-            own[...] = mean[cut.place]
 
     def _total(self, words: Array) -> Array:
         """Over members and over replicas: each holds other columns."""

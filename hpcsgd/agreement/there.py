@@ -108,7 +108,7 @@ class BufferThere(Buffer):
 class Arriving:
     """What stands for rows: columns of the sums that a device has made."""
 
-    buffer: BufferThere
+    buffer: Any  # what sums them
     comes: bool  # False: more batches are added to it first, or replicas sum it there
     first: int = 0
 
@@ -118,6 +118,10 @@ class Arriving:
 
 class Landing:
     """In the place of a backend: what it adds was added on the device."""
+
+    def zeros(self, shape: tuple[int, ...]) -> Array:
+        """Weights, as devices have them."""
+        return np.zeros(shape, dtype=np.float32)
 
     def prepare(self, unrolled: Any, blocks: Any) -> None:
         """Nothing: coefficients are the product's."""

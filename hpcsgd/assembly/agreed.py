@@ -1,5 +1,6 @@
 """The gradient agreement of a run, put together."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from hpcsgd.agreement.growing import Growing
 from hpcsgd.agreement.infinity import Infinity
 from hpcsgd.agreement.kinds import batches_together, takes_gradients
 from hpcsgd.agreement.offload import Offload
+from hpcsgd.agreement.offload_there import OffloadThere
 from hpcsgd.agreement.qadam import QAdam
 from hpcsgd.agreement.replica_check import ReplicaCheck
 from hpcsgd.agreement.scheduled import Scheduled
@@ -116,9 +118,10 @@ def make_gradient(
         buffer=_buffers(device),
     )
     kind = _kind(config, words.agreement, grid, shard.total_rows)
+    share = shard.height / shard.total_rows
     if device is not None:
-        kind = _kind_there(kind, config, grid, means)
-    return kind(grid, shard.height / shard.total_rows, means)
+        return _there(kind, config, grid, means, device)(grid, share, means)
+    return kind(grid, share, means)
 
 
 def _buffers(device: Device | None) -> Any:
@@ -168,10 +171,16 @@ def _sums_there(config: RunConfig, replicas: Communicator) -> bool:
     return plain and feedback != "on" and carries
 
 
-def _kind_there(
-    kind: type[Gradient], config: RunConfig, grid: Grid, means: Means
-) -> type[Gradient]:
+def _there(
+    kind: type[Gradient],
+    config: RunConfig,
+    grid: Grid,
+    means: Means,
+    device: Device,
+) -> Callable[..., Gradient]:
     """A linear step along sums that are there can be taken there."""
+    if kind is Offload:
+        return partial(OffloadThere, device=device)
     rule = means.steps.rule
     linear = isinstance(rule, Linear) and (rule.states == 1 or means.columns == 1)
     steps = linear and not means.shapers and kind is Gradient

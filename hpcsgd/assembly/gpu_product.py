@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from hpcsgd.agreement.gradient import Gradient
+from hpcsgd.agreement.offload_there import OffloadThere, ScatterThere
 from hpcsgd.agreement.there import BufferThere, GradientThere
 from hpcsgd.assembly.feed import Feed
 from hpcsgd.assembly.gpu import check_room
@@ -51,15 +52,22 @@ def make_gradient_on_gpu(
     """What sums the gradients that replicas share; called by all ranks."""
     plans = [(size,) for sizes in feed.plans for size in sizes]
     two = replace(task, states=2)  # as wide as weights and their gradient
-    check_room(device, two, plans, grid.world)
-
-    def sums() -> Sums:
-        assert isinstance(gradient.buffer, BufferThere)
-        return gradient.buffer
-
-    product = DeviceGradient(task, device, gradient, sums)
-    product.holds_weights = isinstance(gradient, GradientThere)
+    own = task.shard.width // grid.replicas.size + 1  # of what goes up in slices
+    offloads = isinstance(gradient, OffloadThere)
+    kept = 4 * own * task.columns * offloads
+    check_room(device, two, plans, grid.world, kept=kept)
+    product = DeviceGradient(task, device, gradient, lambda: _sums_of(gradient))
+    product.holds_weights = offloads or isinstance(gradient, GradientThere)
     return product
+
+
+def _sums_of(gradient: Gradient) -> Sums:
+    """Where the device adds."""
+    if isinstance(gradient, OffloadThere):
+        assert isinstance(gradient.scatter, ScatterThere)
+        return gradient.scatter
+    assert isinstance(gradient.buffer, BufferThere)
+    return gradient.buffer
 
 
 def on_gpu(product: Product) -> OnDevice | None:

@@ -24,7 +24,7 @@ from hpcsgd.updates import ADAPTIVE
 UPDATES = ("sgd", "momentum", "nesterov", "nesterov-classic", *ADAPTIVE)
 ONE_WORD = Bucket(0, 1, 1, np.dtype(np.float32))
 MOMENTA = ("momentum", "nesterov", "nesterov-classic", "adam")
-ON_GPUS = ("gradient", "growing")
+ON_GPUS = ("gradient", "growing", "offload")
 
 
 def check(config: RunConfig, precision: Precision) -> None:

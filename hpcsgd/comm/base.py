@@ -191,12 +191,11 @@ class Communicator(Hooks):
     ) -> Pending:
         """Begin a sum of which each rank gets its part alone, counts[r] elements.
 
-        In place: that part lies at the beginning of the buffer when it is there, and is
-        what `wait` gives; the rest of the buffer is then nobody's. Reproducible groups
-        add in rank order.
+        In place: `wait` gives that part, a view that arrays of the host begin with; the
+        rest of the buffer is then nobody's. Reproducible groups add in rank order.
         """
         self._check_cut(buffer, counts)
-        own = buffer[: counts[self.rank]]
+        own = self._own_part(buffer, counts)
         if self.size == 1:
             return Pending(own)
         began = perf_counter()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hpcsgd.comm.gpu_paths import mpi_way
-from hpcsgd.comm.on_device import Carrier, OnDevice
+from hpcsgd.comm.on_device import Carrier, OnDevice, fetched
 from hpcsgd.errors import ConfigError
 
 REMEDY = "use transport = mpi-host, or transport = nccl"
@@ -34,6 +34,37 @@ class CudaAware(Carrier):
     def _gather(self, part: Any, counts: Sequence[int], out: Any) -> None:
         sent, received = self._ready(part, out)
         self.host._gather(sent, counts, received)
+
+    def _start_gather(
+        self, part: Any, counts: Sequence[int], out: Any
+    ) -> Callable[[], None]:
+        sent, received = self._ready(part, out)
+        return self.host._start_gather(sent, counts, received)
+
+    def _own_part(self, buffer: Any, counts: Sequence[int]) -> Any:
+        """Where MPI leaves it."""
+        return buffer[: counts[self.host.rank]]
+
+    def _start_sum_parts(
+        self, buffer: Any, counts: Sequence[int]
+    ) -> Callable[[], None]:
+        (ready,) = self._ready(buffer)
+        return self.host._start_sum_parts(ready, counts)
+
+    def _start_parts_in_order(
+        self, buffer: Any, counts: Sequence[int]
+    ) -> Callable[[], None]:
+        """Added by the host, by way of pinned memory: MPI promises no order."""
+        layer, own = self.layer, self._own_part(buffer, counts)
+        below = fetched(layer, buffer, self.stream)
+        arrived = self.host._start_parts_in_order(below, counts)
+
+        def finish() -> None:
+            arrived()
+            layer.to_device(below[: own.size], own, self.stream)
+            layer.synchronize(self.stream)
+
+        return finish
 
     def _exchange(self, pieces: Any, counts: Sequence[int], out: Any) -> None:
         sent, received = self._ready(pieces, out)

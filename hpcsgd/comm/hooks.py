@@ -81,6 +81,10 @@ class Hooks(ABC):
         """The same at once; a transport may have a shorter way."""
         self._start_exchange(pieces, counts, out)()
 
+    def _own_part(self, buffer: Array, counts: Sequence[int]) -> Array:
+        """Where a sum of parts leaves that of this rank."""
+        return buffer[: counts[self.rank]]
+
     def _start_sum_parts(
         self, buffer: Array, counts: Sequence[int]
     ) -> Callable[[], None]:

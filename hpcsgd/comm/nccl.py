@@ -148,6 +148,17 @@ class NcclCommunicator(OnDevice):
             Call("broadcast", broadcast, wire.broadcast_bytes),
         ]
 
+    @property
+    def newest(self) -> Any:
+        """Queued by all groups of this rank."""
+        under_way = self.carrier.under_way
+        return under_way[-1] if under_way else None
+
+    def reach(self, begun: Any) -> None:
+        """In its place, and with an eye on errors."""
+        if begun is not None:
+            self.carrier.reach(begun)
+
     def settle(self) -> None:
         """Wait for the collectives, each in its place, then for the stream."""
         self.carrier.keep_pace(0)

@@ -23,7 +23,7 @@ BYTES = 1  # ncclUint8: for what is moved and not added
 SUM = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sent:
     """A collective that was queued, and when it is done."""
 
@@ -71,6 +71,11 @@ class Nccl(Carrier):
         while len(self.under_way) > most:
             sent = self.under_way.popleft()
             sent.carrier.wait_for(sent)
+
+    def reach(self, sent: Sent) -> None:
+        """Wait for it, and for what was queued before."""
+        while sent in self.under_way:
+            self.keep_pace(len(self.under_way) - 1)
 
     def wait_for(self, sent: Sent) -> None:
         """In its place, and with an eye on errors."""
@@ -145,10 +150,39 @@ class Nccl(Carrier):
         self._queue(self.stream, self.sum_calls(buffer))
 
     def _start_sum(self, buffer: Any) -> Callable[[], None]:
+        return self._aside(self.sum_calls(buffer))
+
+    def _start_sum_parts(
+        self, buffer: Any, counts: Sequence[int]
+    ) -> Callable[[], None]:
+        """Parts of one size as NCCL has them, others as one group of reductions."""
+        at, kind = self.layer.address(buffer), KINDS[buffer.dtype.char]
+        item, own = buffer.dtype.itemsize, counts[self.host.rank]
+        sizes = [count * item for count in counts]
+
+        def scatter(to: int) -> None:
+            there = at + self.host.rank * own * item
+            self._comm.reduceScatter(at, there, own, kind, SUM, to)
+
+        def reduce(to: int) -> None:
+            for root, (start, size) in enumerate(_places(at, sizes)):
+                if size:
+                    words = size // item
+                    self._comm.reduce(start, start, words, kind, SUM, root, to)
+
+        return self._aside(scatter if len(set(counts)) == 1 else reduce)
+
+    def _start_parts_in_order(
+        self, buffer: Any, counts: Sequence[int]
+    ) -> Callable[[], None]:
+        """The same: where all is reproducible, what NCCL chooses by is pinned."""
+        return self._start_sum_parts(buffer, counts)
+
+    def _aside(self, action: Callable[[int], None]) -> Callable[[], None]:
         """On the second stream, after what is queued on the first so far."""
         ready = self.layer.record(self.stream)
         self.layer.hold_back(self._side, ready)
-        done = self._queue(self._side, self.sum_calls(buffer))
+        done = self._queue(self._side, action)
         said = self._said()
 
         def finish() -> None:
@@ -164,6 +198,16 @@ class Nccl(Carrier):
         self._queue(self.stream, self.broadcast_calls(buffer, root))
 
     def _gather(self, part: Any, counts: Sequence[int], out: Any) -> None:
+        self._queue(self.stream, self._gather_calls(part, counts, out))
+
+    def _start_gather(
+        self, part: Any, counts: Sequence[int], out: Any
+    ) -> Callable[[], None]:
+        return self._aside(self._gather_calls(part, counts, out))
+
+    def _gather_calls(
+        self, part: Any, counts: Sequence[int], out: Any
+    ) -> Callable[[int], None]:
         """Everybody's part to everybody, as one group of broadcasts."""
         sent, at = self.layer.address(part), self.layer.address(out)
         sizes = [count * out.dtype.itemsize for count in counts]
@@ -174,7 +218,7 @@ class Nccl(Carrier):
                 if size:
                     self._comm.broadcast(source, start, size, BYTES, root, to)
 
-        self._queue(self.stream, action)
+        return action
 
     def _start_exchange(
         self, pieces: Any, counts: Sequence[int], out: Any

@@ -52,6 +52,27 @@ class Carrier(ABC):
         self, pieces: Any, counts: Sequence[int], out: Any
     ) -> Callable[[], None]: ...
 
+    @abstractmethod
+    def _start_sum_parts(
+        self, buffer: Any, counts: Sequence[int]
+    ) -> Callable[[], None]: ...
+
+    @abstractmethod
+    def _start_parts_in_order(
+        self, buffer: Any, counts: Sequence[int]
+    ) -> Callable[[], None]: ...
+
+    def _own_part(self, buffer: Any, counts: Sequence[int]) -> Any:
+        """Where that of this rank lay all along."""
+        first = sum(counts[: self.host.rank])
+        return buffer[first : first + counts[self.host.rank]]
+
+    def _start_gather(
+        self, part: Any, counts: Sequence[int], out: Any
+    ) -> Callable[[], None]:
+        self._gather(part, counts, out)
+        return lambda: None
+
     def _exchange(self, pieces: Any, counts: Sequence[int], out: Any) -> None:
         self._start_exchange(pieces, counts, out)()
 
@@ -129,6 +150,14 @@ class OnDevice(Communicator):
         """
         self.layer.synchronize(self.stream)
 
+    @property
+    def newest(self) -> Any:
+        """What was begun last, for `reach`."""
+        return None
+
+    def reach(self, begun: Any) -> None:  # noqa: B027
+        """The host waits for it, where `wait` makes no more than the stream wait."""
+
     def queue_sum(self, buffer: Any) -> None:
         """What `sum` of it asks of the GPU, into the graph that is being recorded."""
         raise self._no_graphs()
@@ -194,6 +223,30 @@ class OnDevice(Communicator):
 
     def _gather(self, part: Array, counts: Sequence[int], out: Array) -> None:
         self._way(part)._gather(part, counts, out)
+
+    def _start_gather(
+        self, part: Array, counts: Sequence[int], out: Array
+    ) -> Callable[[], None]:
+        finish: Callable[[], None] = self._way(part)._start_gather(part, counts, out)
+        return finish
+
+    def _own_part(self, buffer: Array, counts: Sequence[int]) -> Array:
+        own: Array = self._way(buffer)._own_part(buffer, counts)
+        return own
+
+    def _start_sum_parts(
+        self, buffer: Array, counts: Sequence[int]
+    ) -> Callable[[], None]:
+        way = self._way(buffer)
+        finish: Callable[[], None] = way._start_sum_parts(buffer, counts)
+        return finish
+
+    def _start_parts_in_order(
+        self, buffer: Array, counts: Sequence[int]
+    ) -> Callable[[], None]:
+        way = self._way(buffer)
+        finish: Callable[[], None] = way._start_parts_in_order(buffer, counts)
+        return finish
 
     def _exchange(self, pieces: Array, counts: Sequence[int], out: Array) -> None:
         self._way(pieces)._exchange(pieces, counts, out)

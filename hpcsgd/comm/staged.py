@@ -64,6 +64,39 @@ class Staged(Carrier):
         self.host._gather(sent, counts, received)
         self._up(lambda: None, received, out, (sent,))
 
+    def _start_sum_parts(
+        self, buffer: Any, counts: Sequence[int]
+    ) -> Callable[[], None]:
+        return self._in_parts(self.host._start_sum_parts, buffer, counts)
+
+    def _start_parts_in_order(
+        self, buffer: Any, counts: Sequence[int]
+    ) -> Callable[[], None]:
+        return self._in_parts(self.host._start_parts_in_order, buffer, counts)
+
+    def _in_parts(
+        self, start: Callable[..., Any], buffer: Any, counts: Sequence[int]
+    ) -> Callable[[], None]:
+        """All of it goes down, and the part of this rank up again."""
+        below = self._down(buffer)
+        arrived = start(below, counts)
+        here, there = (one._own_part for one in (self.host, self))
+        own, out = here(below, counts), there(buffer, counts)
+
+        def finish() -> None:
+            arrived()
+            self.layer.to_device(own, out, self.stream)
+            self.pinned.give(below, self.stream)
+
+        return finish
+
+    def _start_gather(
+        self, part: Any, counts: Sequence[int], out: Any
+    ) -> Callable[[], None]:
+        sent, received = self._down(part), self.pinned.take(out.size, out.dtype)
+        arrived = self.host._start_gather(sent, counts, received)
+        return lambda: self._up(arrived, received, out, (sent,))
+
     def _start_exchange(
         self, pieces: Any, counts: Sequence[int], out: Any
     ) -> Callable[[], None]:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from hpcsgd.agreement.offload import Offload
-from hpcsgd.assembly.gradient_checks import check
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.rates import make_rate
@@ -291,12 +290,6 @@ def test_what_is_refused(sections, said):
     problem = make_problem("logistic")
     with pytest.raises(ConfigError, match=said):
         train_on(2, offloaded(problem, 2, **sections), problem)
-
-
-def test_gradients_are_not_agreed_on_gpus():
-    config = offloaded(make_problem("logistic"), 2, run={"device": "cuda"})
-    with pytest.raises(ConfigError, match="not built for GPUs yet"):
-        check(config, config.precision.resolve())
 
 
 def test_the_method_is_these_settings():

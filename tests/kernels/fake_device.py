@@ -62,7 +62,7 @@ class Layer(FakeLayer):
 
     def array(self, values):
         values = np.asarray(values)
-        found = Held(empty(values.shape, values.dtype), set())
+        found = Held(empty(values.shape, values.dtype), {})
         found.held[...] = values
         return found
 
@@ -96,7 +96,7 @@ class FakeDevice:
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         if size > self.layer.size:
             raise no_room(self.layer.place, size, *self.memory())
-        return Held(empty(shape, dtype), set())
+        return Held(empty(shape, dtype), {})
 
     def zeros(self, shape, dtype):
         found = self.empty(shape, dtype)

@@ -25,7 +25,7 @@ def test_a_host_that_is_its_device_counts_the_same():
 def test_pinned_copies_wait_for_kernels_and_kernels_for_them(dtype):
     """What a kernel writes late comes down; what goes up is there for the next one."""
     layer = FakeLayer(Node())
-    link, values = PinnedLink(layer), np.arange(15, dtype=dtype)
+    link, values = PinnedLink(layer, layer.main), np.arange(15, dtype=dtype)
     gradient, weights = layer.empty(15, dtype), layer.empty(15, dtype)
     hosts = [link.room(SHAPE, np.dtype(dtype)) for _ in range(2)]
     assert not hosts[0].any()
@@ -46,7 +46,7 @@ def test_pinned_copies_wait_for_kernels_and_kernels_for_them(dtype):
 def test_a_copy_that_nobody_waited_for_is_not_there():
     """The broken twin: the host reads at once."""
     layer = FakeLayer(Node())
-    link, gradient = PinnedLink(layer), layer.empty(15, np.float64)
+    link, gradient = PinnedLink(layer, layer.main), layer.empty(15, np.float64)
     host = link.room(SHAPE, np.dtype(np.float64))
     layer.later(gradient, np.arange(15.0))
     link.down(gradient.reshape(SHAPE), host)

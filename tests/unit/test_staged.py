@@ -101,6 +101,23 @@ def calls(group, purpose, arrays):
             yield group.exchange_pieces(pieces, counts, out, purpose)
             again = arrays.put(np.zeros(group.size * counts[group.rank], np.uint16))
             yield group.start_exchange(pieces, counts, again, purpose).wait()
+        yield from parts_under_way(group, counts, purpose, arrays)
+
+
+def parts_under_way(group, counts, purpose, arrays):
+    """Sums of which each rank gets a part, and parts gathered: two of each at once."""
+    said = [arrays.put(part_of(group, sum(counts), kind)) for kind in ("f4", "f8")]
+    own = [group.start_sum_parts(words, counts, purpose) for words in said]
+    parts = [one.wait() for one in own[::-1]]
+    yield from parts
+    if group.size == 1:
+        return
+    rooms = [arrays.put(np.zeros(sum(counts), part.dtype)) for part in parts]
+    whole = [
+        group.start_gather(part, counts, room, purpose)
+        for part, room in zip(parts, rooms, strict=True)
+    ]
+    yield from (one.wait() for one in whole[::-1])
 
 
 def without_seconds(ledger):

@@ -24,6 +24,7 @@ from hpcsgd.result import Result
 from hpcsgd.session import Session
 from hpcsgd.start import Start
 from hpcsgd.timing import Clock
+from hpcsgd.unread import check_read
 
 
 def train(
@@ -69,6 +70,7 @@ def train(
         config = RunConfig.parse(config or {})
     if config.sweep.is_many:
         raise ConfigError("[sweep] asks for several models; use hpcsgd.sweep")
+    check_read(config)
     reader = open_data(config, X, y, sample_weight, offset)
     comm = open_world(config.run.comm) if world is None else world
     session = open_session(comm, config, reader, callbacks, began=began)

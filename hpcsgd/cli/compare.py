@@ -23,7 +23,15 @@ from hpcsgd.study.compare import check, compare
 from hpcsgd.study.comparison import REFUSED, Comparison, Row
 from hpcsgd.study.line_up import LINE_UP, line_up
 from hpcsgd.study.report import PAGE, make_report, write_page
-from hpcsgd.study.settings import Entry, Refusal, expanded, make_setting, parse_setting
+from hpcsgd.study.settings import (
+    Entry,
+    Refusal,
+    Setting,
+    check_shared,
+    expanded,
+    make_setting,
+    parse_setting,
+)
 
 WIDTH = 150  # where standard output is no terminal
 COLUMNS = (
@@ -102,6 +110,7 @@ def what_to_compare(arguments: argparse.Namespace) -> tuple[RunConfig, list[Entr
         ranks = arguments.ranks or launch.launcher_size()
         found += line_up(arguments.methods, base, ranks)
     found += [make_setting(n, base, expanded(n, t, SHORT)) for n, t in named]
+    check_shared(base, [one.config for one in found if isinstance(one, Setting)])
     return shared, found
 
 

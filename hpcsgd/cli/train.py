@@ -18,6 +18,7 @@ from hpcsgd.config import RunConfig, apply_settings, read_toml
 from hpcsgd.errors import ConfigError
 from hpcsgd.result import Result
 from hpcsgd.signals import Signals
+from hpcsgd.unread import check_read
 
 
 def add_parser(commands: Any) -> None:
@@ -76,6 +77,7 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Check the configuration, then train here or under mpiexec."""
     config = configuration(arguments)
     check_data(config)
+    check_read(config)
     if launch.must_relaunch(arguments.ranks):
         shrinks = config.run.on_failure == "shrink"
         return launch.relaunch(arguments.ranks, argv, bool(config.run.out), shrinks)

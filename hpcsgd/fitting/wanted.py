@@ -14,6 +14,7 @@ from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.errors import ConfigError
 from hpcsgd.fitting.settings import laid_over
 from hpcsgd.methods import get_method
+from hpcsgd.unread import check_read
 
 Tables = dict[str, dict[str, Any]]
 SOLVERS = ("auto", "sgd", "svrg", "coordinate")
@@ -94,7 +95,10 @@ class Wanted:
         if path is not None:
             tables["data"] = {"path": path}
         self._leave_to_method(tables)
-        return RunConfig.parse(laid_over(tables, self.config))
+        config = RunConfig.parse(laid_over(tables, self.config))
+        # The rest is as others want it, which the caller may have turned off.
+        check_read(config, laid_over({"update": {"momentum": 0.0}}, self.config))
+        return config
 
     def _leave_to_method(self, tables: Tables) -> None:
         """What nobody asked for is as the method of `config` has it."""

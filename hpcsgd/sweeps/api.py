@@ -18,6 +18,7 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.session import Session
 from hpcsgd.sweeps.outcome import Sweep
 from hpcsgd.timing import Clock
+from hpcsgd.unread import check_read
 
 
 def sweep(
@@ -74,6 +75,7 @@ def sweep(
         config = RunConfig.parse(config or {})
     asked = {"l2": l2, "rate": rate, "folds": folds, "fold_seed": fold_seed}
     config = with_sweep(config, asked)
+    check_read(config)
     reader = open_data(config, X, y, sample_weight, offset)
     comm = open_world(config.run.comm) if world is None else world
     session = Session(config, comm, reader, callbacks or [], began, setup)

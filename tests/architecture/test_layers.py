@@ -96,6 +96,7 @@ LAYERS = (
         "best_held",
         "recheck",
         "unchecked",
+        "unread",
         "start",
         "survive",
         "prediction",

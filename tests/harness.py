@@ -8,6 +8,7 @@ from hpcsgd.config import RunConfig
 from hpcsgd.data.partition import split_range
 from hpcsgd.data.sampling import Sampler, plan_groups
 from hpcsgd.rates import make_rate
+from hpcsgd.unread import without_unread
 from tests import oracle
 from tests.problems import make_problem
 
@@ -24,6 +25,9 @@ def config_for(drawn, /, **sections):
     }
     for name, table in sections.items():
         tables[name] = {**tables.get(name, {}), **table}
+    if "update" in tables:  # one table of numbers for rules that read some of them
+        own = {"update": tables["update"]}
+        tables["update"] = without_unread(tables, own).get("update", {})
     return RunConfig.parse(tables)
 
 

@@ -8,7 +8,7 @@ used up says nothing and counts nothing, and steps along. Columns travel in tile
 sent while the rest of Yᵀr is computed, in one order on all replicas.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -24,7 +24,6 @@ from hpcsgd.agreement.steps import Steps
 from hpcsgd.backends.base import Backend
 from hpcsgd.backends.loss_scale import LossScale
 from hpcsgd.codecs import AccordionConfig, Moment
-from hpcsgd.codecs.feedback import ERROR
 from hpcsgd.comm.grid import Grid
 from hpcsgd.products.base import Array, Rows, State, Task
 from hpcsgd.schedule import blocks_of
@@ -34,7 +33,6 @@ from hpcsgd.updates.rules import Linear
 
 LOSS_SCALE = "loss_scale"
 OF_CODECS = "codec_"  # names of what they keep
-OWED = OF_CODECS + ERROR  # in steps, of every replica
 
 
 Made = TypeVar("Made", bound=Buffer)
@@ -68,6 +66,8 @@ class Means:
     place: Any = None  # of states that are on disk
     loss_scale: LossScale | None = None  # of residuals; all replicas have the same
     buffer: type[Buffer] = Buffer  # or what makes one of a device
+    # What codecs that kept this still owe at a rate, as a gradient.
+    owes: Callable[[Mapping[str, Array], float], Array | None] = lambda kept, rate: None
 
 
 class Gradient(Agreement):
@@ -87,6 +87,8 @@ class Gradient(Agreement):
         self._left = 0  # batches of this exchange that are still to come
         self._done = -1  # the last exchange that was taken
         self._moment = Moment(0, 0, 1.0, 1.0)
+        self._kept: dict[str, Array] = {}  # by codecs of replicas that there were
+        self._owed: Array | None = None  # what goes along with the next gradient
 
     def prepare(self, state: State) -> None:
         """The buffer, cut into buckets, and what codecs keep."""
@@ -110,9 +112,19 @@ class Gradient(Agreement):
         )
 
     def start(self, state: State, exchanges: int) -> None:
-        """The scale of residuals goes on where it was."""
+        """The scale of residuals goes on where it was, and debts are paid."""
         if self.means.loss_scale is not None:
             self.means.loss_scale.put_back(state.shared[LOSS_SCALE])
+        moment = self.steps.moment(exchanges)
+        if self._kept and moment.rate:  # at a rate of 0 there is no step to come
+            self._owed = self.means.owes(self._kept, moment.rate)
+            self._kept = {}
+        rule, owed = self.steps.rule, self._owed
+        if isinstance(rule, Linear) and owed is not None:
+            self._owed = None
+            gain = rule.update.gain(moment.rate, 1)
+            more = np.multiply.outer(gain, owed).swapaxes(0, 1)
+            state.weights[...] += more.reshape(state.weights.shape)
 
     def plan_in_words(self, state: State) -> dict[str, str]:
         """Buckets too, where there are some, in the order in which they go."""
@@ -191,9 +203,9 @@ class Gradient(Agreement):
             super().remember(state, name, kept)
 
     def inherit(self, state: State, name: str, kept: Array) -> None:
-        """One replica encodes nothing: what several still owed it is paid at once."""
-        if name == OWED and isinstance(self.steps.rule, Linear):
-            state.weights[:, : self.columns] -= kept.astype(state.weights.dtype)
+        """One replica encodes nothing: what several still owed it pays at once."""
+        if name.startswith(OF_CODECS):
+            self._kept[name.removeprefix(OF_CODECS)] = kept
 
     def agree(self, state: State, purpose: str) -> None:
         """They never disagree."""
@@ -285,6 +297,10 @@ class Gradient(Agreement):
         """The step of one tile."""
         if task is not None:
             task.clock.start()
+        if self._owed is not None:
+            owed = self._owed[tile.columns]
+            tile.gradient[...] += (owed / factor).astype(tile.gradient.dtype)
+            owed[...] = 0.0
         self.steps.take(state, tile.columns, tile.gradient, factor, self._moment)
         if task is not None:
             task.clock.lap("update")

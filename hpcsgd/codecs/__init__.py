@@ -1,10 +1,11 @@
 """How a gradient is made small on the wire."""
 
+from collections.abc import Mapping
 from importlib import import_module
 
 from hpcsgd.codecs.accordion_settings import AccordionConfig
-from hpcsgd.codecs.base import Bucket, Codec, Line, Moment, Told
-from hpcsgd.codecs.feedback import Feedback
+from hpcsgd.codecs.base import Array, Bucket, Codec, Line, Moment, Told
+from hpcsgd.codecs.feedback import ERROR, Feedback
 from hpcsgd.codecs.regime import FIRST
 from hpcsgd.codecs.settings import CodecConfig
 from hpcsgd.errors import ConfigError
@@ -80,6 +81,22 @@ def kept_bytes(
     return words * bucket.words * bucket.dtype.itemsize + tables
 
 
+def owed(
+    name: str,
+    config: CodecConfig,
+    accordion: AccordionConfig,
+    kept: Mapping[str, Array],
+    rate: float,
+) -> Array | None:
+    """What replicas that remembered this have not sent, as a gradient at this rate."""
+    kind = get_codec(accordion.codec if name == "accordion" else name)
+    found = kind.owes(kept, config)
+    if ERROR in kept:  # in steps, as long as the rate was
+        error = kept[ERROR] / rate
+        found = error if found is None else found + error
+    return found
+
+
 def register(name: str, kind: type[Codec]) -> None:
     """Let `[agreement] codec = name` be a codec of yours, on the rank that calls this.
 
@@ -107,5 +124,6 @@ __all__ = [
     "get_codec",
     "kept_bytes",
     "make_codec",
+    "owed",
     "register",
 ]

@@ -227,8 +227,8 @@ def test_codecs_and_agreements_of_yours_may_read_anything(monkeypatch):
 
 
 def test_a_run_says_so_before_it_begins():
-    config = config_for(PROBLEM, update={"beta2": 0.5})
-    with pytest.raises(ConfigError, match="beta2"):
+    config = config_for(PROBLEM, codec={"share": 0.5})
+    with pytest.raises(ConfigError, match="share"):
         train_on(1, config, PROBLEM)
 
 

@@ -176,7 +176,8 @@ def _is_yours(of: str, config: RunConfig) -> bool:
 def _sentence(name: str, need: str, config: RunConfig) -> str:
     (section, key), (of, _, values) = name.split("."), need.partition("=")
     place, other = of.split(".")
-    one_of = " or ".join(map(repr, values.split("|")))
+    *most, last = map(repr, values.split("|"))
+    one_of = f"{', '.join(most)} or {last}" if most else last
     return (
         f"[{section}] {key} = {value_of(name, config)!r} is for [{place}] {other} ="
         f" {one_of}, and {other} = {value_of(of, config)!r} does not read it; use"

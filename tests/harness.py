@@ -25,9 +25,9 @@ def config_for(drawn, /, **sections):
     }
     for name, table in sections.items():
         tables[name] = {**tables.get(name, {}), **table}
-    if "update" in tables:  # one table of numbers for rules that read some of them
-        own = {"update": tables["update"]}
-        tables["update"] = without_unread(tables, own).get("update", {})
+    # One table of numbers for all rules, and for all rates: some read some of them.
+    shared = {name: tables[name] for name in ("update", "rate") if name in tables}
+    tables |= {k: v for k, v in without_unread(tables, shared).items() if k in shared}
     return RunConfig.parse(tables)
 
 

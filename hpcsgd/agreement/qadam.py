@@ -77,7 +77,7 @@ class QAdam(Gradient):
 
     def close(self) -> None:
         """The groups that the codec speaks in."""
-        self.sender = self.coded
+        self.sender = getattr(self, "coded", None)  # none yet where others refused
         super().close()
 
     def _begin(self, number: int) -> None:

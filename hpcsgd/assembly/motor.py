@@ -1,5 +1,6 @@
 """The engine with all that it looks at: evaluation, guards, looks, checkpoints."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,12 +55,14 @@ class Parts:
     look_ahead: bool
     feed: Feed
     columns: Columns
+    undo: list[Callable[[], None]]  # what closes the groups that were opened
 
 
 def make_engine(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Engine]:
     """The engine, and what takes its state and puts it back."""
     config, grid, task = parts.config, parts.grid, parts.task
     agreement = _agreement(parts)
+    parts.undo.append(agreement.close)
     guard = MemberCheck(grid.members, config.run.check_members, parts.columns.whole)
     evaluation = _evaluation(parts, agreement)
     capture = _capture(parts, agreement, evaluation, guard)

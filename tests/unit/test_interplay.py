@@ -49,9 +49,8 @@ def config_of(row, asked, **sections):
 # ---------------------------------------------------------------------- groups
 
 
-@pytest.mark.parametrize("row", OPENS)
-def test_all_groups_that_a_run_opened_are_closed(row, monkeypatch):
-    """An MPI has some two thousand communicators."""
+def counted_groups(monkeypatch):
+    """How many were opened and closed, on all ranks together."""
     counts = Counter()
     for name in ("split", "close"):
         real = getattr(ThreadCommunicator, name)
@@ -61,8 +60,39 @@ def test_all_groups_that_a_run_opened_are_closed(row, monkeypatch):
             return real(*given)
 
         monkeypatch.setattr(ThreadCommunicator, name, counted)
+    return counts
+
+
+@pytest.mark.parametrize("row", OPENS)
+def test_all_groups_that_a_run_opened_are_closed(row, monkeypatch):
+    """An MPI has some two thousand communicators."""
+    counts = counted_groups(monkeypatch)
     train_on(4, config_of(row, OPENS[row]), PROBLEM)
     assert counts["split"] == counts["close"] > 8, "those of the grid, and more"
+
+
+@pytest.mark.parametrize("row", OPENS)
+def test_groups_are_closed_where_all_ranks_refuse_behind_them(row, monkeypatch):
+    """A polish that cannot be, say: nothing of the run is left."""
+    counts = counted_groups(monkeypatch)
+    config = config_of(row, OPENS[row], stop={"on": "validation"})
+    with pytest.raises(ConfigError, match="held out"):
+        train_on(4, config, PROBLEM)
+    assert counts["split"] == counts["close"] >= 8
+
+
+@pytest.mark.parametrize("row", OPENS)
+def test_and_where_the_last_thing_is_refused(row, monkeypatch):
+    """Gradients open theirs with the state, behind which hooks prepare."""
+
+    def refuse(*given):
+        raise ConfigError("no; leave it out")
+
+    monkeypatch.setattr("hpcsgd.products.hooks.Hooks.prepare", refuse)
+    counts = counted_groups(monkeypatch)
+    with pytest.raises(ConfigError, match="no; leave it out"):
+        train_on(4, config_of(row, OPENS[row]), PROBLEM)
+    assert counts["split"] == counts["close"] > 8
 
 
 @pytest.mark.parametrize("row", OPENS)

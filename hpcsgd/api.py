@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike
 
 from hpcsgd.agreement.kinds import is_on_disk
 from hpcsgd.assembly.live import Live
+from hpcsgd.assembly.notices import settle_grid
 from hpcsgd.auto_precision import settle_precision
 from hpcsgd.callbacks import Callback
 from hpcsgd.checkpoint import PRECISION_AUTO
@@ -91,6 +92,7 @@ def open_session(
 ) -> Session:
     """A run on the ranks of `world` with what `reader` opens there, ready to go."""
     began, setup = began or time.perf_counter(), Clock()
+    config = settle_grid(config, world.size)
     if config.update.kind == COORDINATE:
         run = CoordinateRun(config, world, reader, callbacks or [], began, setup)
         run.start = start

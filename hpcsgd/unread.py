@@ -58,7 +58,6 @@ READ_BY: dict[str, tuple[str, ...]] = {
     "codec.chunk": (f"{LEVELS}|byte",),
     "codec.adapt": ("agreement.codec=alq|amq",),
     "codec.rank codec.start codec.min_rate": (POWERSGD,),
-    "agreement.bucket": (BUCKETS,),
     "agreement.momentum": (AVERAGES, MOMENTA),
     "agreement.switch": ("agreement.kind=postlocal",),
     "agreement.groups agreement.periods": ("agreement.kind=hierarchical",),
@@ -79,6 +78,7 @@ READ_BY: dict[str, tuple[str, ...]] = {
     "agreement.delay_after": ("agreement.kind=offload",),
     "agreement.tile agreement.store": (INFINITY,),
     "agreement.sync agreement.direct": (INFINITY,),
+    "agreement.bucket": (BUCKETS,),  # last: others tell more of a misunderstanding
 }
 NEEDS = {name: needs for names, needs in READ_BY.items() for name in names.split()}
 USUAL = RunConfig()
@@ -123,10 +123,10 @@ def without_unread(tables: Tables, shared: Tables) -> dict[str, dict[str, Any]]:
     """
     left = {section: dict(table) for section, table in tables.items()}
     try:
-        config = RunConfig.parse(tables)
+        names = list(unread(RunConfig.parse(tables)))
     except ConfigError:
         return left  # whoever parses them says why
-    for name in unread(config):
+    for name in names:
         section, key = name.split(".")
         ours = left.get(section, {})
         if key in ours and ours[key] == shared.get(section, {}).get(key, ours):
@@ -167,10 +167,11 @@ def _in_force(of: str, config: RunConfig) -> set[str]:
 
 def _is_yours(of: str, config: RunConfig) -> bool:
     """Whether it was registered from outside: such may read anything."""
-    kind, codec = AGREEMENTS.get(config.agreement.kind), config.agreement.codec
+    kind = AGREEMENTS.get(config.agreement.kind)
     if of == "agreement.kind" and kind is not None:
         return not kind.__module__.startswith("hpcsgd.")
-    return of == "agreement.codec" and not CODECS.get(codec, "").startswith("hpcsgd.")
+    homes = [CODECS.get(name, "") for name in _in_force("agreement.codec", config)]
+    return of == "agreement.codec" and not all(h.startswith("hpcsgd.") for h in homes)
 
 
 def _sentence(name: str, need: str, config: RunConfig) -> str:
@@ -181,7 +182,7 @@ def _sentence(name: str, need: str, config: RunConfig) -> str:
     return (
         f"[{section}] {key} = {value_of(name, config)!r} is for [{place}] {other} ="
         f" {one_of}, and {other} = {value_of(of, config)!r} does not read it; use"
-        f" {_remedy(name, of, values.split('|')[0], config)}, or leave it out"
+        f" {_remedy(name, of, values.split('|')[0], config)}, or leave {name} out"
     )
 
 

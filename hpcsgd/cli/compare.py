@@ -30,6 +30,7 @@ from hpcsgd.study.settings import (
     check_shared,
     expanded,
     make_setting,
+    on_ranks,
     parse_setting,
 )
 
@@ -106,12 +107,12 @@ def what_to_compare(arguments: argparse.Namespace) -> tuple[RunConfig, list[Entr
     named += [parse_setting(text) for text in arguments.settings]
     base = overlaid(tables, arguments)
     shared, found = RunConfig.parse(base), list[Entry]()
+    ranks = arguments.ranks or launch.launcher_size()
     if arguments.methods is not None:
-        ranks = arguments.ranks or launch.launcher_size()
         found += line_up(arguments.methods, base, ranks)
     found += [make_setting(n, base, expanded(n, t, SHORT)) for n, t in named]
     check_shared(base, [one.config for one in found if isinstance(one, Setting)])
-    return shared, found
+    return shared, [on_ranks(one, ranks) for one in found]
 
 
 def _of_file(tables: Any) -> list[tuple[str, dict[str, Any]]]:

@@ -58,7 +58,7 @@ def add_settings(parser: Any, without: Container[str] = ()) -> None:
             flag, dest=setting, default=None, action="store_false", help=text
         )
     if "--grid" not in without:
-        text = "replicas x members; 1xN default"
+        text = "replicas x members; 1xN default, Nx1 with a method of replicas"
         parser.add_argument("--grid", metavar="RxC", help=text)
     if "--ranks" not in without:
         parser.add_argument("--ranks", type=int, metavar="N", help="start N MPI ranks")

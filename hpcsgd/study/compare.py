@@ -30,6 +30,7 @@ from hpcsgd.study.settings import (
     check_names,
     check_shared,
     folder_name,
+    on_ranks,
 )
 from hpcsgd.unread import check_read
 
@@ -67,8 +68,10 @@ def compare(
     -------
     Comparison
     """
+    check_names(settings)
+    comm = world if world is not None else open_world(_transport(_some(settings)))
+    settings = [on_ranks(entry, comm.size) for entry in settings]
     check(settings, repeats, allow_unequal)
-    comm = world if world is not None else open_world(_transport(settings))
     entries = [_looked_up(entry, out, comm) for entry in settings]
 
     def run(setting: Setting, number: int) -> Result | Refusal:

@@ -1,11 +1,12 @@
 """Settings to compare: named configurations, and whether a comparison is fair."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 from typing import Any
 
 from hpcsgd.agreement.kinds import batches_together
+from hpcsgd.assembly.notices import settle_grid
 from hpcsgd.comm.grid import parse_grid
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
@@ -79,6 +80,13 @@ def check_shared(base: Tables, configs: Sequence[RunConfig]) -> None:
                 f"[{section}] {key} = {value!r} is given for all and read by none of"
                 " them; leave it out, or add a method or a setting that reads it"
             )
+
+
+def on_ranks(entry: Entry, ranks: int) -> Entry:
+    """With the grid that it has there, where none was given."""
+    if isinstance(entry, Refusal):
+        return entry
+    return replace(entry, config=settle_grid(entry.config, ranks))
 
 
 def parse_setting(text: str) -> tuple[str, dict[str, Any]]:

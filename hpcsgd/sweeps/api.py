@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from hpcsgd.api import open_data
 from hpcsgd.assembly.many import check_many
+from hpcsgd.assembly.notices import settle_grid
 from hpcsgd.callbacks import Callback
 from hpcsgd.comm import open_world
 from hpcsgd.comm.base import Communicator
@@ -78,6 +79,7 @@ def sweep(
     check_read(config)
     reader = open_data(config, X, y, sample_weight, offset)
     comm = open_world(config.run.comm) if world is None else world
+    config = settle_grid(config, comm.size)
     session = Session(config, comm, reader, callbacks or [], began, setup)
     found = Sweep(session.run())
     if config.run.out and "unsaved" not in found.outcome.report:

@@ -129,7 +129,7 @@ def test_a_codec_reads_what_the_table_says(codec):
         (
             {"agreement": {"method": "sign"}, "codec": {"share": 0.1}},
             r"\[codec\] share = 0.1 is for \[agreement\] codec = .topk., .* and codec ="
-            r" 'sign' does not read it; use --method topk, or leave it out",
+            r" 'sign' does not read it; use --method topk, or leave codec.share out",
         ),
         (
             {"update": {"beta1": 0.5}},

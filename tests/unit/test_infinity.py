@@ -18,6 +18,7 @@ from hpcsgd import fit
 from hpcsgd.api import train
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.serial import SerialCommunicator
+from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
 from hpcsgd.data.memory import MemoryReader
 from hpcsgd.data.unheld import Unheld
@@ -477,6 +478,35 @@ def test_a_store_is_of_one_run_at_a_time(tmp_path):
         train_on(1, on_disk(drawn, tmp_path), drawn)
     lock.release()
     train_on(1, on_disk(drawn, tmp_path), drawn)
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_copy_that_cannot_be_read_is_an_error_on_all_ranks(
+    tmp_path, monkeypatch, failing
+):
+    """In the middle of a gather: others are told behind it, not by a watchdog."""
+    drawn = problem()
+    tables = config_of(drawn, tmp_path, 2, kind="sgd").tables()
+    tables["rate"]["value"], tables["run"]["timeout"] = 1e6, 5.0
+    read, calls = StateFile.read, []
+
+    def fails(self, *arguments):
+        if self.path.name.endswith(".copy") and "r1c0" in str(self.path):
+            calls.append(1)
+            if len(calls) == failing:
+                raise DataError(f"{self.path} cannot be read")
+        return read(self, *arguments)
+
+    monkeypatch.setattr(StateFile, "read", fails)
+    config, told = RunConfig.parse(tables), []
+
+    def on_rank(world):
+        with pytest.raises(DataError, match="r1c0.*cannot be read") as found:
+            train(config, X=drawn.X, y=drawn.y, world=world)
+        told.append(found.value.on_all_ranks)
+
+    run_ranks(2, on_rank)
+    assert told == [True, True] and len(calls) >= failing
 
 
 # ----------------------------------------------------------------------- the result

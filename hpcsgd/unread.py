@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hpcsgd.agreement import AGREEMENTS
+from hpcsgd.agreement.kinds import GRADIENTS
 from hpcsgd.codecs import CODECS
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
@@ -48,7 +49,7 @@ READ_BY: dict[str, tuple[str, ...]] = {
         "agreement.codec=accordion or agreement.kind=growing",
     ),
     "accordion.scale_rate": ("agreement.kind=growing",),
-    "codec.feedback": (ENCODES,),
+    "codec.feedback": (f"agreement.kind={'|'.join(GRADIENTS)}",),
     "codec.share codec.warm_up": (SPARSE, "codec.threshold=0.0", "codec.budget=0.0"),
     "codec.dense": ("agreement.codec=topk|threshold|wangni|dgc",),
     "codec.threshold": ("agreement.codec=threshold",),
@@ -58,7 +59,7 @@ READ_BY: dict[str, tuple[str, ...]] = {
     "codec.chunk": (f"{LEVELS}|byte",),
     "codec.adapt": ("agreement.codec=alq|amq",),
     "codec.rank codec.start codec.min_rate": (POWERSGD,),
-    "agreement.momentum": (AVERAGES, MOMENTA),
+    "agreement.momentum": (AVERAGES, f"{MOMENTA}|svrg"),
     "agreement.switch": ("agreement.kind=postlocal",),
     "agreement.groups agreement.periods": ("agreement.kind=hierarchical",),
     "agreement.fraction": ("agreement.kind=fedavg",),
@@ -198,7 +199,7 @@ def _remedy(name: str, of: str, value: str, config: RunConfig) -> str:
 
 def _turned(config: RunConfig) -> dict[str, str]:
     """Settings of [codec] that accordion has others for in both of its modes."""
-    if config.agreement.codec != "accordion":
+    if config.agreement.codec != "accordion" or config.accordion.codec not in CODECS:
         return {}
     low, high = config.accordion.ways(config.codec)
     found = {}

@@ -26,9 +26,14 @@ def config_for(drawn, /, **sections):
     for name, table in sections.items():
         tables[name] = {**tables.get(name, {}), **table}
     # One table of numbers for all rules, and for all rates: some read some of them.
-    shared = {name: tables[name] for name in ("update", "rate") if name in tables}
-    tables |= {k: v for k, v in without_unread(tables, shared).items() if k in shared}
-    return RunConfig.parse(tables)
+    return RunConfig.parse(what_is_read(tables, "update", "rate"))
+
+
+def what_is_read(tables, *names):
+    """`tables`, and of the sections `names` what a run with them reads."""
+    shared = {name: tables[name] for name in names if name in tables}
+    read = without_unread(tables, shared)
+    return {name: read.get(name, {}) for name in tables}
 
 
 def train_on(

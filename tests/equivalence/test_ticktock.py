@@ -318,7 +318,7 @@ def test_edges(edge, mode):
     [
         ({"agreement": {"mode": "independent"}}, "use hpcsgd.tick_tock"),
         ({"agreement": {"codec": "bf16"}}, "use --codec identity"),
-        ({"codec": {"feedback": "on"}}, "or leave codec.feedback out"),
+        ({"codec": {"feedback": "on"}}, "use --codec identity"),
         ({"schedule": {"steps": 4}}, "use --steps 1"),
         ({"precision": {"residual": "fp16"}}, "precision.residual=fp32"),
     ],

@@ -70,14 +70,16 @@ def put_together(
     """A run on what was opened, on all ranks together."""
     found = opened.words, opened.grid, opened.loaded
     undo: list[Callable[[], None]] = []
-    more = callbacks, earlier, opened.device, undo
+    device = opened.device
 
     def close() -> None:
         for one in undo:
             one()
 
     with let_go(close):
-        return opened.grid.world.together(lambda: assemble(config, *found, *more))
+        return opened.grid.world.together(
+            lambda: assemble(config, *found, callbacks, earlier, device, undo)
+        )
 
 
 def open_all(

@@ -83,6 +83,7 @@ READ_BY: dict[str, tuple[str, ...]] = {
 }
 NEEDS = {name: needs for names, needs in READ_BY.items() for name in names.split()}
 USUAL = RunConfig()
+NOTHING = {"update.momentum": 0.0}  # what those who do not read it have
 
 
 def check_read(config: RunConfig, given: Tables | None = None) -> None:
@@ -140,7 +141,8 @@ def _is_given(name: str, config: RunConfig) -> bool:
     value = value_of(name, config)
     method = METHODS.get(config.agreement.method)
     usual = {} if method is None else {**method.defaults, **method.fixed}
-    return value not in (value_of(name, USUAL), usual.get(name, value_of(name, USUAL)))
+    true = (value_of(name, USUAL), *(t[name] for t in (usual, NOTHING) if name in t))
+    return value not in true
 
 
 def _missing(name: str, config: RunConfig) -> Iterator[str]:

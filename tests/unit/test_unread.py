@@ -202,6 +202,7 @@ def test_what_nobody_reads_is_refused_with_its_remedy(sections, said):
         # What the method has set is nobody's mistake.
         {"agreement": {"method": "anybatch"}, "rate": {"kind": "constant"}},
         {"update": {"beta1": 0.9}},  # the default
+        {"update": {"momentum": 0.0}},  # which is what sgd has
     ],
 )
 def test_what_is_read_is_let_pass(sections):

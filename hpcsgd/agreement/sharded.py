@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.agreement.cuts import Cut, Cuts
-from hpcsgd.agreement.gradient import Gradient, Means
+from hpcsgd.agreement.gradient import Gradient
 from hpcsgd.agreement.joining import Joining
 from hpcsgd.agreement.line import PURPOSE
+from hpcsgd.agreement.means import Means
 from hpcsgd.agreement.room import Room
 from hpcsgd.agreement.scatter import Scatter
 from hpcsgd.agreement.shaping import Whole

@@ -20,7 +20,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from hpcsgd.comm import wire
-from hpcsgd.comm.base import Array, Communicator
+from hpcsgd.comm.base import Communicator
+from hpcsgd.comm.hooks import Array
 from hpcsgd.comm.pending import Arrival, has_come_of
 from hpcsgd.comm.workspace import Workspace
 from hpcsgd.errors import ConfigError

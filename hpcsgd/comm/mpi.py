@@ -11,8 +11,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from hpcsgd.comm import wire
-from hpcsgd.comm.base import Array, Communicator
+from hpcsgd.comm import sizes
+from hpcsgd.comm.base import Communicator
+from hpcsgd.comm.hooks import Array
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.comm.leftovers import remove_leftovers
 from hpcsgd.comm.mail import MpiMail
@@ -212,7 +213,7 @@ class MpiCommunicator(Communicator):
         def finish() -> None:
             self._mpi.Request.Waitall(requests, told)
             got = told[0].Get_count(self._mpi.BYTE)
-            wire.check_swapped(self.rank, peer, got, out.nbytes)
+            sizes.check_swapped(self.rank, peer, got, out.nbytes)
 
         return finish
 

@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from hpcsgd.comm.base import Array, Communicator
+from hpcsgd.comm.base import Communicator
+from hpcsgd.comm.hooks import Array
 from hpcsgd.comm.layer import Graph, Layer
 from hpcsgd.comm.workspace import Workspace
 from hpcsgd.errors import DeviceLost, TransportError

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.comm.base import Array, Communicator
+from hpcsgd.comm.base import Communicator
+from hpcsgd.comm.hooks import Array
 from hpcsgd.comm.layer import Layer
 from hpcsgd.comm.on_device import Carrier, OnDevice
 

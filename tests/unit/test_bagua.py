@@ -12,8 +12,9 @@ from hpcsgd.agreement.flat import positions
 from hpcsgd.agreement.qadam import RestingAdam
 from hpcsgd.api import train
 from hpcsgd.codecs.two_phase import piece_words
-from hpcsgd.comm.delayed import Delayed, Network
+from hpcsgd.comm.delayed import Delayed
 from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.network import Network
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError

@@ -9,8 +9,9 @@ from hpcsgd.agreement.buckets import Buffer, bucket_count
 from hpcsgd.agreement.overlap import Overlap
 from hpcsgd.api import train
 from hpcsgd.callbacks import Callback, Wish
-from hpcsgd.comm.delayed import Delayed, Network
+from hpcsgd.comm.delayed import Delayed
 from hpcsgd.comm.ledger import Ledger
+from hpcsgd.comm.network import Network
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError

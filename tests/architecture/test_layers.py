@@ -53,6 +53,7 @@ LAYERS = (
         "row_weights",
         "exponents",
         "calibrate",
+        "timed_tasks",
         "machine_file",
         "parts",
         "engine",

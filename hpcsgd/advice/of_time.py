@@ -1,77 +1,15 @@
-"""What a run reached, what it cost, what to try next: three lines from its figures."""
+"""What a run spent its time on, and what would save the most of it."""
 
 from collections.abc import Iterator
-from typing import Any
 
+from hpcsgd.advice.of_loss import epochs_done
 from hpcsgd.agreement.kinds import SHARDED, takes_gradients
 from hpcsgd.products import GATHERS
-from hpcsgd.result import Result, Status
+from hpcsgd.result import Result
 
-FLAT = 1e-4  # relative change of the loss in an epoch that nobody would wait for
 WORTH_TRYING = 0.05  # share of the training time that an estimate has to promise
 PLAIN_NETWORK = 1.25e9  # bytes per second of a link, where more was not seen
 DOMINATES = 0.5  # share of the training time worth doing something about
-
-
-def in_short(result: Result) -> dict[str, str]:
-    """reached, cost and next, a sentence each."""
-    return {"reached": reached(result), "cost": cost(result), "next": advise(result)}
-
-
-def reached(result: Result) -> str:
-    """The loss, and whether it still moves."""
-    epochs, asked = _epochs(result), result.report["schedule"]["epochs"]
-    done = f"{epochs} epoch{'' if epochs == 1 else 's'}"
-    if result.status is Status.DIVERGED:
-        return (
-            f"loss {result.loss:.4g}, the last good one:"
-            f" diverged after {done} of {asked}"
-        )
-    polish = result.report.get("polish")
-    if polish is not None and result.status.is_good:
-        passes = f"{done} and {polish['passes']} passes of the finisher"
-        return f"loss {result.loss:.4g} after {passes}: {polish['ended']}"
-    if result.status is Status.CONVERGED:
-        return f"loss {result.loss:.4g} after {done} of {asked}: the goal is reached"
-    if result.status is not Status.COMPLETED:
-        done += f" of {asked}, {result.status.value} early"
-    return f"loss {result.loss:.4g} after {done}, {_motion(result)}"
-
-
-def cost(result: Result) -> str:
-    """Steps, exchanges, seconds, and what the network had of them."""
-    done = (
-        f"{result.iterations} steps in {result.exchanges} exchanges,"
-        f" {result.report['seconds_total']:.3g} s"
-    )
-    if result.report["ranks"] == 1:
-        return f"{done} on one rank; nothing sent"
-    sent = result.ledger["products"]["bytes"] + result.ledger["agreement"]["bytes"]
-    return (
-        f"{done}, of which {100 * waiting(result):.0f} % waiting for the network;"
-        f" {_size(sent)} sent per rank"
-    )
-
-
-def advise(result: Result) -> str:
-    """What to try next: what the ending says, else about the loss and the time."""
-    if not result.status.is_good:
-        return result.advice
-    if "coordinate" in result.report:
-        return _about_coordinates(result)
-    # What went to its goal, or on to the optimum, has nothing to hear of its rate.
-    goes_on = result.status is Status.COMPLETED and "polish" not in result.report
-    found = [*(_about_loss(result) if goes_on else ()), *_about_time(result)]
-    return "; ".join(found) or "nothing stands out: keep these settings"
-
-
-def _about_coordinates(result: Result) -> str:
-    """A coordinate form has no rate: it is there, or it needs more epochs."""
-    if result.status is not Status.CONVERGED:
-        return "more --epochs, or a larger coordinate.tol"
-    if waiting(result) > DOMINATES:
-        return "the network dominates: larger --steps, for fewer messages"
-    return "nothing stands out: keep these settings"
 
 
 def waiting(result: Result) -> float:
@@ -84,68 +22,7 @@ def waiting_for(result: Result, purpose: str) -> float:
     return _share(result, result.ledger[purpose]["seconds"])
 
 
-def falls(result: Result) -> list[tuple[int, float]]:
-    """(epoch, relative fall in an epoch until then) of each stretch of the history."""
-    records, found = _looks(result), []
-    for before, after in zip(records, records[1:], strict=False):
-        scale = max(abs(before["loss"]), 1e-3 * abs(records[0]["loss"]), 1e-300)
-        fall = (before["loss"] - after["loss"]) / scale
-        found.append((after["epoch"], fall / (after["epoch"] - before["epoch"])))
-    return found
-
-
-def _motion(result: Result) -> str:
-    stretches = falls(result)
-    if len(stretches) < 2:
-        return _whole_fall(result)
-    last = stretches[-1][1]
-    if abs(last) < FLAT:
-        return f"flat since epoch {flat_since(result)}"
-    return f"{'still falling' if last > 0 else 'now rising'} {_percent(last)} an epoch"
-
-
-def _whole_fall(result: Result) -> str:
-    """What one stretch can tell, which is no trend."""
-    first = result.history[0]["loss"] if result.history else result.loss
-    return f"{'from' if result.loss <= first else 'up from'} {first:.4g} at the start"
-
-
-def flat_since(result: Result) -> int:
-    """The epoch after which no stretch changed the loss."""
-    since = _epochs(result)
-    records = _looks(result)
-    for before, (_, fall) in zip(records[::-1][1:], falls(result)[::-1], strict=False):
-        if abs(fall) >= FLAT:
-            break
-        since = before["epoch"]
-    return since
-
-
-def _about_loss(result: Result) -> Iterator[str]:
-    """What would lower the loss, from its last stretch."""
-    stretches = falls(result)
-    epochs, rate = _epochs(result), result.config["rate"]["value"]
-    if not stretches:
-        return
-    last = stretches[-1][1]
-    if last <= -FLAT:
-        yield f"the loss rises: a smaller rate (--rate {rate / 3:.3g})"
-    elif last >= FLAT:
-        yield (
-            f"the loss still falls: more epochs (--epochs {2 * epochs})"
-            f" or a larger rate (--rate {2 * rate:.3g})"
-        )
-    elif (since := flat_since(result)) == 0:
-        yield f"the loss hardly moved: a larger rate (--rate {10 * rate:.3g})"
-    elif len(stretches) > 1:
-        enough = f"--epochs {since} is enough, or " if since < epochs else ""
-        yield (
-            f"the loss is flat: {enough}a rate that decays"
-            " (--rate-kind inverse-sqrt) may end lower"
-        )
-
-
-def _less_agreeing(result: Result) -> str:
+def less_agreeing(result: Result) -> str:
     """The next step towards fewer messages between replicas."""
     asked = result.config.get("agreement", {})
     if asked.get("kind") in SHARDED:
@@ -187,11 +64,11 @@ def _instead_of_slices(result: Result) -> str:
     )
 
 
-def _about_time(result: Result) -> Iterator[str]:
+def about_time(result: Result) -> Iterator[str]:
     """What would save the most time, where one thing has most of it."""
     schedule, product = result.report["schedule"], result.report["products"]
     if waiting_for(result, "agreement") >= DOMINATES:
-        yield _less_agreeing(result)
+        yield less_agreeing(result)
     elif product != "direct" and result.report["grid"]["members"] == 1:
         yield "one member has nobody to sum with: --products direct needs no Gram"
     elif product != "direct":
@@ -257,7 +134,7 @@ def gram_words(result: Result, steps: int) -> float:
         return 0.0
     times = result.iterations
     if product == "cached":
-        times //= max(_epochs(result), 1)
+        times //= max(epochs_done(result), 1)
     return float(times * batch**2 * (steps - 1) / 2)
 
 
@@ -278,25 +155,3 @@ def _burden(result: Result) -> str:
 def _share(result: Result, seconds: float) -> float:
     total = result.report["seconds_total"]
     return min(seconds / total, 1.0) if total > 0 else 0.0
-
-
-def _looks(result: Result) -> list[dict[str, Any]]:
-    """The records of the history that stand at the ends of epochs, once each."""
-    return list({record["epoch"]: record for record in result.history}.values())
-
-
-def _epochs(result: Result) -> int:
-    return int(result.history[-1]["epoch"]) if result.history else 0
-
-
-def _percent(share: float) -> str:
-    return f"{100 * abs(share):.2g} %"
-
-
-def _size(count: float) -> str:
-    """Bytes as a person says them."""
-    for unit in ("bytes", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"

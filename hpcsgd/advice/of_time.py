@@ -27,11 +27,6 @@ def less_agreeing(result: Result) -> str:
     asked = result.config.get("agreement", {})
     if asked.get("kind") in SHARDED:
         return _instead_of_slices(result)
-    if takes_gradients(asked.get("kind", "auto")):
-        return (
-            "agreeing dominates: --set agreement.accumulate="
-            f"{2 * asked['accumulate']} sends half as often (as a batch twice as large)"
-        )
     if asked.get("kind") == "anybatch":
         deadline = 2 * (result.report["agreement"]["deadline_seconds"] or 0.0)
         longer = f"deadline={deadline:.2g}" if deadline else "accumulate="
@@ -40,6 +35,11 @@ def less_agreeing(result: Result) -> str:
         return (
             f"agreeing dominates: --set agreement.{longer} agrees half as often (as a"
             " batch twice as large)"
+        )
+    if takes_gradients(asked.get("kind", "auto")):
+        return (
+            "agreeing dominates: --set agreement.accumulate="
+            f"{2 * asked['accumulate']} sends half as often (as a batch twice as large)"
         )
     period = 2 * result.report["schedule"]["period"]
     return (

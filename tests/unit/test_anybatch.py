@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
+from hpcsgd.advice import less_agreeing
 from hpcsgd.agreement.anybatch_rounds import Timed
 from hpcsgd.agreement.graphs import Graph, sigma_2
 from hpcsgd.api import train
@@ -437,6 +438,16 @@ def test_the_first_round_finds_a_deadline(monkeypatch):
     chunks = np.array(said["rounds"]["chunks"])
     assert chunks[:, 0].tolist() == [4, 4, 4]
     assert chunks[:, 1].tolist() == [5, 3, 1]
+
+
+def test_what_to_do_where_agreeing_takes_the_time():
+    """A longer deadline; larger batches where none was set or found."""
+    problem = make_problem("logistic")
+    result = train_on(2, any_batch(problem, 2), problem)
+    rounds = result.report["agreement"]
+    for deadline, said in ((0.25, "agreement.deadline=0.5 "), (None, "accumulate=")):
+        rounds["deadline_seconds"] = deadline
+        assert said in less_agreeing(result)
 
 
 def test_a_log_is_the_same_run_again(tmp_path, monkeypatch):

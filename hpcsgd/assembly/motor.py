@@ -14,7 +14,7 @@ from hpcsgd.capture import Capture
 from hpcsgd.checkpoint import Store
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.data.partition import lengths
-from hpcsgd.engine import Engine, Pace
+from hpcsgd.engine import Engine
 from hpcsgd.errors import ConfigError
 from hpcsgd.evaluation import Evaluation
 from hpcsgd.fall_back import next_rung
@@ -22,6 +22,7 @@ from hpcsgd.finisher import UNFINISHED, Finisher, Unfinished
 from hpcsgd.from_disk.capture import TiledCapture
 from hpcsgd.good_states import GoodStates
 from hpcsgd.looks import Looks
+from hpcsgd.pace import Pace
 from hpcsgd.saving import Saver
 from hpcsgd.timing import Clock
 

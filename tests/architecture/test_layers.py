@@ -57,6 +57,7 @@ LAYERS = (
         "machine_file",
         "parts",
         "engine",
+        "pace",
         "energy",
         "nvml",
         "evaluation",

@@ -8,15 +8,21 @@ used up says nothing and counts nothing, and steps along. Columns travel in tile
 sent while the rest of Yᵀr is computed, in one order on all replicas.
 """
 
+<<<<<<< HEAD
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
+=======
+from typing import Any
+>>>>>>> main
 
 import numpy as np
 
+from hpcsgd.agreement.adding import Adder
 from hpcsgd.agreement.base import Agreement
-from hpcsgd.agreement.buckets import Buffer, Tile
+from hpcsgd.agreement.buckets import Tile
 from hpcsgd.agreement.by_leaders import ByLeaders
+<<<<<<< HEAD
 from hpcsgd.agreement.replica_check import ReplicaCheck
 from hpcsgd.agreement.senders import Sender
 from hpcsgd.agreement.shaping import Shaper, Whole
@@ -24,10 +30,14 @@ from hpcsgd.agreement.steps import Steps
 from hpcsgd.backends.base import Backend
 from hpcsgd.backends.loss_scale import LossScale
 from hpcsgd.codecs import AccordionConfig, Moment
+=======
+from hpcsgd.agreement.means import Made, Means
+from hpcsgd.agreement.shaping import Whole
+from hpcsgd.codecs import Moment
+from hpcsgd.codecs.feedback import ERROR
+>>>>>>> main
 from hpcsgd.comm.grid import Grid
 from hpcsgd.products.base import Array, Rows, State, Task
-from hpcsgd.schedule import blocks_of
-from hpcsgd.updates import Unrolled
 from hpcsgd.updates.codes8 import Eight
 from hpcsgd.updates.rules import Linear
 
@@ -35,6 +45,7 @@ LOSS_SCALE = "loss_scale"
 OF_CODECS = "codec_"  # names of what they keep
 
 
+<<<<<<< HEAD
 Made = TypeVar("Made", bound=Buffer)
 
 
@@ -70,6 +81,8 @@ class Means:
     owes: Callable[[Mapping[str, Array], float], Array | None] = lambda kept, rate: None
 
 
+=======
+>>>>>>> main
 class Gradient(Agreement):
     """Takes the gradient of every batch, and steps when all replicas have said theirs.
 
@@ -83,7 +96,7 @@ class Gradient(Agreement):
         self.steps = means.steps
         self.backend = means.backend
         self.columns = means.columns
-        self._plans: dict[int, Any] = {}
+        self._adder = Adder(means.backend)
         self._left = 0  # batches of this exchange that are still to come
         self._done = -1  # the last exchange that was taken
         self._moment = Moment(0, 0, 1.0, 1.0)
@@ -266,8 +279,7 @@ class Gradient(Agreement):
         """So is Yᵀr of a tile, which is sent next."""
 
     def _add(self, gradient: Array, rows: Rows, residuals: Array) -> None:
-        plan = self._plan(len(residuals))
-        self.backend.descend(gradient, rows, residuals, plan)
+        self._adder.add(gradient, rows, residuals)
 
     def _columns(self, rows: Rows, tile: Tile) -> Rows:
         """Of one tile; all of them where they cannot be cut, which are then one."""
@@ -354,19 +366,3 @@ class Gradient(Agreement):
         if self.grid.replicas.size > 2 and self.grid.members.size > 1:
             self.grid.members.broadcast(tail, 0, "agreement")
         return tail
-
-    def _plan(self, size: int) -> Any:
-        """gradient ← gradient + Yᵀr, for a batch of this size."""
-        if size not in self._plans:
-            one = np.ones((1, 1))
-            plain = Unrolled(
-                lead=one,
-                couple=(np.empty(0),),
-                carry=one,
-                gain=one,
-                free=one[None],
-                push=one,
-                probe=np.ones(1),
-            )
-            self._plans[size] = self.backend.prepare(plain, blocks_of((size,)))
-        return self._plans[size]

@@ -8,13 +8,7 @@ used up says nothing and counts nothing, and steps along. Columns travel in tile
 sent while the rest of Yᵀr is computed, in one order on all replicas.
 """
 
-<<<<<<< HEAD
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
-=======
 from typing import Any
->>>>>>> main
 
 import numpy as np
 
@@ -22,67 +16,18 @@ from hpcsgd.agreement.adding import Adder
 from hpcsgd.agreement.base import Agreement
 from hpcsgd.agreement.buckets import Tile
 from hpcsgd.agreement.by_leaders import ByLeaders
-<<<<<<< HEAD
-from hpcsgd.agreement.replica_check import ReplicaCheck
-from hpcsgd.agreement.senders import Sender
-from hpcsgd.agreement.shaping import Shaper, Whole
-from hpcsgd.agreement.steps import Steps
-from hpcsgd.backends.base import Backend
-from hpcsgd.backends.loss_scale import LossScale
-from hpcsgd.codecs import AccordionConfig, Moment
-=======
+from hpcsgd.agreement.debts import Debts
 from hpcsgd.agreement.means import Made, Means
 from hpcsgd.agreement.shaping import Whole
 from hpcsgd.codecs import Moment
-from hpcsgd.codecs.feedback import ERROR
->>>>>>> main
 from hpcsgd.comm.grid import Grid
 from hpcsgd.products.base import Array, Rows, State, Task
 from hpcsgd.updates.codes8 import Eight
-from hpcsgd.updates.rules import Linear
 
 LOSS_SCALE = "loss_scale"
 OF_CODECS = "codec_"  # names of what they keep
 
 
-<<<<<<< HEAD
-Made = TypeVar("Made", bound=Buffer)
-
-
-class Opener(Protocol):
-    """Makes the sender of a run, once the shape of its weights is known."""
-
-    def __call__(self, state: State, buffer: Buffer) -> Sender:
-        """What it keeps between exchanges goes into the state."""
-
-
-@dataclass(frozen=True)
-class Means:
-    """What a gradient agreement works with."""
-
-    steps: Steps
-    backend: Backend
-    columns: int  # K
-    held: slice  # of all columns, those of this member
-    buckets: Callable[[int, int], int]  # columns held, bytes of a word -> tiles
-    opener: Opener
-    check: ReplicaCheck
-    settings: Any  # the section [agreement]
-    rows: tuple[int, ...] = ()  # of every replica
-    accordion: AccordionConfig = AccordionConfig()
-    batches: tuple[int, ...] = ()  # of the largest replica, in exchanges of an epoch
-    shapers: tuple[Shaper, ...] = ()
-    total: int = 0  # columns of the data
-    more: Any = None  # what one kind of agreement alone needs
-    place: Any = None  # of states that are on disk
-    loss_scale: LossScale | None = None  # of residuals; all replicas have the same
-    buffer: type[Buffer] = Buffer  # or what makes one of a device
-    # What codecs that kept this still owe at a rate, as a gradient.
-    owes: Callable[[Mapping[str, Array], float], Array | None] = lambda kept, rate: None
-
-
-=======
->>>>>>> main
 class Gradient(Agreement):
     """Takes the gradient of every batch, and steps when all replicas have said theirs.
 
@@ -100,8 +45,7 @@ class Gradient(Agreement):
         self._left = 0  # batches of this exchange that are still to come
         self._done = -1  # the last exchange that was taken
         self._moment = Moment(0, 0, 1.0, 1.0)
-        self._kept: dict[str, Array] = {}  # by codecs of replicas that there were
-        self._owed: Array | None = None  # what goes along with the next gradient
+        self.debts = Debts(means.owes)
 
     def prepare(self, state: State) -> None:
         """The buffer, cut into buckets, and what codecs keep."""
@@ -128,16 +72,7 @@ class Gradient(Agreement):
         """The scale of residuals goes on where it was, and debts are paid."""
         if self.means.loss_scale is not None:
             self.means.loss_scale.put_back(state.shared[LOSS_SCALE])
-        moment = self.steps.moment(exchanges)
-        if self._kept and moment.rate:  # at a rate of 0 there is no step to come
-            self._owed = self.means.owes(self._kept, moment.rate)
-            self._kept = {}
-        rule, owed = self.steps.rule, self._owed
-        if isinstance(rule, Linear) and owed is not None:
-            self._owed = None
-            gain = rule.update.gain(moment.rate, 1)
-            more = np.multiply.outer(gain, owed).swapaxes(0, 1)
-            state.weights[...] += more.reshape(state.weights.shape)
+        self.debts.settle(state, self.steps.rule, self.steps.moment(exchanges))
 
     def plan_in_words(self, state: State) -> dict[str, str]:
         """Buckets too, where there are some, in the order in which they go."""
@@ -218,7 +153,7 @@ class Gradient(Agreement):
     def inherit(self, state: State, name: str, kept: Array) -> None:
         """One replica encodes nothing: what several still owed it pays at once."""
         if name.startswith(OF_CODECS):
-            self._kept[name.removeprefix(OF_CODECS)] = kept
+            self.debts.note(name.removeprefix(OF_CODECS), kept)
 
     def agree(self, state: State, purpose: str) -> None:
         """They never disagree."""
@@ -309,10 +244,7 @@ class Gradient(Agreement):
         """The step of one tile."""
         if task is not None:
             task.clock.start()
-        if self._owed is not None:
-            owed = self._owed[tile.columns]
-            tile.gradient[...] += (owed / factor).astype(tile.gradient.dtype)
-            owed[...] = 0.0
+        self.debts.add_to(tile, factor)
         self.steps.take(state, tile.columns, tile.gradient, factor, self._moment)
         if task is not None:
             task.clock.lap("update")

@@ -25,8 +25,8 @@ def config_for(drawn, /, **sections):
     }
     for name, table in sections.items():
         tables[name] = {**tables.get(name, {}), **table}
-    # One table of numbers for all rules, and for all rates: some read some of them.
-    return RunConfig.parse(what_is_read(tables, "update", "rate"))
+    # One table of numbers for all rules, rates and ends: some read some of them.
+    return RunConfig.parse(what_is_read(tables, "update", "rate", "stop", "polish"))
 
 
 def what_is_read(tables, *names):

@@ -318,3 +318,15 @@ def test_a_run_of_an_earlier_version_goes_on(tmp_path):
         checkpoint={"every": 1},
     )
     assert train_on(1, again, PROBLEM).report["resumes"] == 1
+
+
+@pytest.mark.parametrize("feedback", ["on", "off"])
+@pytest.mark.parametrize(
+    "kind", ["async-average", "average", "slowmo", "fedavg", "postlocal", "auto"]
+)
+def test_weights_have_no_error_feedback(kind, feedback):
+    """What averages send is no gradient, and nothing of it is left out."""
+    config = parsed(agreement={"kind": kind}, codec={"feedback": feedback})
+    said = f"feedback = '{feedback}' is for .*kind = '{kind}' does not read it"
+    with pytest.raises(ConfigError, match=said):
+        check_read(config)

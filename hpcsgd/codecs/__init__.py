@@ -49,10 +49,10 @@ def make_codec(
 ) -> Codec:
     """The codec of one bucket, with error feedback where that is asked for."""
     codec = get_codec(name).of(bucket, config, accordion or AccordionConfig())
-    if config.feedback == "on" and codec.has_own_memory:
+    if config.feedback != "auto" and codec.has_own_memory:
         raise ConfigError(
-            f"[codec] feedback = 'on' and {name} keeps what it has not sent itself;"
-            " use feedback = 'auto'"
+            f"[codec] feedback = {config.feedback!r} and {name} keeps what it has not"
+            " sent itself; use feedback = 'auto'"
         )
     if remembers_errors(codec.wants_feedback, config):
         return Feedback(codec)

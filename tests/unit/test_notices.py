@@ -133,7 +133,8 @@ def test_nothing_is_said_where_it_does_something(ranks, replicas, agreement, cap
         ("nuqsgd", {"codec": {"bits": 32}}, "bits"),
         ("accordion", {"accordion": {"codec": "bogus"}}, "bogus"),
         ("accordion", {"accordion": {"codec": "topk", "low": "share=2"}}, "share"),
-        ("dgc", {"codec": {"feedback": "on"}}, "feedback"),
+        ("dgc", {"codec": {"feedback": "on"}}, "feedback = 'on'"),
+        ("dgc", {"codec": {"feedback": "off"}}, "feedback = 'off' .*use.*'auto'"),
     ],
 )
 def test_codecs_are_checked_where_nothing_is_encoded(method, section, said):

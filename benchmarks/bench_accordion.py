@@ -1,6 +1,7 @@
 """What accordion saves against its two settings, and what batches that grow do.
 
     python -m benchmarks.bench_accordion [--epochs 80] [--eta 0.25] [--interval 1]
+    python -m benchmarks.run bench_accordion    # CASES, into the file of figures
 
 Four replicas that are threads of one process, logistic rows sorted by margin (the worst
 of shards), a step for each batch; for each way the gap F − F* relative to F*, bytes of
@@ -22,6 +23,12 @@ KINDS = {
     "topk": ("share", 0.5, 0.1, {"dense": "never"}),
     "powersgd": ("rank", 3, 1, {"start": 0, "min_rate": 0.0}),
     "qsgd": ("bits", 8, 3, {}),
+}
+
+CASES = {
+    "eta 0.25": "",
+    "eta 0.05": "--eta 0.05",
+    "ten times the rate": "--rate 0.5",
 }
 
 
@@ -97,8 +104,11 @@ def figures(options):
 
 
 def measure():
-    """As documented."""
-    return figures(asked().parse_args([]))
+    """As documented: two thresholds, and a rate ten times higher."""
+    return {
+        name: figures(asked().parse_args(words.split()))
+        for name, words in CASES.items()
+    }
 
 
 def asked():

@@ -1,55 +1,23 @@
-"""Tables of figures in docs: made anew from the files of benchmarks/results.
+"""Tables of times and memory in docs: made anew from the files of benchmarks/results.
 
 A measurement that is taken again changes its file, and this names the page to mend.
 What the prose says of a table, where it is a ratio of two figures, is held here too.
 """
 
-import json
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[2]
-RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-
-
-def figures_of(name):
-    path = ROOT / "benchmarks" / "results" / f"{name}.json"
-    return json.loads(path.read_text())["figures"]
-
-
-def text_of(page):
-    return (ROOT / "docs" / f"{page}.md").read_text()
-
-
-def table(*rows):
-    """Lines of Markdown: cells of a heading, then of rows; None is an empty cell."""
-    lines = [f"| {' | '.join(cell or '' for cell in row)} |" for row in rows]
-    lines = [line.replace("|  |", "| |").replace("|  |", "| |") for line in lines]
-    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
-
-
-def tenths(value, digits):
-    """4.52·10⁻³."""
-    head, power = f"{value:.{digits}e}".split("e")
-    return f"{head}·10{str(int(power)).translate(RAISED)}"
-
-
-def part(value, digits=0):
-    return f"{100 * value:.{digits}f} %"
-
-
-def less(value, than, digits=0):
-    """By which part it is less."""
-    return f"{100 * (1 - value / than):.{digits}f} %"
-
-
-def more(value, than, digits=0):
-    return f"{100 * (value / than - 1):.{digits}f} %"
-
-
-def by_method(found):
-    return {row["method"]: row for row in found["rows"]}
+from tests.figures import (
+    by_method,
+    figures_of,
+    hold,
+    less,
+    more,
+    name_of,
+    names_its_file,
+    part,
+    table,
+    tenths,
+)
 
 
 def buckets():
@@ -73,58 +41,6 @@ def buckets():
     assert rest[1] == min(rest) < one
     yield f"on the slow one eight were ({less(rest[1], one)} below one)"
     yield f"four to sixteen differ by {more(max(rest), min(rest))}"
-
-
-def accordion():
-    cases = figures_of("bench_accordion")
-    base, lower, fast = (
-        cases[name]["ways"] for name in ("eta 0.25", "eta 0.05", "ten times the rate")
-    )
-    rows = []
-    for title, name, ways, at_rate in (
-        ("identity", "identity", base, fast),
-        ("topk, share 0.5", "topk share=0.5", base, fast),
-        ("topk, share 0.1", "topk share=0.1", base, fast),
-        ("accordion of both, eta 0.25", "accordion of topk", base, fast),
-        ("accordion of both, eta 0.05", "accordion of topk", lower, None),
-        ("powersgd, rank 3", "powersgd rank=3", base, fast),
-        ("powersgd, rank 1", "powersgd rank=1", base, fast),
-        ("accordion of both, eta 0.25", "accordion of powersgd", base, fast),
-        ("accordion of both, eta 0.05", "accordion of powersgd", lower, None),
-        ("qsgd, 8 bits", "qsgd bits=8", base, fast),
-        ("qsgd, 3 bits", "qsgd bits=3", base, fast),
-        ("accordion of both, eta 0.25", "accordion of qsgd", base, fast),
-        ("accordion of both, eta 0.05", "accordion of qsgd", lower, None),
-    ):
-        _, early, _, late = ways[name]
-        low = "accordion" in title
-        rows.append(
-            [
-                title,
-                f"{early[0]:.3f}, {1e3 * early[1]:.0f}",
-                f"{tenths(late[0], 2)}, {1e3 * late[1]:.0f}",
-                part(late[2], 1) if low else None,
-                tenths(at_rate[name][-1][0], 1) if at_rate else None,
-            ]
-        )
-    heads = "codec", "at 1/(20 L): gap, kB after 20 epochs", "after 80", "low in 80"
-    yield table([*heads, "at 1/(2 L): gap after 80"], *rows)
-    grown = [
-        ("batches of 75", "gradient batch x 1"),
-        ("300, at four times the rate", "gradient batch x 4"),
-        ("growing from 75 to 300", "growing batch x 4"),
-    ]
-    yield table(
-        ["", "gap, kB after 80 epochs at 1/(20 L)", "at 1/(2 L)"],
-        *(
-            [
-                title,
-                f"{tenths(base[name][-1][0], 2)}, {1e3 * base[name][-1][1]:.0f}",
-                f"{tenths(fast[name][-1][0], 1)}, {1e3 * fast[name][-1][1]:.0f}",
-            ]
-            for title, name in grown
-        ),
-    )
 
 
 def overlap():
@@ -216,45 +132,6 @@ def zero():
     yield table(["", "", *methods], *rows)
 
 
-def anybatch():
-    cases = [
-        by_method(figures_of("bench_anybatch")[name])
-        for name in ("one slower", "none slower", "one slower, sorted")
-    ]
-
-    def said(row):
-        if row["seconds"] is None:
-            return f"never (ends at {tenths(row['gap_at_end'], 1)})"
-        return f"{row['seconds']:.3f}"
-
-    titles = {
-        "ddp": "ddp",
-        "ddp, accumulate 4": "ddp, accumulate = 4",
-        "full, by rows": "anybatch, full, by rows",
-        "ring, by rows": "anybatch, ring, by rows",
-        "ring, alike": "anybatch, ring, alike",
-    }
-    yield table(
-        [
-            *("", "one replica 3 times slower", "none slower"),
-            "one slower, rows sorted by margin",
-        ],
-        *([title, *(said(c[name]) for c in cases)] for name, title in titles.items()),
-    )
-    slow, none, spread = (
-        {name: row["seconds"] for name, row in case.items()} for case in cases
-    )
-    yield f"it is {slow['ddp'] / slow['ring, by rows']:.1f} times as fast as ddp"
-    shares = [row["share_of_slow"] for row in cases[0].values()]
-    assert {part(share) for share in shares if share} == {"13 %"}
-    yield "13 % of the rows are its"
-    yield (
-        f"it takes {more(none['full, by rows'], none['ddp'])} to"
-        f" {more(none['ring, alike'], none['ddp'])} longer"
-    )
-    yield f"there {spread['ddp'] / spread['ring, alike']:.1f} times as fast as ddp"
-
-
 def infinity():
     found = figures_of("bench_infinity")
     memory, ways = found["memory"], found["overlap"]["ways"]
@@ -306,81 +183,56 @@ def infinity():
     yield f"nothing from `direct` here ({rows[1][1]} ms against {rows[0][1]})"
 
 
-def bagua():
-    found = figures_of("bench_bagua")
-    near, rows = found["epsilon"], []
-    for name, row in near["rows"].items():
-        last, there = row["curve"][-1], row["to_target"]
-        other = found["epsilon sorted"]["rows"][name]["curve"][-1]
-        charged = last["charged"] and name != "ddp, leaders of 2"
-        rows.append(
-            [
-                *(name, f"{row['rate']:g}"),
-                *(f"{last['loss']:.4f}", f"{other['loss']:.4f}"),
-                f"{there['exchanges']} exchanges" if there else "never",
-                spaced(there["bytes"]) if there else None,
-                *(str(last["messages"]), spaced(last["bytes"])),
-                f"{1e3 * last['charged']:.0f} ms" if charged else None,
-            ]
-        )
-    heads = "method", "rate", "last loss", "sorted rows", "near after", "bytes by then"
-    yield table([*heads, "messages in all", "bytes in all", "charged"], *rows)
-    yield f"({near['target']:.4f} or less)"
-    hidden = found["hidden"]
-    yield f"4 buckets {part(hidden['ddp'])}, decentralized"
-    yield f"decentralized-low {part(hidden['decentralized-low'])} of a quarter"
+def anybatch():
+    cases = [
+        by_method(figures_of("bench_anybatch")[name])
+        for name in ("one slower", "none slower", "one slower, sorted")
+    ]
 
+    def said(row):
+        if row["seconds"] is None:
+            return f"never (ends at {tenths(row['gap_at_end'], 1)})"
+        return f"{row['seconds']:.3f}"
 
-def averages():
     titles = {
-        "every exchange": "average, τ = 1",
-        "local": "average",
-        "postlocal": "postlocal, 1 epoch",
-        "hierarchical": "hierarchical, pairs after 2",
-        "fedavg": "fedavg, half of them",
-        "slowmo": "slowmo, β = 0.5",
-        "slowmo sharded": "slowmo in parts",
+        "ddp": "ddp",
+        "ddp, accumulate 4": "ddp, accumulate = 4",
+        "full, by rows": "anybatch, full, by rows",
+        "ring, by rows": "anybatch, ring, by rows",
+        "ring, alike": "anybatch, ring, alike",
     }
-    rows, unit = [], " exchanges"
-    for name, row in figures_of("bench_averages")["epsilon"]["rows"].items():
-        there, loss = row["to_target"], f"{row['curve'][-1]['loss']:.4f}"
-        rest = ["never", *[None] * 3]
-        if there:
-            sent = str(there["messages"]), spaced(there["words"])
-            rest = [f"{there['exchanges']}{unit}", *sent, f"{there['seconds']:.2f}"]
-            unit = ""
-        rows.append([titles[name], loss, *rest])
-    heads = "method", "last loss", "near after", "messages", "words", "seconds"
-    yield table(heads, *rows)
-
-
-def spaced(number):
-    """1 536 768, and 1024."""
-    return f"{number:,}".replace(",", " ") if number > 9999 else str(number)
+    yield table(
+        [
+            *("", "one replica 3 times slower", "none slower"),
+            "one slower, rows sorted by margin",
+        ],
+        *([title, *(said(c[name]) for c in cases)] for name, title in titles.items()),
+    )
+    slow, none, spread = (
+        {name: row["seconds"] for name, row in case.items()} for case in cases
+    )
+    yield f"it is {slow['ddp'] / slow['ring, by rows']:.1f} times as fast as ddp"
+    shares = [row["share_of_slow"] for row in cases[0].values()]
+    assert {part(share) for share in shares if share} == {"13 %"}
+    yield "13 % of the rows are its"
+    yield (
+        f"it takes {more(none['full, by rows'], none['ddp'])} to"
+        f" {more(none['ring, alike'], none['ddp'])} longer"
+    )
+    yield f"there {spread['ddp'] / spread['ring, alike']:.1f} times as fast as ddp"
 
 
 PAGES = [
-    *(("methods", buckets), ("methods", accordion), ("overlap", overlap)),
-    *(("zero", slices), ("zero", zero), ("anybatch", anybatch)),
-    *(("infinity", infinity), ("bagua", bagua), ("averages", averages)),
+    *(("methods", buckets), ("overlap", overlap), ("zero", slices), ("zero", zero)),
+    *(("infinity", infinity), ("anybatch", anybatch)),
 ]
-
-
-def name_of(given):
-    return given if isinstance(given, str) else given.__name__
 
 
 @pytest.mark.parametrize("page, made", PAGES, ids=name_of)
 def test_a_page_has_the_figures_of_the_file(page, made):
-    text = text_of(page)
-    unbroken = " ".join(text.split())
-    for words in made():
-        where = text if words.startswith("|") else unbroken
-        assert words in where, f"docs/{page}.md should say:\n{words}"
+    hold(page, made)
 
 
 @pytest.mark.parametrize("page, made", PAGES, ids=name_of)
 def test_a_page_says_how_its_figures_are_made(page, made):
-    name = f"bench_{made.__name__}"
-    assert f"python -m benchmarks.run {name}" in text_of(page)
-    assert f"benchmarks/results/{name}.json" in text_of(page)
+    names_its_file(page, made)

@@ -9,8 +9,8 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
-from scipy.optimize import minimize
 
+from benchmarks.sorted_rows import sorted_rows
 from hpcsgd.agreement.line import ReplicaLine
 from hpcsgd.api import train
 from hpcsgd.callbacks import Callback
@@ -504,22 +504,7 @@ def stands_at_the_edges(name, row):
 @lru_cache(maxsize=1)
 def heterogeneous():
     """Logistic rows sorted by margin, the worst of shards; the least objective; L."""
-    rng = np.random.default_rng(5)
-    n, d = 120, 11
-    X = rng.normal(size=(n, d)) * np.exp(0.4 * rng.normal(size=d))
-    margin = X @ rng.normal(size=d) / 2 + rng.normal(size=n)
-    order = np.argsort(margin)
-    X, y = X[order], (margin[order] > 0).astype(float)
-
-    def objective(w):
-        t = X @ w
-        slope = X.T @ (1 / (1 + np.exp(-t)) - y) / n + L2 * w
-        return (np.logaddexp(0, t) - y * t).mean() + L2 / 2 * w @ w, slope
-
-    found = minimize(
-        objective, np.zeros(d), jac=True, method="BFGS", options={"gtol": 1e-12}
-    )
-    return X, y, found.fun, np.linalg.norm(X, 2) ** 2 / (4 * n) + L2
+    return sorted_rows(120, 11, 2, L2)
 
 
 def gap_of(name, settings, rate=1.0, steps=300):

@@ -25,8 +25,9 @@ def config_for(drawn, /, **sections):
     }
     for name, table in sections.items():
         tables[name] = {**tables.get(name, {}), **table}
-    # One table of numbers for all rules, rates and ends: some read some of them.
-    return RunConfig.parse(what_is_read(tables, "update", "rate", "stop", "polish"))
+    # One table of numbers for all rules, rates, orders and ends, which read some.
+    names = "update", "rate", "sampling", "stop", "polish"
+    return RunConfig.parse(what_is_read(tables, *names))
 
 
 def what_is_read(tables, *names):

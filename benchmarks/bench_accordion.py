@@ -15,6 +15,7 @@ from benchmarks.sorted_rows import sorted_rows
 from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
+from hpcsgd.unread import without_unread
 
 REPLICAS, L2 = 4, 0.05
 KINDS = {
@@ -33,19 +34,18 @@ CASES = {
 def run(data, epochs, rate, codec, settings, accordion=None, **agreement):
     """(gap, megabytes, share of low)."""
     X, y, least, slope = data
-    config = RunConfig.parse(
-        {
-            "problem": {"l2": L2},
-            "schedule": {"batch": 75, "steps": 1, "epochs": epochs},
-            "agreement": {"kind": "gradient", "codec": codec, **agreement},
-            "codec": settings,
-            "accordion": accordion or {},
-            "grid": {"replicas": REPLICAS},
-            "precision": {"recipe": "fp64"},
-            "rate": {"value": float(rate / slope)},
-            "run": {"evaluate_every": 0, "fall_back": False},
-        }
-    )
+    tables = {
+        "problem": {"l2": L2},
+        "schedule": {"batch": 75, "steps": 1, "epochs": epochs},
+        "agreement": {"kind": "gradient", "codec": codec, **agreement},
+        "codec": settings,
+        "accordion": accordion or {},
+        "grid": {"replicas": REPLICAS},
+        "precision": {"recipe": "fp64"},
+        "rate": {"value": float(rate / slope)},
+        "run": {"evaluate_every": 0, "fall_back": False},
+    }
+    config = RunConfig.parse(without_unread(tables, tables))
     result = run_ranks(REPLICAS, lambda world: train(config, X=X, y=y, world=world))[0]
     said = result.report["agreement"]
     low = said.get("low_buckets", said.get("small_steps", 0))

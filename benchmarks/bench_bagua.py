@@ -86,6 +86,7 @@ def hidden() -> Figures:
 def _hidden_share(X: Any, y: Any, row: str) -> float:
     from hpcsgd.api import train
     from hpcsgd.comm.threads import run_ranks
+    from hpcsgd.unread import without_unread
 
     method, more, _ = ROWS[row]
     config: Figures = {
@@ -97,8 +98,10 @@ def _hidden_share(X: Any, y: Any, row: str) -> float:
         "run": {"network": SLOW, "evaluate_every": 0},
     }
 
+    read = without_unread(config, config)
+
     def on_rank(world: Any) -> float:
-        report = train(config, X=X, y=y, world=world).report
+        report = train(read, X=X, y=y, world=world).report
         return float(report["agreement"]["hidden_share"])
 
     return run_ranks(PAIR, on_rank)[0]

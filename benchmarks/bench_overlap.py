@@ -31,6 +31,7 @@ from hpcsgd.api import train
 from hpcsgd.callbacks import Callback
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
+from hpcsgd.unread import without_unread
 
 METHODS = {
     "ddp": {"method": "ddp"},
@@ -91,20 +92,19 @@ def on_two(X, y, name, config, clock):
 def run(X, y, name, options):
     """(seconds of an exchange, hidden share, seconds of transfer of an exchange)."""
     size = X.shape[1] * 4 / 2**20 / options.buckets
-    config = RunConfig.parse(
-        {
-            "schedule": {"batch": options.batch, "steps": 1, "epochs": options.epochs},
-            "agreement": {
-                **METHODS[name],
-                "bucket": size,
-                "partition": size,
-                "credit": 1e9,
-            },
-            "grid": {"replicas": 2},
-            "rate": {"value": 1e-3},
-            "run": {"evaluate_every": 0, "network": options.network, "threads": 1},
-        }
-    )
+    tables = {
+        "schedule": {"batch": options.batch, "steps": 1, "epochs": options.epochs},
+        "agreement": {
+            **METHODS[name],
+            "bucket": size,
+            "partition": size,
+            "credit": 1e9,
+        },
+        "grid": {"replicas": 2},
+        "rate": {"value": 1e-3},
+        "run": {"evaluate_every": 0, "network": options.network, "threads": 1},
+    }
+    config = RunConfig.parse(without_unread(tables, tables))
     own = options.clock == "own-core"
     with own_cores() if own else nullcontext():
         each, found = on_two(X, y, name, config, now if own else perf_counter)

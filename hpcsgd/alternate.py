@@ -14,6 +14,7 @@ from hpcsgd.comm.turns import Turns, in_turns, twin
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.result import Result
+from hpcsgd.unread import check_read
 
 Config = RunConfig | Mapping[str, Mapping[str, Any]]
 
@@ -112,5 +113,6 @@ def _check(first: RunConfig, second: RunConfig) -> None:
                 "tick_tock knows neither --emulate-members nor --on-failure shrink;"
                 " train the fits one after the other"
             )
+        check_read(config)
         if config.sweep.is_many:
             raise ConfigError("[sweep] asks for several models; use hpcsgd.sweep")

@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike
 
 from hpcsgd.agreement.kinds import is_on_disk
 from hpcsgd.assembly.live import Live
+from hpcsgd.assembly.notices import settle_grid
 from hpcsgd.auto_precision import settle_precision
 from hpcsgd.callbacks import Callback
 from hpcsgd.checkpoint import PRECISION_AUTO
@@ -24,6 +25,7 @@ from hpcsgd.result import Result
 from hpcsgd.session import Session
 from hpcsgd.start import Start
 from hpcsgd.timing import Clock
+from hpcsgd.unread import check_read
 
 
 def train(
@@ -69,6 +71,7 @@ def train(
         config = RunConfig.parse(config or {})
     if config.sweep.is_many:
         raise ConfigError("[sweep] asks for several models; use hpcsgd.sweep")
+    check_read(config)
     reader = open_data(config, X, y, sample_weight, offset)
     comm = open_world(config.run.comm) if world is None else world
     session = open_session(comm, config, reader, callbacks, began=began)
@@ -89,6 +92,7 @@ def open_session(
 ) -> Session:
     """A run on the ranks of `world` with what `reader` opens there, ready to go."""
     began, setup = began or time.perf_counter(), Clock()
+    config = settle_grid(config, world.size)
     if config.update.kind == COORDINATE:
         run = CoordinateRun(config, world, reader, callbacks or [], began, setup)
         run.start = start

@@ -69,9 +69,17 @@ def put_together(
 ) -> Live:
     """A run on what was opened, on all ranks together."""
     found = opened.words, opened.grid, opened.loaded
-    return opened.grid.world.together(
-        lambda: assemble(config, *found, callbacks, earlier, opened.device)
-    )
+    undo: list[Callable[[], None]] = []
+    device = opened.device
+
+    def close() -> None:
+        for one in undo:
+            one()
+
+    with let_go(close):
+        return opened.grid.world.together(
+            lambda: assemble(config, *found, callbacks, earlier, device, undo)
+        )
 
 
 def open_all(

@@ -21,6 +21,7 @@ from hpcsgd.sealed import check_schema, read_sealed, write_sealed
 Array = NDArray[Any]
 KIND, VERSION = "result", 2
 WORDS_AT_ONCE = 2**16  # of weights that may be a view of a file
+HASH = "weights_sha256"  # of those, in the document
 ON_FILE = "weights_file"  # in the report: of weights that are beside the result
 
 
@@ -196,7 +197,10 @@ class Result:
         document = {f.name: getattr(self, f.name) for f in fields(self)}
         for name in ("weights", "intercept"):
             del document[name]
-        return document | {"status": self.status.value}
+        document["status"] = self.status.value
+        if ON_FILE in self.report:  # a seal is of what it holds, and these lie beside
+            document[HASH] = self.weights_sha256
+        return document
 
     def arrays(self) -> dict[str, Array]:
         """The weights, unless they have a file of their own, and the intercept."""
@@ -238,7 +242,19 @@ def restore(path: Path, document: Any, arrays: Mapping[str, Array]) -> Result:
         weights = _from_file(path.parent / str(beside), kept["report"])
     if weights is None or not _fits(weights, intercept):
         raise DataError(f"{path} holds no weights that make a model; train it again")
-    return Result(status=status, weights=weights, intercept=intercept, **kept)
+    result = Result(status=status, weights=weights, intercept=intercept, **kept)
+    if beside is not None:
+        _check_hash(result, document.get(HASH), path.parent / str(beside))
+    return result
+
+
+def _check_hash(result: Result, said: Any, path: Path) -> None:
+    """The file beside it holds what the run has written; earlier ones do not say."""
+    if said is not None and result.weights_sha256 != said:
+        raise DataError(
+            f"{path} holds other values than the run has written (their SHA-256 is not"
+            " that of the result beside it); bring the file back, or train again"
+        )
 
 
 def put_beside(weights: Array, path: Path) -> None:

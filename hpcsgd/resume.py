@@ -29,6 +29,7 @@ from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.fall_back import going_on
 from hpcsgd.sealed import unreadable
 from hpcsgd.sections import RunSection
+from hpcsgd.unread import is_read
 
 log = logging.getLogger(__name__)
 # Sections that decide the iterates: other values are another run.
@@ -226,6 +227,8 @@ def _check_section(section: str, then: Mapping[str, Any], config: RunConfig) -> 
             continue  # the same steps, by other hands
         if section == "agreement" and key in WHERE:
             continue  # where states lie, and in what pieces, decides nothing
+        if not is_read(f"{section}.{key}", config):
+            continue  # earlier versions let such values pass
         if then.get(key) != now.get(key):
             raise ConfigError(
                 f"[{section}] {key} = {now.get(key)!r} and the checkpoint was made with"

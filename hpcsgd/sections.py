@@ -39,7 +39,7 @@ class UpdateConfig:
     """How a gradient becomes a step."""
 
     kind: str = "sgd"
-    momentum: float = 0.9  # ignored by sgd
+    momentum: float = 0.9  # momentum, nesterov, nesterov-classic
     beta1: float = 0.9  # adam: of the mean of gradients
     beta2: float = 0.999  # adam: of the mean of their squares
     epsilon: float = 1e-08  # adam, adagrad: beside the root that steps are divided by

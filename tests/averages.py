@@ -1,7 +1,7 @@
 """The rows that average, as settings, and runs of them on small problems."""
 
 from hpcsgd.result import Status
-from tests.harness import config_for, relative_error, train_on
+from tests.harness import config_for, relative_error, train_on, what_is_read
 from tests.swarm import Swarm
 
 ROWS = {
@@ -38,7 +38,7 @@ def config_of(drawn, row, replicas=4, members=1, period=3, /, **sections):
     }
     for name, table in sections.items():
         tables[name] = {**tables.get(name, {}), **table}
-    return config_for(drawn, **tables)
+    return config_for(drawn, **what_is_read(tables, "agreement"))
 
 
 def error_of(problem, config):

@@ -8,6 +8,7 @@ from hpcsgd.config import RunConfig
 from hpcsgd.data.partition import split_range
 from hpcsgd.data.sampling import Sampler, plan_groups
 from hpcsgd.rates import make_rate
+from hpcsgd.unread import without_unread
 from tests import oracle
 from tests.problems import make_problem
 
@@ -24,7 +25,15 @@ def config_for(drawn, /, **sections):
     }
     for name, table in sections.items():
         tables[name] = {**tables.get(name, {}), **table}
-    return RunConfig.parse(tables)
+    # One table of numbers for all rules, rates and ends: some read some of them.
+    return RunConfig.parse(what_is_read(tables, "update", "rate", "stop", "polish"))
+
+
+def what_is_read(tables, *names):
+    """`tables`, and of the sections `names` what a run with them reads."""
+    shared = {name: tables[name] for name in names if name in tables}
+    read = without_unread(tables, shared)
+    return {name: read.get(name, {}) for name in tables}
 
 
 def train_on(

@@ -16,18 +16,16 @@ from hpcsgd.agreement.adding import Adder
 from hpcsgd.agreement.base import Agreement
 from hpcsgd.agreement.buckets import Tile
 from hpcsgd.agreement.by_leaders import ByLeaders
+from hpcsgd.agreement.debts import Debts
 from hpcsgd.agreement.means import Made, Means
 from hpcsgd.agreement.shaping import Whole
 from hpcsgd.codecs import Moment
-from hpcsgd.codecs.feedback import ERROR
 from hpcsgd.comm.grid import Grid
 from hpcsgd.products.base import Array, Rows, State, Task
 from hpcsgd.updates.codes8 import Eight
-from hpcsgd.updates.rules import Linear
 
 LOSS_SCALE = "loss_scale"
 OF_CODECS = "codec_"  # names of what they keep
-OWED = OF_CODECS + ERROR  # in steps, of every replica
 
 
 class Gradient(Agreement):
@@ -47,6 +45,7 @@ class Gradient(Agreement):
         self._left = 0  # batches of this exchange that are still to come
         self._done = -1  # the last exchange that was taken
         self._moment = Moment(0, 0, 1.0, 1.0)
+        self.debts = Debts(means.owes)
 
     def prepare(self, state: State) -> None:
         """The buffer, cut into buckets, and what codecs keep."""
@@ -70,9 +69,10 @@ class Gradient(Agreement):
         )
 
     def start(self, state: State, exchanges: int) -> None:
-        """The scale of residuals goes on where it was."""
+        """The scale of residuals goes on where it was, and debts are paid."""
         if self.means.loss_scale is not None:
             self.means.loss_scale.put_back(state.shared[LOSS_SCALE])
+        self.debts.settle(state, self.steps.rule, self.steps.moment(exchanges))
 
     def plan_in_words(self, state: State) -> dict[str, str]:
         """Buckets too, where there are some, in the order in which they go."""
@@ -151,9 +151,9 @@ class Gradient(Agreement):
             super().remember(state, name, kept)
 
     def inherit(self, state: State, name: str, kept: Array) -> None:
-        """One replica encodes nothing: what several still owed it is paid at once."""
-        if name == OWED and isinstance(self.steps.rule, Linear):
-            state.weights[:, : self.columns] -= kept.astype(state.weights.dtype)
+        """One replica encodes nothing: what several still owed it pays at once."""
+        if name.startswith(OF_CODECS):
+            self.debts.note(name.removeprefix(OF_CODECS), kept)
 
     def agree(self, state: State, purpose: str) -> None:
         """They never disagree."""
@@ -244,6 +244,7 @@ class Gradient(Agreement):
         """The step of one tile."""
         if task is not None:
             task.clock.start()
+        self.debts.add_to(tile, factor)
         self.steps.take(state, tile.columns, tile.gradient, factor, self._moment)
         if task is not None:
             task.clock.lap("update")

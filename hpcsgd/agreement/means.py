@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from hpcsgd.agreement.buckets import Buffer
+from hpcsgd.agreement.debts import Owes
 from hpcsgd.agreement.replica_check import ReplicaCheck
 from hpcsgd.agreement.senders import Sender
 from hpcsgd.agreement.shaping import Shaper
@@ -45,3 +46,4 @@ class Means:
     place: Any = None  # of states that are on disk
     loss_scale: LossScale | None = None  # of residuals; all replicas have the same
     buffer: type[Buffer] = Buffer  # or what makes one of a device
+    owes: Owes = lambda kept, rate: None

@@ -24,7 +24,7 @@ def plan_levels(groups: str, periods: str, period: int, replicas: int) -> list[L
     Without `periods` two levels agree after every exchange and after `period` of them.
     """
     names = [part.strip() for part in groups.split(",")]
-    numbers = _numbers(periods) if periods else [1, period]
+    numbers = _numbers(periods) if periods else _usual(names, period)
     if len(names) != len(numbers):
         raise ConfigError(
             f"[agreement] groups = {groups!r} are {len(names)} and periods ="
@@ -42,6 +42,24 @@ def plan_levels(groups: str, periods: str, period: int, replicas: int) -> list[L
         )
     _check_names(names, replicas)
     return [Level(*pair) for pair in zip(names, numbers, strict=True)]
+
+
+def _usual(names: list[str], period: int) -> list[int]:
+    """Of two groups: 1, and that of the schedule."""
+    if len(names) != 2:
+        raise ConfigError(
+            f"[agreement] groups = {','.join(names)!r} are {len(names)} and no periods"
+            " are given, which are known for two; set agreement.periods, one for each"
+            " group and each larger than the one before, as"
+            f" {','.join(str(4**k) for k in range(len(names)))!r}"
+        )
+    if period == 1:
+        raise ConfigError(
+            "[agreement] kind = 'hierarchical' has its first groups agree after every"
+            " exchange and all replicas after [schedule] period = 1 of them, which is"
+            " as often; use --period 16, or set agreement.periods, as '1,16'"
+        )
+    return [1, period]
 
 
 def _numbers(text: str) -> list[int]:

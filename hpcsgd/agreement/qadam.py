@@ -78,7 +78,8 @@ class QAdam(Gradient):
 
     def close(self) -> None:
         """The groups that the codec speaks in."""
-        self.sender = self.coded
+        if hasattr(self, "coded"):  # not yet, where others have refused
+            self.sender = self.coded
         super().close()
 
     def _begin(self, number: int) -> None:

@@ -36,7 +36,7 @@ from hpcsgd.backends.base import Backend
 from hpcsgd.backends.device import Device
 from hpcsgd.backends.loss_scale import LossScale
 from hpcsgd.backends.rounded import RoundedBackend
-from hpcsgd.codecs import Bucket, Codec, make_codec
+from hpcsgd.codecs import Bucket, Codec, make_codec, owed
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.on_device import OnDevice
@@ -119,6 +119,9 @@ def make_gradient(
         loss_scale=_loss_scale(task.backend),
         shapers=make_shapers(config, shard.total_columns, task.columns),
         buffer=_buffers(device),
+        owes=lambda kept, rate: owed(
+            config.agreement.codec, config.codec, config.accordion, kept, rate
+        ),
     )
     kind = _kind(config, words.agreement, grid, shard.total_rows)
     share = shard.height / shard.total_rows

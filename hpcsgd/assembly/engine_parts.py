@@ -1,5 +1,6 @@
 """What an engine is put together from."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hpcsgd.assembly.feed import Feed
@@ -26,6 +27,7 @@ class Parts:
     look_ahead: bool
     feed: Feed
     columns: Columns
+    undo: list[Callable[[], None]]  # what closes the groups that were opened
 
     @property
     def is_watched(self) -> bool:

@@ -3,11 +3,10 @@
 import numpy as np
 
 from hpcsgd.agreement.by_leaders import check_groups
-from hpcsgd.agreement.kinds import SHARDED, is_on_disk, takes_gradients
+from hpcsgd.agreement.kinds import is_on_disk, takes_gradients
 from hpcsgd.assembly.kind_checks import (
     Wrong,
     check_asynchronous,
-    check_others,
     of_kinds,
 )
 from hpcsgd.assembly.on_disk import wrong_on_disk
@@ -33,18 +32,10 @@ def check(config: RunConfig, precision: Precision) -> None:
     get_codec(codec)
     if not takes_gradients(config.agreement.kind):
         _check_unused(config)
-        _check_rounds(config)
-        check_others(config.agreement)
         return
-    check_others(config.agreement)
-    if config.agreement.kind != "offload":
-        _check_delay(config)
-    if config.agreement.kind not in SHARDED:
-        _check_stage(config)
     check_groups(config.agreement.hierarchical)
     # One replica encodes nothing, and is told of settings that no grid could run.
     make_codec(codec, ONE_WORD, config.codec, config.accordion)
-    _check_rounds(config)
     more: tuple[Wrong, ...] = ()
     if is_on_disk(config.agreement.kind):
         more = wrong_on_disk(config, precision)
@@ -214,22 +205,6 @@ def _of_formats(precision: Precision, codec: str) -> tuple[Wrong, ...]:
     )
 
 
-def _check_rounds(config: RunConfig) -> None:
-    """Geometries and replays are of any-batch rounds alone."""
-    if config.agreement.kind == "anybatch":
-        return
-    for given, what in (
-        (config.mirror.kind != "euclidean" or config.mirror.radius, "[mirror]"),
-        (config.agreement.replay, "[agreement] replay"),
-    ):
-        if given:
-            raise ConfigError(
-                f"{what} is for rounds of any batch, and [agreement] kind ="
-                f" {config.agreement.kind!r} has none; use --method anybatch, or leave"
-                " it out"
-            )
-
-
 def _of_turns(config: RunConfig, precision: Precision) -> tuple[Wrong, ...]:
     """Two items that take turns."""
     if config.agreement.kind != "ticktock":
@@ -262,26 +237,6 @@ def _of_turns(config: RunConfig, precision: Precision) -> tuple[Wrong, ...]:
     )
 
 
-def _check_stage(config: RunConfig) -> None:
-    agreement = config.agreement
-    if agreement.stage != 1:
-        raise ConfigError(
-            f"[agreement] stage = {agreement.stage} is for slices and kind ="
-            f" {agreement.kind!r} has none; use --method zero{agreement.stage}, or"
-            " leave it out"
-        )
-
-
-def _check_delay(config: RunConfig) -> None:
-    agreement = config.agreement
-    if agreement.delay_after >= 0:
-        raise ConfigError(
-            f"[agreement] delay_after = {agreement.delay_after} is for steps that the"
-            f" host takes and kind = {agreement.kind!r} has none late; use --method"
-            " offload, or leave it out"
-        )
-
-
 def _check_unused(config: RunConfig) -> None:
     """Settings of gradients that would do nothing are a misunderstanding."""
     agreement, shapes = config.agreement, config.update.shapes
@@ -300,8 +255,6 @@ def _check_unused(config: RunConfig) -> None:
             f" [agreement] kind = {agreement.kind!r} has none to give; use --agreement"
             " gradient, or --update sgd, momentum or nesterov"
         )
-    _check_delay(config)
-    _check_stage(config)
     given = {"codec": "identity", "accumulate": 1, "hierarchical": "off"}
     others = [key for key, usual in given.items() if getattr(agreement, key) != usual]
     if others:

@@ -1,7 +1,6 @@
 """What agreements with ways of their own refuse, each in one sentence."""
 
 from hpcsgd.agreement.kinds import OWN_STEPS
-from hpcsgd.agreement.settings import AgreementConfig
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
@@ -13,33 +12,6 @@ NEVER_ONE = (
     " that they agree on; set average.kind=none"
 )
 Wrong = tuple[bool, str]  # whether it is, and the sentence
-# Settings by which one kind alone learns, and the method that is of this kind; those
-# of speed are left alone, as `bucket` is.
-OF_ONE = {
-    "peers": ("decentralized", "decentralized"),
-    "resync": ("decentralized-low", "decentralized-low"),
-    "warmup_steps": ("qadam", "qadam"),
-    "delay": ("async-average", "async-average"),
-    "rounds": ("anybatch", "anybatch"),
-    "deadline": ("anybatch", "anybatch"),
-    "graph": ("anybatch", "anybatch"),
-    "mixing": ("anybatch", "anybatch"),
-    "weighted": ("anybatch", "anybatch"),
-    "mode": ("ticktock", "wavelet"),
-}
-
-
-def check_others(asked: AgreementConfig) -> None:
-    """What would be read by nobody is a misunderstanding."""
-    usual = AgreementConfig()
-    for key, (kind, method) in OF_ONE.items():
-        value = getattr(asked, key)
-        if asked.kind != kind and value != getattr(usual, key):
-            raise ConfigError(
-                f"[agreement] {key} = {value!r} is for kind = {kind!r} and kind ="
-                f" {asked.kind!r} does not read it; use --method {method}, or leave it"
-                " out"
-            )
 
 
 def of_kinds(config: RunConfig, precision: Precision) -> tuple[Wrong, ...]:

@@ -1,5 +1,6 @@
 """The live objects of a run, put together."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -134,10 +135,12 @@ def assemble(
     callbacks: list[Callback],
     earlier: Earlier | None = None,
     device: Device | None = None,
+    undo: list[Callable[[], None]] | None = None,
 ) -> Live:
     """Everything from what is named and what was loaded.
 
-    `earlier` is what a run that goes on had chosen, `device` the GPU that it is for.
+    `earlier` is what a run that goes on had chosen, `device` the GPU that it is for;
+    what closes the groups that were opened on the way goes into `undo`.
     """
     config = settle_steps(config)
     task = _task(config, words, grid, loaded)
@@ -163,7 +166,8 @@ def assemble(
         product = make_on_gpu(config, name, look_ahead, task, feed, grid, device)
     columns = Columns(grid, loaded.shard.parts, product.holds_all_columns)
     parts = Parts(
-        config, words, grid, loaded, task, product, name, look_ahead, feed, columns
+        *(config, words, grid, loaded, task, product, name, look_ahead, feed, columns),
+        undo=[] if undo is None else undo,
     )
     capture, engine = make_engine(parts, callbacks)
     return Live(

@@ -31,6 +31,7 @@ def make_engine(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Engin
     """The engine, and what takes its state and puts it back."""
     config, grid, task = parts.config, parts.grid, parts.task
     agreement = _agreement(parts)
+    parts.undo.append(agreement.close)
     guard = MemberCheck(grid.members, config.run.check_members, parts.columns.whole)
     evaluation = evaluation_of(parts, agreement)
     capture = _capture(parts, agreement, evaluation, guard)

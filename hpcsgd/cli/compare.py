@@ -23,7 +23,16 @@ from hpcsgd.study.compare import check, compare
 from hpcsgd.study.comparison import REFUSED, Comparison, Row
 from hpcsgd.study.line_up import LINE_UP, line_up
 from hpcsgd.study.report import PAGE, make_report, write_page
-from hpcsgd.study.settings import Entry, Refusal, expanded, make_setting, parse_setting
+from hpcsgd.study.settings import (
+    Entry,
+    Refusal,
+    Setting,
+    check_shared,
+    expanded,
+    make_setting,
+    on_ranks,
+    parse_setting,
+)
 
 WIDTH = 150  # where standard output is no terminal
 COLUMNS = (
@@ -98,11 +107,12 @@ def what_to_compare(arguments: argparse.Namespace) -> tuple[RunConfig, list[Entr
     named += [parse_setting(text) for text in arguments.settings]
     base = overlaid(tables, arguments)
     shared, found = RunConfig.parse(base), list[Entry]()
+    ranks = arguments.ranks or launch.launcher_size()
     if arguments.methods is not None:
-        ranks = arguments.ranks or launch.launcher_size()
         found += line_up(arguments.methods, base, ranks)
     found += [make_setting(n, base, expanded(n, t, SHORT)) for n, t in named]
-    return shared, found
+    check_shared(base, [one.config for one in found if isinstance(one, Setting)])
+    return shared, [on_ranks(one, ranks) for one in found]
 
 
 def _of_file(tables: Any) -> list[tuple[str, dict[str, Any]]]:

@@ -15,6 +15,7 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.signals import Signals
 from hpcsgd.sweeps.api import with_sweep
 from hpcsgd.sweeps.outcome import Sweep
+from hpcsgd.unread import check_read
 
 LISTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (
@@ -57,6 +58,7 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Check the configuration, then train here or under mpiexec."""
     config = configuration(arguments)
     check_data(config)
+    check_read(config)
     if launch.must_relaunch(arguments.ranks):
         shrinks = config.run.on_failure == "shrink"
         return launch.relaunch(arguments.ranks, argv, bool(config.run.out), shrinks)

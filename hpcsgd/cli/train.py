@@ -18,6 +18,7 @@ from hpcsgd.config import RunConfig, apply_settings, read_toml
 from hpcsgd.errors import ConfigError
 from hpcsgd.result import Result
 from hpcsgd.signals import Signals
+from hpcsgd.unread import check_read
 
 
 def add_parser(commands: Any) -> None:
@@ -57,7 +58,7 @@ def add_settings(parser: Any, without: Container[str] = ()) -> None:
             flag, dest=setting, default=None, action="store_false", help=text
         )
     if "--grid" not in without:
-        text = "replicas x members; 1xN default"
+        text = "replicas x members; 1xN default, Nx1 with a method of replicas"
         parser.add_argument("--grid", metavar="RxC", help=text)
     if "--ranks" not in without:
         parser.add_argument("--ranks", type=int, metavar="N", help="start N MPI ranks")
@@ -76,6 +77,7 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Check the configuration, then train here or under mpiexec."""
     config = configuration(arguments)
     check_data(config)
+    check_read(config)
     if launch.must_relaunch(arguments.ranks):
         shrinks = config.run.on_failure == "shrink"
         return launch.relaunch(arguments.ranks, argv, bool(config.run.out), shrinks)

@@ -24,6 +24,7 @@ from hpcsgd.files import write_text
 from hpcsgd.precision import AUTO
 from hpcsgd.tuner.question import LEAST_SECONDS, Question, parse_batches
 from hpcsgd.tuner.told import document, explained, merged
+from hpcsgd.unread import check_read
 
 BEGAN = "HPCSGD_TUNE_BEGAN"  # when the first process of a tuning did
 WIDTH = 120  # where standard output is no terminal
@@ -96,6 +97,7 @@ def question(arguments: argparse.Namespace) -> Question:
     recipe = said.get("precision", {}).get("recipe", AUTO)
     said.setdefault("precision", {})["recipe"] = "fp32" if recipe == AUTO else recipe
     config = RunConfig.parse(said)
+    check_read(config)
     batches: tuple[int, ...] = (config.schedule.batch,)
     if arguments.batches is not None:
         batches = parse_batches(arguments.batches)

@@ -1,10 +1,11 @@
 """How a gradient is made small on the wire."""
 
+from collections.abc import Mapping
 from importlib import import_module
 
 from hpcsgd.codecs.accordion_settings import AccordionConfig
-from hpcsgd.codecs.base import Bucket, Codec, Line, Moment, Told
-from hpcsgd.codecs.feedback import Feedback
+from hpcsgd.codecs.base import Array, Bucket, Codec, Line, Moment, Told
+from hpcsgd.codecs.feedback import ERROR, Feedback
 from hpcsgd.codecs.regime import FIRST
 from hpcsgd.codecs.settings import CodecConfig
 from hpcsgd.errors import ConfigError
@@ -48,10 +49,10 @@ def make_codec(
 ) -> Codec:
     """The codec of one bucket, with error feedback where that is asked for."""
     codec = get_codec(name).of(bucket, config, accordion or AccordionConfig())
-    if config.feedback == "on" and codec.has_own_memory:
+    if config.feedback != "auto" and codec.has_own_memory:
         raise ConfigError(
-            f"[codec] feedback = 'on' and {name} keeps what it has not sent itself;"
-            " use feedback = 'auto'"
+            f"[codec] feedback = {config.feedback!r} and {name} keeps what it has not"
+            " sent itself; use feedback = 'auto'"
         )
     if remembers_errors(codec.wants_feedback, config):
         return Feedback(codec)
@@ -78,6 +79,22 @@ def kept_bytes(
     words += remembers_errors(kind.wants_feedback, config)
     tables += sum(kind.table_bytes(bucket, way) for way in ways)
     return words * bucket.words * bucket.dtype.itemsize + tables
+
+
+def owed(
+    name: str,
+    config: CodecConfig,
+    accordion: AccordionConfig,
+    kept: Mapping[str, Array],
+    rate: float,
+) -> Array | None:
+    """What replicas that remembered this have not sent, as a gradient at this rate."""
+    kind = get_codec(accordion.codec if name == "accordion" else name)
+    found = kind.owes(kept, config)
+    if ERROR in kept:  # in steps, as long as the rate was
+        error = kept[ERROR] / rate
+        found = error if found is None else found + error
+    return found
 
 
 def register(name: str, kind: type[Codec]) -> None:
@@ -107,5 +124,6 @@ __all__ = [
     "get_codec",
     "kept_bytes",
     "make_codec",
+    "owed",
     "register",
 ]

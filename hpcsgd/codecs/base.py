@@ -8,7 +8,7 @@ keeps between exchanges belongs to that bucket.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -176,6 +176,14 @@ class Codec(ABC):
     def table_bytes(cls, bucket: Bucket, config: CodecConfig) -> int:
         """Of what else it would keep, in `kept`."""
         return 0
+
+    @classmethod
+    def owes(cls, kept: Mapping[str, Array], config: CodecConfig) -> Array | None:
+        """What of all gradients it has not sent, by what it remembers; None: nothing.
+
+        A run that goes on with one replica, which encodes nothing, pays it at once.
+        """
+        return None
 
     def facts(self) -> dict[str, int]:
         """What it counted, for the report of a run: summed over buckets."""

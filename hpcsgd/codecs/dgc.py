@@ -11,6 +11,8 @@ that part of the gradient is never sent, and replicas whose gradients differ end
 the optimum. Where all words travel nothing is masked: this is SGD with momentum.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from hpcsgd.codecs.base import Array, Bucket, Codec, Finish, Line, Moment, Told
@@ -53,6 +55,14 @@ class Dgc(Codec):
             return told
 
         return forget
+
+    @classmethod
+    def owes(cls, kept: Mapping[str, Array], config: CodecConfig) -> Array:
+        """v, and all that momentum would still add to it: Σ mᵏ u over steps to come."""
+        keeps = config.momentum
+        times = keeps / (1.0 - keeps) * (keeps if config.nesterov else 1.0)
+        owed: Array = kept["velocity"] + times * kept["momentum"]
+        return owed
 
     @property
     def dense_exchanges(self) -> int:

@@ -17,6 +17,7 @@ from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError, ConvergenceWarning
 from hpcsgd.fitting.agreed import agree_on_names
+from hpcsgd.fitting.asked import grid_on
 from hpcsgd.fitting.given import open_data
 from hpcsgd.fitting.inputs import is_wide, to_matrix
 from hpcsgd.fitting.runs import Runs
@@ -164,6 +165,8 @@ def run_fit(
         # Where one rank shows losses all of them compute them.
         shown = world.max_flag(int(bool(wanted.verbose)))
         wanted = replace(wanted, verbose=shown)
+        known = world.size, wanted.grid, wanted.config
+        wanted = replace(wanted, grid=world.together(lambda: grid_on(*known)))
         matrix = world.together(lambda: to_matrix(data))
         # Alike on all ranks, one of which may have no rows.
         wide = bool(world.max_flag(int(is_wide(matrix.X))))

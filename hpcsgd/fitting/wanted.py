@@ -1,20 +1,24 @@
 """What the arguments of `fit` ask for, as a configuration."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from hpcsgd.agreement.kinds import NEVER_ONE, takes_gradients
+from hpcsgd.agreement.kinds import NEVER_ONE
 from hpcsgd.comm.grid import parse_grid
 from hpcsgd.config import RunConfig
 from hpcsgd.coordinate.checks import has_form
 from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.errors import ConfigError
+from hpcsgd.fitting.asked import agrees_on_gradients, has_section, never_whole
 from hpcsgd.fitting.settings import laid_over
 from hpcsgd.methods import get_method
+from hpcsgd.unread import check_read
 
+log = logging.getLogger(__name__)
 Tables = dict[str, dict[str, Any]]
 SOLVERS = ("auto", "sgd", "svrg", "coordinate")
 AVERAGES = {"auto": "tail", True: "tail", False: "none"}
@@ -25,6 +29,7 @@ PASSES = 1000  # at most: badly conditioned data take some hundred
 # Passes where none are named: before L-BFGS, where SGD is all there is, and where a
 # step is an exact one.
 EPOCHS = {"polished": 5, "sgd": 200, "svrg": 200, "coordinate": 1000}
+WHOLE = "has no rank that holds all weights"
 STEPS = 8  # of an exchange, where no model of its times may choose them
 ROWS = 32  # of a step
 # Exact minima over single coordinates take the fewest passes; messages are as few for
@@ -94,7 +99,10 @@ class Wanted:
         if path is not None:
             tables["data"] = {"path": path}
         self._leave_to_method(tables)
-        return RunConfig.parse(laid_over(tables, self.config))
+        config = RunConfig.parse(laid_over(tables, self.config))
+        # The rest is as others want it, which the caller may have turned off.
+        check_read(config, laid_over({"update": {"momentum": 0.0}}, self.config))
+        return config
 
     def _leave_to_method(self, tables: Tables) -> None:
         """What nobody asked for is as the method of `config` has it."""
@@ -122,17 +130,8 @@ class Wanted:
             steps = COORDINATES["steps"]
         elif steps == "auto" and grid.get("replicas", 1) > 1:
             # Replicas agree after so many: no clock may decide that.
-            steps = 1 if self._agrees_on_gradients() else STEPS
+            steps = 1 if agrees_on_gradients(self.config) else STEPS
         return {"batch": batch, "steps": steps}
-
-    def _agrees_on_gradients(self) -> bool:
-        """Whether `config` names an agreement whose replicas do, in every step."""
-        if not isinstance(self.config, Mapping):
-            return False  # of a whole configuration nothing is left open
-        asked = self.config.get("agreement", {})
-        if not isinstance(asked, Mapping):
-            return False  # which is said where it is parsed
-        return takes_gradients(str(asked.get("kind")))
 
     def _problem(self) -> dict[str, Any]:
         if not isinstance(self.family, str):
@@ -206,12 +205,20 @@ class Wanted:
             "l1 and bounds bend it": not _is_smooth(problem),
             "hold_out ends before the optimum": bool(self.hold_out),
             "coordinates go there themselves": solver == COORDINATE,
+            f"{never_whole(self.config)} {WHOLE}": bool(never_whole(self.config)),
         }
         reason = next((text for text, holds in why.items() if holds), "")
         if wish is True and reason:
             raise ConfigError(
                 f"polish=True goes on to the optimum of a smooth F: {reason}; leave"
                 " polish='auto'"
+            )
+        is_own = reason.endswith(WHOLE) and not has_section(self.config, "polish")
+        if wish == "auto" and is_own:
+            log.warning(
+                "polish is off: %s; polish=False says so, too",
+                reason,
+                extra={"on_all_ranks": True},
             )
         if wish is False or reason:
             return {}
@@ -230,7 +237,7 @@ class Wanted:
         """Held-out rows name weights of their own: a mean of others would hide them.
         SVRG and coordinates have no noise that a mean would take away.
         """
-        noiseless = solver in ("svrg", COORDINATE)
+        noiseless = solver in ("svrg", COORDINATE) or never_whole(self.config)
         if self.average == "auto" and (self.hold_out or noiseless):
             return "none"
         return AVERAGES.get(self.average, self.average)
@@ -244,11 +251,12 @@ class Wanted:
             return {"on": "validation", **aim}
         if way not in ("sgd", "svrg"):
             return {}
-        return {"on": "gap" if problem["l2"] > 0.0 else "loss", **aim}
+        has_gap = problem["l2"] > 0.0 and not never_whole(self.config)
+        return {"on": "gap" if has_gap else "loss", **aim}
 
     def _run(self, solver: str) -> dict[str, Any]:
         """Of what a person looks at, every pass has a gap."""
-        shown = self.verbose and solver != COORDINATE
+        shown = self.verbose and solver != COORDINATE and not never_whole(self.config)
         more = {"evaluate": "gap"} if shown else {}
         return {"device": self.device, "record": 0, **more}
 

@@ -10,6 +10,7 @@ from hpcsgd.families import get_family
 from hpcsgd.study.methods import PLACED, Grid, Method, get_method
 from hpcsgd.study.plan import KINDS, PLACES, Plan
 from hpcsgd.study.points import Point
+from hpcsgd.study.settings import check_shared
 
 
 def check(plan: Plan) -> None:
@@ -26,8 +27,7 @@ def check(plan: Plan) -> None:
     _check_grids(plan)
     _check_weak(plan)
     _check_batch(plan)
-    for point in plan.settings():
-        _check_point(point)
+    check_shared(plan.base, [_check_point(point) for point in plan.settings()])
 
 
 def _check_numbers(plan: Plan) -> None:
@@ -126,7 +126,7 @@ def _share(plan: Plan) -> int:
     return lcm(*(point.grid[0] for point in plan.settings()))
 
 
-def _check_point(point: Point) -> None:
+def _check_point(point: Point) -> RunConfig:
     try:
         config = RunConfig.parse(point.tables())
         get_family(config.problem.family)
@@ -134,6 +134,7 @@ def _check_point(point: Point) -> None:
     except ConfigError as error:
         raise ConfigError(f"{point.setting}: {error}") from error
     check_steps(point.method, get_method(point.method), point.grid, config)
+    return config
 
 
 def check_steps(name: str, method: Method, grid: Grid, config: RunConfig) -> None:

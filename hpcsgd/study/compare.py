@@ -28,8 +28,11 @@ from hpcsgd.study.settings import (
     Tables,
     check_equal_batch,
     check_names,
+    check_shared,
     folder_name,
+    on_ranks,
 )
+from hpcsgd.unread import check_read
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +68,10 @@ def compare(
     -------
     Comparison
     """
+    check_names(settings)
+    comm = world if world is not None else open_world(_transport(_some(settings)))
+    settings = [on_ranks(entry, comm.size) for entry in settings]
     check(settings, repeats, allow_unequal)
-    comm = world if world is not None else open_world(_transport(settings))
     entries = [_looked_up(entry, out, comm) for entry in settings]
 
     def run(setting: Setting, number: int) -> Result | Refusal:
@@ -141,6 +146,7 @@ def compare_methods(
     base = config or {}
     comm = world if world is not None else open_world(RunConfig.parse(base).run.comm)
     entries = line_up(methods, base, comm.size)
+    check_shared(base, [one.config for one in entries if isinstance(one, Setting)])
     found = compare(entries, repeats=repeats, out=out, X=X, y=y, world=comm)
     if world is None:
         comm.close()
@@ -188,6 +194,7 @@ def _looked_up(entry: Entry, out: str | Path | None, world: Communicator) -> Ent
 
 
 def _look_up(config: RunConfig, world: Communicator) -> None:
+    check_read(config)
     if config.update.kind == COORDINATE:
         form_of(config, world.size)
     else:

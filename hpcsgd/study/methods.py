@@ -8,6 +8,7 @@ from typing import Any
 from hpcsgd import methods
 from hpcsgd.agreement.settings import AgreementConfig
 from hpcsgd.errors import ConfigError
+from hpcsgd.unread import without_unread
 
 Tables = Mapping[str, Mapping[str, Any]]
 Grid = tuple[int, int]  # replicas, members
@@ -55,7 +56,10 @@ class Method:
         return 2 if self.alternates and mode == "exact-sum" else 1
 
     def tables(self, base: Tables, own: Tables) -> dict[str, dict[str, Any]]:
-        """What is trained: `base`, under what is its own, under what makes it one."""
+        """What is trained: `base`, under what is its own, under what makes it one.
+
+        What it would not read of `base` is for other methods.
+        """
         tables = {section: dict(table) for section, table in base.items()}
         if self.product:
             tables.setdefault("products", {}).setdefault("kind", self.product)
@@ -64,6 +68,7 @@ class Method:
                 tables.setdefault(section, {}).update(table)
         if self.sums_each and _is_bent(base.get("problem", {})):
             tables["schedule"]["steps"] = 1  # they act behind every step, not a group
+        tables = without_unread(tables, base)
         return {section: table for section, table in tables.items() if table}
 
 

@@ -1,15 +1,17 @@
 """Settings to compare: named configurations, and whether a comparison is fair."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 from typing import Any
 
 from hpcsgd.agreement.kinds import batches_together
+from hpcsgd.assembly.notices import settle_grid
 from hpcsgd.comm.grid import parse_grid
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.toml_text import toml_value
+from hpcsgd.unread import NEEDS, USUAL, check_read, value_of, without_unread
 
 # What all settings of a comparison share, or it would compare something else.
 SHARED = (("data", "path"), ("run", "out"), ("run", "comm"))
@@ -54,11 +56,37 @@ def make_setting(name: str, base: Tables, over: Tables) -> Setting:
     tables = {section: dict(table) for section, table in base.items()}
     for section, table in over.items():
         tables.setdefault(section, {}).update(table)
+    others = {  # what all share is for those that read it
+        section: {k: v for k, v in table.items() if k not in over.get(section, {})}
+        for section, table in base.items()
+    }
     try:
-        config = RunConfig.parse(tables)
+        config = RunConfig.parse(without_unread(tables, others))
+        check_read(config)
     except ConfigError as error:
         raise ConfigError(f"setting {name!r}: {error}") from error
     return Setting(name, config)
+
+
+def check_shared(base: Tables, configs: Sequence[RunConfig]) -> None:
+    """Refuse what is given for all of them and read by none."""
+    for name in NEEDS:
+        section, key = name.split(".")
+        value = base.get(section, {}).get(key)
+        if value is None or value == value_of(name, USUAL) or not configs:
+            continue
+        if all(value_of(name, one) == value_of(name, USUAL) for one in configs):
+            raise ConfigError(
+                f"[{section}] {key} = {value!r} is given for all and read by none of"
+                " them; leave it out, or add a method or a setting that reads it"
+            )
+
+
+def on_ranks(entry: Entry, ranks: int) -> Entry:
+    """With the grid that it has there, where none was given."""
+    if isinstance(entry, Refusal):
+        return entry
+    return replace(entry, config=settle_grid(entry.config, ranks))
 
 
 def parse_setting(text: str) -> tuple[str, dict[str, Any]]:

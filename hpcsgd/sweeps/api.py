@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from hpcsgd.api import open_data
 from hpcsgd.assembly.many import check_many
+from hpcsgd.assembly.notices import settle_grid
 from hpcsgd.callbacks import Callback
 from hpcsgd.comm import open_world
 from hpcsgd.comm.base import Communicator
@@ -18,6 +19,7 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.session import Session
 from hpcsgd.sweeps.outcome import Sweep
 from hpcsgd.timing import Clock
+from hpcsgd.unread import check_read
 
 
 def sweep(
@@ -74,8 +76,10 @@ def sweep(
         config = RunConfig.parse(config or {})
     asked = {"l2": l2, "rate": rate, "folds": folds, "fold_seed": fold_seed}
     config = with_sweep(config, asked)
+    check_read(config)
     reader = open_data(config, X, y, sample_weight, offset)
     comm = open_world(config.run.comm) if world is None else world
+    config = settle_grid(config, comm.size)
     session = Session(config, comm, reader, callbacks or [], began, setup)
     found = Sweep(session.run())
     if config.run.out and "unsaved" not in found.outcome.report:

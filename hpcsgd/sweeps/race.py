@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from hpcsgd.api import open_data
 from hpcsgd.assembly.choice import Earlier
 from hpcsgd.assembly.live import Live
+from hpcsgd.assembly.notices import settle_grid
 from hpcsgd.auto_rate import settle_rate
 from hpcsgd.averaging import AverageConfig
 from hpcsgd.build import Opened, open_all, put_together
@@ -88,6 +89,7 @@ def race(
         raise ConfigError(f"share = {share!r} must lie in (0, 1]; {SHARE} is usual")
     reader = open_data(config, X, y, sample_weight, offset)
     comm = open_world(config.run.comm) if world is None else world
+    config = settle_grid(config, comm.size)
     best = race_on(config, comm, reader, rates, share)
     if world is None:
         comm.close()

@@ -92,6 +92,15 @@ class Pipeline:
         if failure is not None:
             raise failure
 
+    def attempt(self, action: Callable[..., None], *arguments: Any) -> None:
+        """What fails is kept for `check`; after that nothing more is touched."""
+        if self.failure is not None:
+            return
+        try:
+            action(*arguments)
+        except DataError as error:
+            self.failure = error
+
     def close(self) -> None:
         """Let go of the threads."""
         self._reader.shutdown()
@@ -145,7 +154,7 @@ class Pipeline:
         traffic: Traffic,
     ) -> None:
         for name in names:
-            self._try(self.files[name].read, half, number, buffers[name], traffic)
+            self.attempt(self.files[name].read, half, number, buffers[name], traffic)
 
     def _write(
         self,
@@ -156,13 +165,4 @@ class Pipeline:
         traffic: Traffic,
     ) -> None:
         for name in names:
-            self._try(self.files[name].write, half, number, buffers[name], traffic)
-
-    def _try(self, action: Callable[..., None], *arguments: Any) -> None:
-        """After a failure nothing more is touched."""
-        if self.failure is not None:
-            return
-        try:
-            action(*arguments)
-        except DataError as error:
-            self.failure = error
+            self.attempt(self.files[name].write, half, number, buffers[name], traffic)

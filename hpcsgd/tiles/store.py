@@ -147,11 +147,15 @@ class Store:
         return self._copies
 
     def read_copy(self, number: int) -> Iterator[tuple[int, Words]]:
-        """Every tile of a copy, one of the last two."""
+        """Every tile of a copy, one of the last two.
+
+        Reads that fail are told where `check` is asked, behind what all ranks do.
+        """
         assert self._copy is not None
         buffer = room(self._copy.each)
         for tile in self.plan:
-            self._copy.read(number % 2, tile, buffer, self.looks)
+            place = number % 2, tile, buffer, self.looks
+            self.pipeline.attempt(self._copy.read, *place)
             yield tile, {"weights": self._copy.view(buffer, tile)}
 
     def commit(self, document: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcsgd.agreement.kinds import takes_gradients
 from hpcsgd.config import RunConfig
 from hpcsgd.data.readers import RowReader, open_reader
 from hpcsgd.errors import ConfigError
@@ -10,6 +11,7 @@ from hpcsgd.products.choose import STEPS
 
 BATCHES = (8, 16, 32, 64, 128)  # where --batch auto leaves them open
 LEAST_SECONDS = 1.0
+KINDS = ("auto", "none", "average")  # that tune knows the times of
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,24 @@ class Question:
                 "tune measures the ranks there are: leave --emulate-members out, and"
                 " ask `hpcsgd study predict` about others"
             )
+        self._check_kind()
+
+    def _check_kind(self) -> None:
+        """Its model and its bursts are of products and of plain averages."""
+        asked = self.config.agreement
+        if asked.kind in KINDS:
+            return
+        by = f"method={asked.method}" if asked.method else f"agreement={asked.kind}"
+        bucket = " agreement.bucket=1" if takes_gradients(asked.kind) else ""
+        rows = " ".join(
+            f"--setting '{name}: {by} batch={batch}{more}'"
+            for name, batch, more in (("a", 16, ""), ("b", 32, bucket))
+        )
+        raise ConfigError(
+            f"tune chooses s, batch and product for one replica or for --agreement"
+            f" average, and --{by.replace('=', ' ')} is timed by neither; run its"
+            f" settings against each other, as hpcsgd compare --allow-unequal {rows}"
+        )
 
     def reader(self) -> RowReader:
         """Of all the data."""

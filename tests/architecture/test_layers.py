@@ -98,6 +98,7 @@ LAYERS = (
         "best_held",
         "recheck",
         "unchecked",
+        "unread",
         "start",
         "survive",
         "prediction",

@@ -180,6 +180,10 @@ def test_what_is_probed_is_among_what_may_run():
         (["--data", "DATA", "--device", "cuda"], "tune measures processors"),
         (["--data", "DATA", "--emulate-members", "4"], "study predict"),
         (["--data", "missing.h5"], "missing.h5"),
+        (["--data", "DATA", "--method", "ddp"], "--setting 'b: method=ddp batch=32 ag"),
+        (["--data", "DATA", "--method", "zero2"], "--method zero2 is timed by neither"),
+        (["--data", "DATA", "--agreement", "slowmo"], "'a: agreement=slowmo batch=16'"),
+        (["--data", "DATA", "--set", "codec.share=0.5"], "[codec] share = 0.5"),
     ],
 )
 def test_wrong_questions_are_one_sentence(arguments, said, data, capsys):

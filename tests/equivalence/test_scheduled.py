@@ -14,7 +14,7 @@ from hpcsgd.checkpoint import Checkpoint
 from hpcsgd.study.expected import expected_traffic
 from tests.contracts.codec import NAMES, ROWS, on_all, sections_of
 from tests.equivalence.test_gradient import agreed, check
-from tests.harness import make_problem, train_on
+from tests.harness import make_problem, train_on, what_is_read
 from tests.sparse import make_sparse
 from tests.unit.test_gradient import in_folder
 
@@ -31,6 +31,7 @@ ORDERS = ("forward", "backward", "shuffled")
 def scheduled(problem, replicas, members=1, /, **sections):
     """With tiles of two columns, unless it says otherwise."""
     asked = {"kind": "scheduled", "bucket": TILE, **sections.pop("agreement", {})}
+    asked = what_is_read({"agreement": asked}, "agreement")["agreement"]
     return agreed(problem, replicas, members, agreement=asked, **sections)
 
 

@@ -37,7 +37,7 @@ def alone(ranks, config, problem):
 def test_each_fit_is_what_it_is_alone(kind, grid):
     """Bit for bit, and message for message; other penalties, rates, lengths, losses."""
     problem, ranks = make_problem("softmax"), grid[0] * grid[1]
-    asked = {"kind": kind, "bucket": TILE}
+    asked = {"kind": kind} | ({} if kind == "average" else {"bucket": TILE})
     configs = [
         agreed(problem, *grid, agreement=asked, problem={"l2": 0.5}),
         agreed(

@@ -13,7 +13,7 @@ from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from tests.contracts.codec import coded, gap_of, moments, on_all, opened, parts_of
-from tests.harness import make_problem, train_on
+from tests.harness import make_problem, train_on, what_is_read
 from tests.unit.test_gradient import in_folder
 
 RANKS = {"start": 0, "min_rate": 0}
@@ -69,7 +69,7 @@ def run(problem, replicas, codec="accordion", /, accordion=None, **sections):
     settings |= sections.pop("codec", {})
     schedule = {"batch": 4, "steps": 1, "epochs": 5}
     config = coded(problem, codec, replicas, codec=settings, schedule=schedule)
-    return RunConfig.parse({**config.tables(), **sections})
+    return RunConfig.parse(what_is_read({**config.tables(), **sections}, "codec"))
 
 
 def test_nothing_is_stable_enough_for_eta_zero():

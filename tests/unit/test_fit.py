@@ -402,3 +402,49 @@ def test_replicas_of_a_named_method_agree_in_every_step(agreement):
 
     result = run_ranks(2, on_rank)[0]
     assert result.config["schedule"]["steps"] == 1
+
+
+# ------------------------------------------- agreements without weights in one place
+
+
+WIDE = make_problem("logistic", n=40, d=9)
+
+
+def fitted(config, ranks=2, **asked):
+    """On thread ranks that are replicas."""
+
+    def on_rank(world):
+        own = {"alpha": 1e-2, "epochs": 3, "grid": f"{ranks}x1", "comm": world}
+        return hpcsgd.fit(WIDE.X, "logistic", WIDE.y, config=config, **{**own, **asked})
+
+    return run_ranks(ranks, on_rank)[0]
+
+
+ZERO3 = {"agreement": {"method": "zero3"}}
+
+
+@QUIET
+@pytest.mark.parametrize("kind", ["zero3", "stage", "infinity"])
+def test_weights_that_are_never_whole_are_not_polished(kind, caplog, tmp_path):
+    asked = {
+        "zero3": ZERO3,
+        "stage": {"agreement": {"kind": "sharded", "stage": 3}},
+        "infinity": {"agreement": {"method": "infinity", "store": str(tmp_path)}},
+    }[kind]
+    rate = 0.1 if kind == "infinity" else "auto"
+    result = fitted(asked, rate=rate, verbose=1)
+    assert result.config["polish"]["kind"] == result.config["average"]["kind"] == "none"
+    assert result.config["stop"]["on"] == result.config["run"]["evaluate"] == "loss"
+    assert "polish is off: " in caplog.text
+
+
+@QUIET
+def test_nothing_is_said_of_polish_where_somebody_has_spoken(caplog):
+    fitted(ZERO3, polish=False)
+    fitted({**ZERO3, "polish": {"kind": "none"}})
+    fitted({"agreement": {"method": "zero2"}})
+    assert "polish is off" not in caplog.text
+    with pytest.raises(ConfigError, match="has no rank that holds.*polish='auto'"):
+        fitted(ZERO3, polish=True)
+    with pytest.raises(ConfigError, match=r"\[polish\] works on all of it"):
+        fitted({**ZERO3, "polish": {"kind": "lbfgs"}})

@@ -13,17 +13,20 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
+import hpcsgd
 from hpcsgd import fit
 from hpcsgd.api import train
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.serial import SerialCommunicator
+from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
 from hpcsgd.data.memory import MemoryReader
 from hpcsgd.data.unheld import Unheld
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.memory import predict
 from hpcsgd.prediction import model_of
-from hpcsgd.result import load_result
+from hpcsgd.result import KIND, VERSION, load_result
+from hpcsgd.sealed import read_sealed, write_sealed
 from hpcsgd.tiles.files import StateFile
 from hpcsgd.tiles.generation import Generation, generations
 from hpcsgd.tiles.lock import Lock
@@ -477,6 +480,35 @@ def test_a_store_is_of_one_run_at_a_time(tmp_path):
     train_on(1, on_disk(drawn, tmp_path), drawn)
 
 
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_copy_that_cannot_be_read_is_an_error_on_all_ranks(
+    tmp_path, monkeypatch, failing
+):
+    """In the middle of a gather: others are told behind it, not by a watchdog."""
+    drawn = problem()
+    tables = config_of(drawn, tmp_path, 2, kind="sgd").tables()
+    tables["rate"]["value"], tables["run"]["timeout"] = 1e6, 5.0
+    read, calls = StateFile.read, []
+
+    def fails(self, *arguments):
+        if self.path.name.endswith(".copy") and "r1c0" in str(self.path):
+            calls.append(1)
+            if len(calls) == failing:
+                raise DataError(f"{self.path} cannot be read")
+        return read(self, *arguments)
+
+    monkeypatch.setattr(StateFile, "read", fails)
+    config, told = RunConfig.parse(tables), []
+
+    def on_rank(world):
+        with pytest.raises(DataError, match="r1c0.*cannot be read") as found:
+            train(config, X=drawn.X, y=drawn.y, world=world)
+        told.append(found.value.on_all_ranks)
+
+    run_ranks(2, on_rank)
+    assert told == [True, True] and len(calls) >= failing
+
+
 # ----------------------------------------------------------------------- the result
 
 
@@ -497,6 +529,30 @@ def test_weights_beyond_the_budget_stay_a_file(tmp_path):
     np.save(tmp_path / "a" / "weights.npy", np.ones((3, 1)))  # of other columns
     with pytest.raises(DataError, match="holds no weights.*train again"):
         load_result(tmp_path / "a")
+
+
+def test_other_values_in_the_file_are_not_loaded(tmp_path):
+    """Of the same shape and type: the seal of result.h5 is not theirs."""
+    drawn = problem()
+    train_on(1, config_of(drawn, tmp_path / "a", tile=0.0002, kind="sgd"), drawn)
+    path = tmp_path / "a" / "weights.npy"
+    good = path.read_bytes()
+    path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    for load in (load_result, hpcsgd.load):
+        with pytest.raises(DataError, match="weights.npy holds other values.*bring"):
+            load(tmp_path / "a")
+    path.write_bytes(good)
+    assert np.array_equal(load_result(tmp_path / "a").weights, np.load(path)[:, 0])
+
+
+def test_a_result_of_an_earlier_version_says_no_hash(tmp_path):
+    drawn = problem()
+    train_on(1, config_of(drawn, tmp_path / "a", tile=0.0002, kind="sgd"), drawn)
+    path = tmp_path / "a" / "result.h5"
+    document, arrays = read_sealed(path, KIND, VERSION)
+    del document["weights_sha256"]
+    write_sealed(path, KIND, VERSION, document, arrays)
+    assert isinstance(load_result(tmp_path / "a").weights, np.memmap)
 
 
 def test_weights_within_the_budget_are_an_array(tmp_path):

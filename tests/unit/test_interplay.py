@@ -9,7 +9,6 @@ import pytest
 
 from hpcsgd.agreement.settings import AgreementConfig
 from hpcsgd.assembly import live as assembly
-from hpcsgd.assembly.kind_checks import OF_ONE
 from hpcsgd.build import build
 from hpcsgd.comm.threads import ThreadCommunicator, run_ranks
 from hpcsgd.data.memory import MemoryReader
@@ -50,9 +49,8 @@ def config_of(row, asked, **sections):
 # ---------------------------------------------------------------------- groups
 
 
-@pytest.mark.parametrize("row", OPENS)
-def test_all_groups_that_a_run_opened_are_closed(row, monkeypatch):
-    """An MPI has some two thousand communicators."""
+def counted_groups(monkeypatch):
+    """How many were opened and closed, on all ranks together."""
     counts = Counter()
     for name in ("split", "close"):
         real = getattr(ThreadCommunicator, name)
@@ -62,8 +60,39 @@ def test_all_groups_that_a_run_opened_are_closed(row, monkeypatch):
             return real(*given)
 
         monkeypatch.setattr(ThreadCommunicator, name, counted)
+    return counts
+
+
+@pytest.mark.parametrize("row", OPENS)
+def test_all_groups_that_a_run_opened_are_closed(row, monkeypatch):
+    """An MPI has some two thousand communicators."""
+    counts = counted_groups(monkeypatch)
     train_on(4, config_of(row, OPENS[row]), PROBLEM)
     assert counts["split"] == counts["close"] > 8, "those of the grid, and more"
+
+
+@pytest.mark.parametrize("row", OPENS)
+def test_groups_are_closed_where_all_ranks_refuse_behind_them(row, monkeypatch):
+    """A polish that cannot be, say: nothing of the run is left."""
+    counts = counted_groups(monkeypatch)
+    config = config_of(row, OPENS[row], stop={"on": "validation"})
+    with pytest.raises(ConfigError, match="held out"):
+        train_on(4, config, PROBLEM)
+    assert counts["split"] == counts["close"] >= 8
+
+
+@pytest.mark.parametrize("row", OPENS)
+def test_and_where_the_last_thing_is_refused(row, monkeypatch):
+    """Gradients open theirs with the state, behind which hooks prepare."""
+
+    def refuse(*given):
+        raise ConfigError("no; leave it out")
+
+    monkeypatch.setattr("hpcsgd.products.hooks.Hooks.prepare", refuse)
+    counts = counted_groups(monkeypatch)
+    with pytest.raises(ConfigError, match="no; leave it out"):
+        train_on(4, config_of(row, OPENS[row]), PROBLEM)
+    assert counts["split"] == counts["close"] > 8
 
 
 @pytest.mark.parametrize("row", OPENS)
@@ -148,6 +177,18 @@ def test_sums_by_leaders_are_of_those_that_sum(asked):
 
 
 OTHERS = {"peers": "shift_one", "graph": "full", "rounds": "full", "mode": "delayed"}
+OF_ONE = {
+    "peers": "decentralized",
+    "resync": "decentralized-low",
+    "warmup_steps": "qadam",
+    "delay": "async-average",
+    "rounds": "anybatch",
+    "deadline": "anybatch",
+    "graph": "anybatch",
+    "mixing": "anybatch",
+    "weighted": "anybatch",
+    "mode": "wavelet",
+}
 
 
 @pytest.mark.parametrize("key", OF_ONE)
@@ -155,9 +196,9 @@ def test_what_a_kind_does_not_read_is_refused(key):
     usual = {field.name: field.default for field in fields(AgreementConfig)}[key]
     value = OTHERS.get(key, not usual)
     value = usual + 1 if type(usual) in (int, float) else value
-    kind, method = OF_ONE[key]
+    method = OF_ONE[key]
     for other in ("gradient", "average", "qadam", "scheduled"):
-        if other != kind:
+        if other != method:
             sections = {"update": {"kind": "adam"}} if other == "qadam" else {}
             config = config_of(other, {key: value}, **sections)
             with pytest.raises(ConfigError, match=f"{key} = .*--method {method}"):

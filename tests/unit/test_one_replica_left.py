@@ -21,27 +21,116 @@ def saved(folder):
     return read_checkpoint(path).arrays
 
 
+PLAIN = {"intercept": False}
+
+
+def left_alone(folder, config, problem):
+    """Half of a run by two, what they saved, and its other half by one."""
+    each = len(replica_batches(config, len(problem.X), 2, 0)) // 2
+    in_folder(folder, config, 2, problem, stop=each)
+    arrays, alone = saved(folder), on(config, 1)
+    result = in_folder(folder, alone, 1, problem)[0]
+    batches = replica_batches(alone, len(problem.X), 1, 0)
+    return arrays, result, batches[len(batches) // 2 :]
+
+
+def gradient(config, problem, rows, w):
+    score, y = problem.X[rows] @ w, problem.y[rows].reshape(-1, 1)
+    r = oracle.residual("logistic", score, y)
+    return problem.X[rows].T @ r / len(rows) + config.problem.l2 * w
+
+
 @pytest.mark.parametrize("name", ["topk", "sign"])
 def test_one_replica_begins_with_what_all_still_owed(tmp_path, name):
     """w ← w − mean e, then the steps of one process."""
     problem = make_problem("logistic")
-    plain = {"intercept": False}
-    config = coded(problem, name, 2, codec={"share": 0.2}, problem=plain)
-    each = len(replica_batches(config, len(problem.X), 2, 0)) // 2
-    in_folder(tmp_path, config, 2, problem, stop=each)
-    arrays = saved(tmp_path)
+    codec = {"share": 0.2} if name == "topk" else {}
+    config = coded(problem, name, 2, codec=codec, problem=PLAIN)
+    arrays, result, batches = left_alone(tmp_path, config, problem)
     owed = arrays["memory_codec_error"].mean(axis=0)
     assert np.abs(owed).max() > 1e-4
-    alone = on(config, 1)
     w = (arrays["weights"][0] - owed)[:, :1].astype(np.longdouble)
-    result = in_folder(tmp_path, alone, 1, problem)[0]
-    batches = replica_batches(alone, len(problem.X), 1, 0)
-    for rows in batches[len(batches) // 2 :]:
-        score, y = problem.X[rows] @ w, problem.y[rows].reshape(-1, 1)
-        r = oracle.residual("logistic", score, y)
-        g = problem.X[rows].T @ r / len(rows) + config.problem.l2 * w
-        w = w - config.rate.value * g
+    for rows in batches:
+        w = w - config.rate.value * gradient(config, problem, rows, w)
     assert np.abs(result.weights - w[:, 0]).max() < 1e-12
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_one_replica_pays_what_dgc_had_gathered(tmp_path, nesterov):
+    """v, and what the momenta of all would have moved it by without end."""
+    problem, m = make_problem("logistic"), 0.5
+    codec = {"share": 0.2, "momentum": m, "nesterov": nesterov}
+    config = coded(problem, "dgc", 2, codec=codec, problem=PLAIN)
+    arrays, result, batches = left_alone(tmp_path, config, problem)
+    u, v = (
+        arrays[f"memory_codec_{k}"].mean(axis=0).astype(np.longdouble)
+        for k in ("momentum", "velocity")
+    )
+    owed = v + sum(m ** (k + nesterov) * u for k in range(1, 80))
+    assert np.abs(owed - v).max() > 1e-4 and np.abs(v).max() > 1e-4
+    w = arrays["weights"][0].astype(np.longdouble) - config.rate.value * owed
+    for rows in batches:
+        w = w - config.rate.value * gradient(config, problem, rows, w)
+    assert np.abs(result.weights - w[:, 0]).max() < 1e-12
+
+
+def test_debts_move_the_velocity_of_one_replica_too(tmp_path):
+    """v ← μ v + e/η comes to e / (1 − μ) in the end, as it would have done."""
+    problem = make_problem("logistic")
+    config = coded(
+        problem,
+        "topk",
+        2,
+        codec={"share": 0.2},
+        problem=PLAIN,
+        update={"kind": "momentum", "momentum": 0.5},
+    )
+    arrays, result, batches = left_alone(tmp_path, config, problem)
+    owed = arrays["memory_codec_error"].mean(axis=0).astype(np.longdouble)
+    rate = config.rate.value
+    w, v = (arrays["weights"][0][:, k : k + 1].astype(np.longdouble) for k in (0, 1))
+    w, v = w - owed, v + owed / rate
+    for rows in batches:
+        v = 0.5 * v + gradient(config, problem, rows, w)
+        w = w - rate * v
+    assert np.abs(owed).max() > 1e-4
+    assert np.abs(result.weights - w[:, 0]).max() < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["adam", "adagrad"])
+def test_debts_are_part_of_the_next_gradient_of_other_rules(tmp_path, kind):
+    """g + e/η, once: what a codec would have said, had it said all."""
+    problem = make_problem("logistic")
+    update = {"kind": kind, "epsilon": 1e-3}
+    config = coded(
+        problem, "topk", 2, codec={"share": 0.2}, problem=PLAIN, update=update
+    )
+    arrays, result, batches = left_alone(tmp_path, config, problem)
+    debt = arrays["memory_codec_error"].mean(axis=0).astype(np.longdouble)
+    names = ["memory_adam_m", "memory_adam_v"] if kind == "adam" else []
+    kept = [arrays[n][0].astype(np.longdouble) for n in names]
+    kept = kept or [
+        arrays[n][0].astype(np.longdouble) for n in arrays if "adagrad" in n
+    ]
+    w, rate, first = arrays["weights"][0].astype(np.longdouble), config.rate.value, None
+    for number, rows in enumerate(batches, start=len(batches)):
+        g = gradient(config, problem, rows, w) + (0 if first else debt / rate)
+        first = True
+        w = w - rate * direction(kind, config.update, kept, g, number)
+    assert np.abs(debt).max() > 1e-4
+    assert np.abs(result.weights - w[:, 0]).max() < 1e-11
+
+
+def direction(kind, said, kept, g, number):
+    """Of the step, for what was kept, which it moves."""
+    if kind == "adagrad":
+        kept[0] += g * g
+        return g / (np.sqrt(kept[0]) + said.epsilon)
+    m, v = kept
+    m += (1 - said.beta1) * (g - m)
+    v += (1 - said.beta2) * (g * g - v)
+    one, two = (1 - b ** (number + 1) for b in (said.beta1, said.beta2))
+    return m / one / (np.sqrt(v / two) + said.epsilon)
 
 
 def test_several_go_on_from_one_that_owed_nothing(tmp_path):

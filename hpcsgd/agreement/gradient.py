@@ -8,7 +8,7 @@ used up says nothing and counts nothing, and steps along. Columns travel in tile
 sent while the rest of Yᵀr is computed, in one order on all replicas.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -133,6 +133,20 @@ class Gradient(Agreement):
     def is_last(self) -> bool:
         """Whether a step follows the next batch."""
         return self._left == 1
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the sums that the next batch is added to are complete with it."""
+        return self.is_last
+
+    @property
+    def sums(self) -> Any:
+        """Where the next batch is added."""
+        return self.buffer
+
+    def ready(self, task: Task, state: State) -> Iterator[slice]:
+        """Columns of w, as soon as scores may be read there; a device asks for them."""
+        yield slice(None)
 
     def scores(
         self, task: Task, state: State, rows: Rows, point: Array, out: Array

@@ -88,6 +88,11 @@ class OffloadThere(Offload):
         self.device = device
         self.link: PinnedLink = PinnedLink(device.layer, device.stream)
 
+    @property
+    def sums(self) -> Any:
+        """A whole gradient, of which slices come down."""
+        return self.scatter
+
     def prepare(self, state: State) -> None:
         """And room for slices on their way up, on both sides."""
         super().prepare(state)

@@ -24,7 +24,16 @@ from hpcsgd.updates import ADAPTIVE
 UPDATES = ("sgd", "momentum", "nesterov", "nesterov-classic", *ADAPTIVE)
 ONE_WORD = Bucket(0, 1, 1, np.dtype(np.float32))
 MOMENTA = ("momentum", "nesterov", "nesterov-classic", "adam")
-ON_GPUS = ("gradient", "growing", "offload")
+ON_GPUS = (
+    "gradient",
+    "growing",
+    "offload",
+    "decentralized",
+    "decentralized-low",
+    "qadam",
+    "scheduled",
+    "ticktock",
+)
 
 
 def check(config: RunConfig, precision: Precision) -> None:

@@ -155,7 +155,8 @@ def assemble(
             product = _sharing(config, name, task, gradient)
         else:
             one = make_gradient_on_gpu(config, task, feed, grid, device, gradient)
-            product = in_exchanges(one, gradient, config.agreement.accumulate)
+            most = batches_together(config.agreement)
+            product = in_exchanges(one, gradient, most)
     elif device is None:
         product = _product(name, look_ahead, task)
     else:

@@ -291,6 +291,14 @@ class OnDevice(Communicator):
         return self.host._objects(item)
 
 
+def of_hosts(group: Communicator) -> Communicator:
+    """The same ranks, who say nothing that is on a GPU: a part of them opens none."""
+    if not isinstance(group, OnDevice):
+        return group
+    group.host.reproducible = group.reproducible  # may have been lent a new one
+    return group.host
+
+
 def fetched(layer: Layer, array: Any, stream: Any) -> Array:
     """A copy in the host's memory, there when this returns."""
     host = layer.pinned(array.size, array.dtype)

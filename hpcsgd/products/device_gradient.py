@@ -4,7 +4,7 @@ Scores, residuals and Yᵀr are the device's; replicas agree on what it sums, an
 takes the step. What scores are read at goes up once an exchange.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Protocol
 

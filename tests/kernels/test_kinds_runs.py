@@ -12,8 +12,9 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.result import Status
 from tests.averages import config_of
 from tests.harness import make_problem, train_on
-from tests.kernels.test_gradient_runs import both, crossed, near, near_weights, shared
+from tests.kernels.test_gradient_runs import both, crossed, near, shared
 from tests.sparse import make_sparse
+from tests.unit.test_gradient import in_folder
 
 KINDS = {
     "decentralized": {"kind": "decentralized"},
@@ -235,20 +236,20 @@ def test_clocks_wait_for_the_device(devices, monkeypatch):
 # --------------------------------------------------------------------- endings
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", [*KINDS, "async-average"])
 def test_runs_go_on_bit_for_bit(devices, tmp_path, name):
-    problem = make_problem("logistic", n=13, d=13)
-    sections = of(name, problem={"intercept": name != "qadam"})
-    longer = {**sections, "schedule": {"epochs": 2}}
-    whole = train_on(2, shared(problem, 2, **longer), problem)
-    run = {"out": str(tmp_path / "run"), "resume": "auto"}
-    half = train_on(2, shared(problem, 2, **sections, run=run), problem)
-    again = train_on(2, shared(problem, 2, **longer, run=run), problem)
-    assert again.report["resumes"] == 1 and (again.weights != half.weights).any()
-    if name in ("decentralized", "pairs", "decentralized-low", "anybatch", "delayed"):
-        near_weights(again, whole, 0.5)  # the end of a run makes replicas one
+    """With a gradient that is late, or an average that travels."""
+    problem, run = make_problem("logistic", n=25, d=13), {"transport": "mpi-host"}
+    if name == "async-average":
+        config = averages(problem, "cuda", 2)
     else:
-        np.testing.assert_array_equal(again.weights, whole.weights)
+        config = shared(problem, 2, **of(name, schedule={"epochs": 2}, run=run))
+    whole = in_folder(tmp_path / "whole", config, 2, problem)
+    halves = [in_folder(tmp_path / "half", config, 2, problem, stop) for stop in (3, 0)]
+    for first, second, wanted in zip(*halves, whole, strict=True):
+        assert first.status is Status.PREEMPTED and second.report["resumes"] == 1
+        np.testing.assert_array_equal(second.weights, wanted.weights)
+        np.testing.assert_array_equal(second.intercept, wanted.intercept)
 
 
 @pytest.mark.parametrize("name", ["decentralized", "scheduled", "delayed", "anybatch"])

@@ -54,7 +54,7 @@ class Scheduled(Gradient):
 
     def _make_buffer(self, state: State, kind: type[Made]) -> Ordered:  # type: ignore[override]
         # What a device sums into is made there, and in this order already.
-        return super()._make_buffer(state, Ordered if kind is Buffer else kind)  # type: ignore[return-value, type-var]
+        return super()._make_buffer(state, Ordered if kind is Buffer else kind)  # type: ignore[return-value]
 
     def _open(self) -> AsTheyAre | Encoded:
         """Pieces start when there is credit, here earlier and there later: between them

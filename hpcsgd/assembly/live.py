@@ -155,8 +155,7 @@ def assemble(
             product = _sharing(config, name, task, gradient)
         else:
             one = make_gradient_on_gpu(config, task, feed, grid, device, gradient)
-            most = batches_together(config.agreement)
-            product = in_exchanges(one, gradient, most)
+            product = in_exchanges(one, gradient, batches_together(config.agreement))
     elif device is None:
         product = _product(name, look_ahead, task)
     else:

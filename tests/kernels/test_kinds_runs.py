@@ -1,9 +1,10 @@
 """Methods of every kind on devices: the runs of the host, to roundoff."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
-from hpcsgd.agreement import AsyncAverage
 from hpcsgd.agreement.anybatch import Anybatch
 from hpcsgd.agreement.scheduled import Scheduled
 from hpcsgd.agreement.there import BufferThere
@@ -12,6 +13,7 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.result import Status
 from tests.averages import config_of
 from tests.harness import make_problem, train_on
+from tests.kernels.fake_device import FakeDevice
 from tests.kernels.test_gradient_runs import both, crossed, near, shared
 from tests.sparse import make_sparse
 from tests.unit.test_gradient import in_folder
@@ -77,6 +79,14 @@ def test_what_else_a_run_may_be(devices, case, name):
     near(*both(problem, *grid.values(), **of(name, **sections)))
 
 
+def test_mirror_maps_of_members(devices):
+    """Weights of a simplex, of which each holds a part."""
+    problem = make_problem("logistic", n=13, d=13)
+    sections = {"mirror": {"kind": "entropy"}, "agreement": {"rounds": "clock"}}
+    sections["agreement"]["deadline"] = 1e9
+    near(*both(problem, 2, 2, **of("anybatch", **sections)))
+
+
 @pytest.mark.parametrize("name", ["scheduled", "delayed", "decentralized-low"])
 def test_sparse_rows_and_one_column(devices, name):
     stored, _ = make_sparse("logistic", n=13, d=37)
@@ -126,27 +136,29 @@ def test_bytes_between_host_and_device_are_those_of_the_formula(
 
 
 def test_averages_that_travel_cross_as_often_as_they_say(devices, monkeypatch):
-    """Weights come down twice for an average, to be said and to be moved."""
-    send, apply, fetched = AsyncAverage._send, AsyncAverage._apply, []
+    """Down and up again to be said, and when they are taken: w with its velocity."""
+    copies, fetch, fill = [], FakeDevice.fetch, FakeDevice.fill
 
-    def counted(action):
-        def inside(self, state, *rest):
-            device = state.__dict__["device"]
-            before = device.fetched
-            action(self, state, *rest)
-            fetched.append((action.__name__, device.fetched - before))
+    def counted(way, action):
+        def copied(self, array, *values):
+            if tuple(array.shape) == (13, 2) and self in devices[::2]:
+                copies.append(way)
+            return action(self, array, *values)
 
-        return inside
+        return copied
 
-    problem = make_problem("logistic", n=32, d=13)
-    monkeypatch.setattr(AsyncAverage, "_send", counted(send))
-    monkeypatch.setattr(AsyncAverage, "_apply", counted(apply))
-    train_on(2, averages(problem, "cuda", 2), problem)
-    assert set(fetched) == {("_send", 2), ("_apply", 2)}  # w, and the intercept
+    monkeypatch.setattr(FakeDevice, "fetch", counted("down", fetch))
+    monkeypatch.setattr(FakeDevice, "fill", counted("up", fill))
+    problem = make_problem("logistic", n=80, d=13)  # ten exchanges, three averages
+    found = train_on(2, averages(problem, "cuda", 2), problem)
+    assert found.ledger["agreement"]["calls"] == 3 + 1  # at the end
+    late, copies[:] = Counter(copies), []
+    train_on(2, averages(problem, "cuda", 2, kind="average"), problem)
+    assert late - Counter(copies) == {"down": 2 * 3, "up": 2 * 3}
 
 
-def averages(problem, device, replicas, epochs=2, **agreement):
-    asked = {"kind": "async-average", "delay": 1, **agreement}
+def averages(problem, device, replicas, **agreement):
+    asked = {"kind": "async-average", **agreement}
     run = {"device": device, "evaluate_every": 0, "transport": "nccl"}
     return config_of(
         problem,

@@ -149,12 +149,12 @@ def test_averages_that_travel_cross_as_often_as_they_say(devices, monkeypatch):
 
     monkeypatch.setattr(FakeDevice, "fetch", counted("down", fetch))
     monkeypatch.setattr(FakeDevice, "fill", counted("up", fill))
-    problem = make_problem("logistic", n=80, d=13)  # ten exchanges, three averages
+    problem = make_problem("logistic", n=112, d=13)  # 14 exchanges
     found = train_on(2, averages(problem, "cuda", 2), problem)
-    assert found.ledger["agreement"]["calls"] == 3 + 1  # at the end
+    assert found.ledger["agreement"]["calls"] == 4 + 1  # at the end
     late, copies[:] = Counter(copies), []
     train_on(2, averages(problem, "cuda", 2, kind="average"), problem)
-    assert late - Counter(copies) == {"down": 2 * 3, "up": 2 * 3}
+    assert late - Counter(copies) == {"down": 2 * 4, "up": 2 * 4}
 
 
 def averages(problem, device, replicas, **agreement):

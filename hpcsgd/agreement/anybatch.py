@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.agreement.anybatch_mixing import PURPOSE, Mixer
-from hpcsgd.agreement.anybatch_rounds import Pace
-from hpcsgd.agreement.gradient import Gradient, Means
+from hpcsgd.agreement.anybatch_rounds import Pace, rows_of
+from hpcsgd.agreement.gradient import Gradient
+from hpcsgd.agreement.means import Means
 from hpcsgd.comm.grid import Grid
 from hpcsgd.mirror import Mirror, Point
 from hpcsgd.products.any_batches import Stream
@@ -293,13 +294,3 @@ class Anybatch(Gradient):
             "rows_by_replica": rows.sum(axis=1).tolist(),
             "rounds": {CHUNKS: chunks.tolist(), ROWS: rows.tolist()},
         }
-
-
-def rows_of(chunks: Array, streams: list[tuple[list[int], int]]) -> Array:
-    """b_i of every round, from the chunks that each stream gave, and has given now."""
-    rows = np.zeros_like(chunks)
-    for own, counts, (sizes, taken) in zip(rows, chunks, streams, strict=True):
-        edges = taken - counts.sum() + np.concatenate([[0], np.cumsum(counts)])
-        whole, each = np.concatenate([[0], np.cumsum(sizes)]), max(len(sizes), 1)
-        own[...] = np.diff(edges // each * whole[-1] + whole[edges % each])
-    return rows

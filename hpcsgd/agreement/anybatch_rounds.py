@@ -173,3 +173,13 @@ def _check_script(chunks: Array, rounds: int, most: int, path: str) -> None:
             f"{path} has rounds of up to {chunks.max()} chunks and agreement.accumulate"
             f" = {most}; set it as in that run"
         )
+
+
+def rows_of(chunks: Array, streams: list[tuple[list[int], int]]) -> Array:
+    """b_i of every round, from the chunks that each stream gave, and has given now."""
+    rows = np.zeros_like(chunks)
+    for own, counts, (sizes, taken) in zip(rows, chunks, streams, strict=True):
+        edges = taken - counts.sum() + np.concatenate([[0], np.cumsum(counts)])
+        whole, each = np.concatenate([[0], np.cumsum(sizes)]), max(len(sizes), 1)
+        own[...] = np.diff(edges // each * whole[-1] + whole[edges % each])
+    return rows

@@ -1,10 +1,9 @@
 """Methods of every kind on devices: the runs of the host, to roundoff."""
 
-from collections import Counter
-
 import numpy as np
 import pytest
 
+from hpcsgd.agreement import AsyncAverage
 from hpcsgd.agreement.anybatch import Anybatch
 from hpcsgd.agreement.scheduled import Scheduled
 from hpcsgd.agreement.there import BufferThere
@@ -137,24 +136,31 @@ def test_bytes_between_host_and_device_are_those_of_the_formula(
 
 def test_averages_that_travel_cross_as_often_as_they_say(devices, monkeypatch):
     """Down and up again to be said, and when they are taken: w with its velocity."""
-    copies, fetch, fill = [], FakeDevice.fetch, FakeDevice.fill
+    copies = {}  # of every device
 
-    def counted(way, action):
-        def copied(self, array, *values):
-            if tuple(array.shape) == (13, 2) and self in devices[::2]:
-                copies.append(way)
-            return action(self, array, *values)
+    def marked(what, owner, name, device_of):
+        plain = getattr(owner, name)
 
-        return copied
+        def action(self, one, *more):
+            found = plain(self, one, *more)
+            if what in ("said", "taken") or tuple(one.shape) == (13, 2):
+                copies.setdefault(device_of(self, one), []).append(what)
+            return found
 
-    monkeypatch.setattr(FakeDevice, "fetch", counted("down", fetch))
-    monkeypatch.setattr(FakeDevice, "fill", counted("up", fill))
-    problem = make_problem("logistic", n=112, d=13)  # 14 exchanges
-    found = train_on(2, averages(problem, "cuda", 2), problem)
-    assert found.ledger["agreement"]["calls"] == 4 + 1  # at the end
-    late, copies[:] = Counter(copies), []
-    train_on(2, averages(problem, "cuda", 2, kind="average"), problem)
-    assert late - Counter(copies) == {"down": 2 * 4, "up": 2 * 4}
+        monkeypatch.setattr(owner, name, action)
+
+    for what, name in (("said", "_send"), ("taken", "_apply")):
+        marked(what, AsyncAverage, name, lambda _, state: state.__dict__["device"])
+    for what, name in (("down", "fetch"), ("up", "fill")):
+        marked(what, FakeDevice, name, lambda device, _: device)
+    problem = make_problem("logistic", n=80, d=13)  # ten exchanges, three averages
+    train_on(2, averages(problem, "cuda", 2), problem)
+    for found in copies.values():
+        marks = [k for k, what in enumerate(found) if what in ("said", "taken")]
+        assert [found[k] for k in marks] == 3 * ["said", "taken"]
+        for k in marks:  # the one at the end of the run stays on the host
+            assert found[k - 1] == "down" and found[k - 2] != "down"
+            assert found[k + 1 : k + 2] in (["up"], [])
 
 
 def averages(problem, device, replicas, **agreement):

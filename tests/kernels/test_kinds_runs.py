@@ -43,7 +43,7 @@ def of(name, /, **sections):
 @pytest.mark.parametrize("name", KINDS)
 def test_runs_are_those_of_the_host(devices, name):
     """Replicas of uneven rows, in the last exchange of an epoch one without."""
-    problem, replicas = make_problem("logistic", n=13, d=13), 3 - (name == "pairs")
+    problem, replicas = make_problem("logistic", n=25, d=13), 3 - (name == "pairs")
     near(*both(problem, replicas, **of(name, schedule={"epochs": 2})))
     assert all(device.launched for device in devices)
 

@@ -8,6 +8,8 @@ from hpcsgd.agreement.anybatch import Anybatch
 from hpcsgd.agreement.scheduled import Scheduled
 from hpcsgd.agreement.there import BufferThere
 from hpcsgd.agreement.ticktock import TickTock
+from hpcsgd.assembly import gpu_product
+from hpcsgd.comm.on_device import OnDevice
 from hpcsgd.errors import ConfigError
 from hpcsgd.result import Status
 from tests.averages import config_of
@@ -186,6 +188,39 @@ def test_averages_that_travel_are_those_of_the_host(devices, momentum):
         for device in ("cuda", "cpu")
     )
     near(there, here)
+
+
+def test_who_speaks_of_arrays_of_hosts_opens_no_group_of_gpus(devices, monkeypatch):
+    """The grid's own are all there are: two of each rank."""
+    split, opened = OnDevice.split, []
+
+    def counted(self, color, key):
+        opened.append(self)
+        return split(self, color, key)
+
+    monkeypatch.setattr(OnDevice, "split", counted)
+    problem = make_problem("logistic", n=13, d=13)
+    leaders = {"kind": "gradient", "codec": "fp16", "hierarchical": "2"}
+    for agreement in (KINDS["scheduled"], KINDS["ticktock"], leaders):
+        train_on(3, shared(problem, 3, agreement=agreement), problem)
+    train_on(3, averages(problem, "cuda", 3), problem)
+    assert len(opened) == 4 * 3 * 2
+
+
+def test_a_second_gradient_wants_room_of_its_own(devices, monkeypatch):
+    kept, check = [], gpu_product.check_room
+
+    def noted(*given, **more):
+        kept.append(more["kept"])
+        check(*given, **more)
+
+    monkeypatch.setattr(gpu_product, "check_room", noted)
+    problem = make_problem("softmax", n=13, d=13)
+    for name in ("scheduled", "ticktock"):
+        train_on(1, shared(problem, 1, **of(name, schedule={"batch": 2})), problem)
+    config = shared(problem, 2, **of("ticktock", schedule={"batch": 2}))
+    train_on(2, config, problem)
+    assert kept == [0, 0, *2 * [4 * 13 * problem.classes]]  # alone, halves are one
 
 
 # ------------------------------------------------------------------- broken twins

@@ -13,15 +13,14 @@ replicas, Σ den_i x_i / Σ den_i = Σ b_i y_i / Σ b_i, is what evaluation, res
 checkpoints of other grids go by.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from hpcsgd.agreement.anybatch_mixing import PURPOSE, Mixer
-from hpcsgd.agreement.anybatch_rounds import Pace
-from hpcsgd.agreement.buckets import Buffer
+from hpcsgd.agreement.anybatch_rounds import Pace, rows_of
 from hpcsgd.agreement.gradient import Gradient
 from hpcsgd.agreement.means import Means
 from hpcsgd.comm.grid import Grid
@@ -66,7 +65,8 @@ class Anybatch(Gradient):
         """One buffer for sums, the first point of the map, and its room."""
         shape = len(state.weights), self.columns
         has_intercept = state.intercept is not None
-        self.buffer = Buffer(*shape, state.weights.dtype, 1, has_intercept)
+        given = *shape, state.weights.dtype, 1, has_intercept
+        self.buffer = self.means.buffer(*given)
         self.mirror = self.terms.mirror(len(state.weights) == self.means.total)
         for name in self.mirror.kept:
             state.remember(name, self.columns)
@@ -106,10 +106,27 @@ class Anybatch(Gradient):
 
     def goes_on(self) -> bool:
         """Asked before every chunk."""
+        if self.terms.pace.has_clock:
+            self.buffer.settle()
         if not self.terms.pace.goes_on(self._taken):
             return False
         self._taken += 1
         return True
+
+    @property
+    def is_last(self) -> bool:
+        """Nobody knows before the time is up: it may be."""
+        return True
+
+    @property
+    def is_full(self) -> bool:
+        """So sums are collected behind a round."""
+        return False
+
+    def ready(self, task: Task, state: State) -> Iterator[slice]:
+        """All of them for the first chunk of a round; they stay as they are."""
+        if self._taken == 1:
+            yield slice(None)
 
     def descend(
         self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
@@ -127,6 +144,7 @@ class Anybatch(Gradient):
         self._chunks.append(self._taken)
         rows = self.stream.rows_in(self._started, self._taken)
         if rows:
+            self.buffer.collect()
             self._descend(state, rows)
         if self.grid.replicas.size > 1:
             self._mix(state, rows)
@@ -272,16 +290,7 @@ class Anybatch(Gradient):
             "iterations": self.mixer.iterations,
             "deadline_seconds": getattr(self.terms.pace, "deadline", None),
             "disagreement": self.disagreement,
+            **self.buffer.facts(),
             "rows_by_replica": rows.sum(axis=1).tolist(),
             "rounds": {CHUNKS: chunks.tolist(), ROWS: rows.tolist()},
         }
-
-
-def rows_of(chunks: Array, streams: list[tuple[list[int], int]]) -> Array:
-    """b_i of every round, from the chunks that each stream gave, and has given now."""
-    rows = np.zeros_like(chunks)
-    for own, counts, (sizes, taken) in zip(rows, chunks, streams, strict=True):
-        edges = taken - counts.sum() + np.concatenate([[0], np.cumsum(counts)])
-        whole, each = np.concatenate([[0], np.cumsum(sizes)]), max(len(sizes), 1)
-        own[...] = np.diff(edges // each * whole[-1] + whole[edges % each])
-    return rows

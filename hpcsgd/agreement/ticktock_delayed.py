@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.agreement.buckets import Buffer
 from hpcsgd.agreement.ticktock import TickTock
 from hpcsgd.agreement.ticktock_items import Item
 from hpcsgd.products.base import Array, Rows, State, Task
@@ -83,6 +84,16 @@ class LateTickTock(TickTock):
         """What is late is the same on all replicas."""
         own = set(state.memory) - {GRADIENT, *self.steps.rule.kept}
         return self.grid.replicas.size == 1 or not own
+
+    @property
+    def is_full(self) -> bool:
+        """An item is a whole exchange."""
+        return self.is_last
+
+    @property
+    def sums(self) -> Buffer:
+        """Of the item whose turn it is."""
+        return self._own.buffer
 
     @property
     def _own(self) -> Item:

@@ -20,6 +20,7 @@ from hpcsgd.agreement.offload_there import OffloadThere
 from hpcsgd.agreement.qadam import QAdam
 from hpcsgd.agreement.replica_check import ReplicaCheck
 from hpcsgd.agreement.scheduled import Scheduled
+from hpcsgd.agreement.scheduled_there import OrderedThere
 from hpcsgd.agreement.senders import Coded, Plain, Sender
 from hpcsgd.agreement.sharded import Sharded
 from hpcsgd.agreement.steps import Steps
@@ -66,6 +67,8 @@ KINDS: dict[str, type[Gradient]] = {
     "offload": Offload,
     "infinity": Infinity,
 }
+# Of these replicas say sums of gradients, all at once: devices may add them up.
+SUMS = (Gradient, AsOne, Growing)
 
 
 def of_feed(config: RunConfig) -> RunConfig:
@@ -100,6 +103,7 @@ def make_gradient(
             return 1
         return bucket_count(columns, task.columns, itemsize, config.agreement.bucket)
 
+    kind = _kind(config, words.agreement, grid, shard.total_rows)
     rule = make_rule(config.update, words.update)
     means = Means(
         steps=Steps(rule, config.problem.l2, rate.at, each),
@@ -107,7 +111,7 @@ def make_gradient(
         columns=task.columns,
         held=shard.columns,
         buckets=buckets,
-        opener=lambda state, buffer: _sender(config, grid, state, buffer),
+        opener=lambda state, buffer: _sender(kind, config, grid, state, buffer),
         check=ReplicaCheck(grid.replicas, config.run.check_members),
         settings=config.agreement,
         rows=lengths(shard.total_rows, grid.replicas.size),
@@ -118,21 +122,22 @@ def make_gradient(
         place=place_of(config, loaded, task, rule),
         loss_scale=_loss_scale(task.backend),
         shapers=make_shapers(config, shard.total_columns, task.columns),
-        buffer=_buffers(device),
+        buffer=_buffers(device, config.agreement.kind),
         owes=lambda kept, rate: owed(
             config.agreement.codec, config.codec, config.accordion, kept, rate
         ),
     )
-    kind = _kind(config, words.agreement, grid, shard.total_rows)
     share = shard.height / shard.total_rows
     if device is not None:
         return _there(kind, config, grid, means, device)(grid, share, means)
     return kind(grid, share, means)
 
 
-def _buffers(device: Device | None) -> Any:
+def _buffers(device: Device | None, kind: str) -> Any:
     """What makes one; of a device it lies there, too."""
-    return Buffer if device is None else partial(BufferThere, device)
+    if device is None:
+        return Buffer
+    return partial(OrderedThere if kind == "scheduled" else BufferThere, device)
 
 
 def _kind(config: RunConfig, name: str, grid: Grid, rows: int) -> type[Gradient]:
@@ -167,8 +172,12 @@ def _loss_scale(backend: Backend) -> LossScale | None:
     return backend.loss_scale
 
 
-def _sums_there(config: RunConfig, replicas: Communicator) -> bool:
+def _sums_there(
+    kind: type[Gradient], config: RunConfig, replicas: Communicator
+) -> bool:
     """By way of the host would be twice the way that gradients take anyhow."""
+    if kind not in SUMS:
+        return False
     if replicas.size == 1:
         return True
     asked, feedback = config.agreement, config.codec.feedback
@@ -189,14 +198,17 @@ def _there(
         return partial(OffloadThere, device=device)
     rule = means.steps.rule
     linear = isinstance(rule, Linear) and (rule.states == 1 or means.columns == 1)
-    steps = linear and not means.shapers and kind is Gradient
-    return GradientThere if steps and _sums_there(config, grid.replicas) else kind
+    steps = linear and not means.shapers and kind in (Gradient, AsOne)
+    there = steps and _sums_there(kind, config, grid.replicas)
+    return GradientThere if there else kind
 
 
-def _sender(config: RunConfig, grid: Grid, state: State, buffer: Buffer) -> Sender:
+def _sender(
+    kind: type[Gradient], config: RunConfig, grid: Grid, state: State, buffer: Buffer
+) -> Sender:
     """Of all replicas, or of the leaders of groups of them."""
     replicas, of = grid.replicas, config.agreement.hierarchical
-    if isinstance(buffer, BufferThere) and _sums_there(config, replicas):
+    if isinstance(buffer, BufferThere) and _sums_there(kind, config, replicas):
         buffer.stays = True
         return PlainThere(replicas)
     if of == "off" or replicas.size == 1:

@@ -159,7 +159,7 @@ def assemble(
             product = _sharing(config, name, task, gradient)
         else:
             one = make_gradient_on_gpu(config, task, feed, grid, device, gradient)
-            product = in_exchanges(one, gradient, config.agreement.accumulate)
+            product = in_exchanges(one, gradient, batches_together(config.agreement))
     elif device is None:
         product = _product(name, look_ahead, task)
     else:

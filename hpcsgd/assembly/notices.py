@@ -2,6 +2,8 @@
 
 import logging
 
+from hpcsgd.agreement.kinds import takes_gradients
+from hpcsgd.assembly.unread import unread
 from hpcsgd.config import RunConfig
 
 log = logging.getLogger(__name__)
@@ -21,3 +23,17 @@ def warn_of_one_replica(config: RunConfig, replicas: int, ranks: int) -> None:
         *(name, ranks, ranks),
         extra={"on_all_ranks": True},
     )
+
+
+def warn_of_unread(config: RunConfig) -> None:
+    """A setting of another method is a misunderstanding, or left over from one."""
+    asked = config.agreement
+    sends = takes_gradients(asked.kind)
+    for name, value in unread(config).items():
+        of_codec = sends and name.startswith("codec.")
+        log.warning(
+            "%s = %r does nothing: %s does not read it; leave it out",
+            *(name, value),
+            f"codec {asked.codec}" if of_codec else f"agreement {asked.kind}",
+            extra={"on_all_ranks": True},
+        )

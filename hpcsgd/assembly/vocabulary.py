@@ -7,7 +7,7 @@ from hpcsgd.agreement.nested import plan_levels
 from hpcsgd.agreement.slowmo import BASES
 from hpcsgd.assembly.gradient_checks import check as check_gradient
 from hpcsgd.assembly.many import check_many
-from hpcsgd.assembly.notices import warn_of_one_replica
+from hpcsgd.assembly.notices import warn_of_one_replica, warn_of_unread
 from hpcsgd.assembly.proximal import check_steps
 from hpcsgd.assembly.variance import check_svrg
 from hpcsgd.backends import make_backend
@@ -57,6 +57,7 @@ def resolve(config: RunConfig, world: Communicator) -> Vocabulary:
         get_product(config.products.kind)
     precision, update = config.precision.resolve(), config.update
     check_gradient(config, precision)
+    warn_of_unread(config)
     check_many(config)
     network = parse_network(config.run.network) if config.run.network else None
     # Ranks that wait for each other in shared memory would not see one die.

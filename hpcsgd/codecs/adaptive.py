@@ -29,6 +29,8 @@ LIMITS = 0.01, 0.99
 class Adaptive(Nuqsgd):
     """Begins as nuqsgd."""
 
+    reads = (*Nuqsgd.reads, "adapt")
+
     def __init__(self, bucket: Bucket, config: CodecConfig) -> None:
         super().__init__(bucket, config)
         self.kept["levels"] = self.levels

@@ -138,6 +138,8 @@ class Codec(ABC):
     # Names of arrays of all the bucket's words that it keeps (`Bucket.remember`).
     remembers: tuple[str, ...] = ()
     in_steps = False  # True: parts are times the rate (error feedback)
+    # Keys of [codec] beside `feedback` that it reads; None: it does not say.
+    reads: tuple[str, ...] | None = None
 
     def __init__(self, bucket: Bucket, config: CodecConfig) -> None:
         self.bucket = bucket

@@ -19,6 +19,7 @@ class Byte(Gathered):
 
     unbiased = False
     wants_feedback = True
+    reads = ("chunk",)
 
     def __init__(self, bucket: Bucket, config: CodecConfig) -> None:
         super().__init__(bucket, config)

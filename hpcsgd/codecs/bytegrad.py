@@ -43,6 +43,7 @@ class ByteGrad(Codec):
 
     unbiased = False
     wants_feedback = True
+    reads = ()
 
     def start(self, part: Array, line: Line, moment: Moment) -> Finish:
         """Encode the pieces, and send them off."""

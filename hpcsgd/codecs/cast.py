@@ -24,6 +24,7 @@ class Cast(Codec):
     form: ClassVar[str]
     unbiased = False
     wants_feedback = False
+    reads = ()
 
     def start(self, part: Array, line: Line, moment: Moment) -> Finish:
         """part / R, rounded; the total is their mean."""

@@ -25,6 +25,7 @@ class Dgc(Codec):
     wants_feedback = False
     has_own_memory = True
     remembers = "momentum", "velocity"
+    reads = (*TopK.reads, "momentum", "nesterov", "masking", "clip")
 
     def __init__(self, bucket: Bucket, config: CodecConfig) -> None:
         super().__init__(bucket, config)

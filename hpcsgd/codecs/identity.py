@@ -10,6 +10,7 @@ class Identity(Codec):
 
     unbiased = True
     wants_feedback = False
+    reads = ()
 
     def start(self, part: Array, line: Line, moment: Moment) -> Finish:
         """Divided first: a sum of what is divided cannot overflow."""

@@ -27,6 +27,7 @@ class Quantiser(Gathered):
 
     unbiased = True
     wants_feedback = False
+    reads: tuple[str, ...] = ("bits", "chunk", "norm")
 
     def __init__(self, bucket: Bucket, config: CodecConfig) -> None:
         super().__init__(bucket, config)

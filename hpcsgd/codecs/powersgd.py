@@ -25,6 +25,7 @@ class PowerSgd(Codec):
 
     unbiased = False
     wants_feedback = True
+    reads = ("rank", "start", "min_rate")
 
     def __init__(self, bucket: Bucket, config: CodecConfig) -> None:
         super().__init__(bucket, config)

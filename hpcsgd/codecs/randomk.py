@@ -15,6 +15,8 @@ from hpcsgd.codecs.sparse import Sparse
 class RandomK(Sparse):
     """One sum of k words: as many words up as down, and never more than all."""
 
+    reads = ("share", "warm_up")
+
     def __init__(self, bucket: Bucket, config: CodecConfig) -> None:
         super().__init__(bucket, config)
         self.unbiased = config.feedback == "off"

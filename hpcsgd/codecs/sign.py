@@ -15,6 +15,7 @@ class Sign(Gathered):
 
     unbiased = False
     wants_feedback = True
+    reads = ()
 
     def encode(self, part: Array, moment: Moment, replica: int) -> Array:
         """The scale of the bucket in float32, then the bits."""

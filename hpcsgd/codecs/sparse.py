@@ -17,6 +17,7 @@ class Sparse(Codec):
 
     unbiased = False
     wants_feedback = True
+    reads: tuple[str, ...] = ("share", "warm_up", "dense")
 
     def __init__(self, bucket: Bucket, config: CodecConfig) -> None:
         super().__init__(bucket, config)

@@ -18,6 +18,8 @@ SAMPLE = 4096  # words; of so many, all are looked at
 class Threshold(Recorded):
     """A count of 8 bytes, and the record."""
 
+    reads = (*Recorded.reads, "threshold")
+
     def start(self, part: Array, line: Line, moment: Moment) -> Finish:
         """Choose, tell how many, and begin to gather."""
         size = self._size(part, moment, 1 + line.rank)

@@ -52,6 +52,7 @@ class Wangni(Recorded):
 
     unbiased = True
     wants_feedback = False
+    reads = (*Recorded.reads, "budget")
 
     def __init__(self, bucket: Bucket, config: CodecConfig) -> None:
         super().__init__(bucket, config)

@@ -21,6 +21,7 @@ from hpcsgd.result import Result
 from hpcsgd.study.borrowed import borrowed
 from hpcsgd.study.comparison import Comparison, row_of
 from hpcsgd.study.line_up import Names, line_up
+from hpcsgd.study.own import each_its_own
 from hpcsgd.study.settings import (
     Entry,
     Refusal,
@@ -67,7 +68,7 @@ def compare(
     """
     check(settings, repeats, allow_unequal)
     comm = world if world is not None else open_world(_transport(settings))
-    entries = [_looked_up(entry, out, comm) for entry in settings]
+    entries = [_looked_up(entry, out, comm) for entry in each_its_own(settings)]
 
     def run(setting: Setting, number: int) -> Result | Refusal:
         said = (setting.name, number, repeats)

@@ -8,6 +8,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
+from hpcsgd.agreement.plan_check import alike
 from hpcsgd.api import train
 from hpcsgd.assembly.vocabulary import resolve
 from hpcsgd.callbacks import Callback
@@ -161,7 +162,7 @@ def _some(entries: Sequence[Entry]) -> Sequence[Entry]:
     """All of them, unless nothing is left that could be trained."""
     refused = [one for one in entries if isinstance(one, Refusal)]
     if len(refused) == len(entries):
-        raise ConfigError(
+        raise alike(
             f"nothing that was asked for can run here; {refused[0].name}:"
             f" {refused[0].why}"
         )

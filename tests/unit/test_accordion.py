@@ -284,6 +284,37 @@ def test_a_turn_takes_them_along():
     assert (low != 0).any() and high.shape[1] == 1
 
 
+def test_gradients_are_watched_in_their_own_units():
+    """A rate that grows is no change of gradients, though it is in what is sent."""
+
+    def on_rank(world):
+        settings = {**RANKS, "accordion": {"interval": 1, "eta": 0.25}}
+        codec, line, seen = opened("accordion", settings), ReplicaLine(world), ""
+        for epoch in range(5):
+            rate = 2.0**epoch
+            part = rate * parts_of(37, 1)[0]
+            codec.start(part, line, Moment(epoch, epoch, rate, rate))()
+            seen += "l" if codec.codec.regime.is_low else "h"
+        return seen
+
+    assert run_ranks(2, on_rank) == ["llhhh"] * 2
+
+
+def test_looks_are_in_what_it_says_it_sent():
+    """The ledger and the sum of all payloads, four bytes a look among them."""
+
+    def on_rank(world):
+        settings = {**RANKS, "accordion": {"interval": 1}}
+        codec, line, said = opened("accordion", settings), ReplicaLine(world), 0
+        for moment in moments(30):
+            part = parts_of(37, 3, moment.number)[world.rank]
+            said += codec.start(part, line, moment)().payload
+        return said, world.ledger.entries["agreement"].bytes
+
+    for said, sent in run_ranks(3, on_rank):
+        assert said == sent
+
+
 REFUSED = [
     ({"codec": "sign"}, "set accordion.low and accordion.high"),
     ({"codec": "zip"}, "unknown codec: 'zip'"),

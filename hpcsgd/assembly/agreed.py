@@ -93,7 +93,9 @@ def make_gradient(
 
     def buckets(columns: int, itemsize: int) -> int:
         """One where the columns of rows cannot be cut, or nobody waits for them."""
-        if shard.is_sparse or grid.replicas.size == 1:
+        alone, offloads = grid.replicas.size == 1, config.agreement.kind == "offload"
+        waits = not alone or (offloads and device is not None)  # a host, for its device
+        if not waits or (shard.is_sparse and not alone):
             return 1
         return bucket_count(columns, task.columns, itemsize, config.agreement.bucket)
 

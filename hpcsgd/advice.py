@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
+from hpcsgd.agreement.beginnings import still_before
 from hpcsgd.agreement.kinds import SHARDED, takes_gradients
+from hpcsgd.config import RunConfig
 from hpcsgd.products import GATHERS
 from hpcsgd.result import Result, Status
 
@@ -62,6 +64,9 @@ def advise(result: Result) -> str:
     # What went to its goal, or on to the optimum, has nothing to hear of its rate.
     goes_on = result.status is Status.COMPLETED and "polish" not in result.report
     found = [*(_about_loss(result) if goes_on else ()), *_about_time(result)]
+    found += filter(
+        None, [still_before(RunConfig.parse(result.config), result.exchanges)]
+    )
     return "; ".join(found) or "nothing stands out: keep these settings"
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcsgd.agreement.beginnings import still_before
 from hpcsgd.comm.ledger import TRAINING
 from hpcsgd.errors import ConfigError
 from hpcsgd.files import write_text
@@ -97,6 +98,15 @@ class Comparison:
     def diverged(self) -> list[str]:
         """The settings whose run diverged."""
         return [row.name for row in self.rows if row.diverged]
+
+    @property
+    def before(self) -> dict[str, str]:
+        """Rows that were over before their method began -> what they were instead."""
+        said = {
+            row.name: still_before(row.setting.config, row.result.exchanges)
+            for row in self.rows
+        }
+        return {name: why for name, why in said.items() if why}
 
     @property
     def others(self) -> dict[str, list[str]]:

@@ -361,3 +361,21 @@ def test_rows_that_step_by_another_rule_are_named():
     assert [row["update"] for row in found.as_dict()["rows"]] == ["sgd", "sgd", "adam"]
     assert "qadam: steps by adam, not by sgd" in "\n".join(_notes(found))
     assert compared(2, "sgd,ddp").others == {}
+
+
+def test_rows_that_never_began_are_named():
+    """A comparison of few exchanges would hold nuqsgd against nuqsgd."""
+    names = "ddp,powersgd,alq,qadam,nuqsgd"
+    begun = {"codec": {"start": 2, "adapt": 2}, "agreement": {"warmup_steps": 2}}
+    found = compared(2, names)
+    exchanges = found.rows[0].result.exchanges
+    assert 10 < exchanges < 100
+    assert set(found.before) == {"alq", "qadam"}
+    said = "\n".join(_notes(found))
+    assert (
+        f"it was nuqsgd until codec.adapt = 100 exchanges, and the run had {exchanges}"
+        in said
+    )
+    assert compared(2, names, **begun).before == {}
+    late = compared(2, names, codec={"start": exchanges})
+    assert "all words went as they are" in late.before["powersgd"]

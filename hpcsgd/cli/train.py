@@ -13,8 +13,8 @@ from hpcsgd.cli.ranks import on_all_ranks
 from hpcsgd.cli.summary import summary
 from hpcsgd.cli.written import chosen
 from hpcsgd.comm.base import Communicator
-from hpcsgd.comm.delayed import parse_network
 from hpcsgd.comm.grid import parse_grid
+from hpcsgd.comm.network import parse_network
 from hpcsgd.config import RunConfig, apply_settings, read_toml
 from hpcsgd.errors import ConfigError
 from hpcsgd.result import Result

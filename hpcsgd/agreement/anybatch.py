@@ -29,7 +29,7 @@ from hpcsgd.products.any_batches import Stream
 from hpcsgd.products.base import Array, Rows, State, Task
 
 DEN = "anybatch_den"  # (1, K) beside the intercept: how much this replica counts
-CHUNKS, ROWS = "chunks", "rows"
+CHUNKS, SKIPPED, ROWS = "chunks", "skipped", "rows"
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,8 @@ class Anybatch(Gradient):
         self.disagreement = 0.0
         self._chunks: list[int] = []  # of every round so far, on this replica
         self._before: Array = np.zeros((grid.replicas.size, 0), dtype=np.int64)
+        # Chunks of its streams that other replicas, in other streams, stood for.
+        self._skipped = self._before
         self._is_regridded = False
         self._settled = -1  # the exchange behind which all became one
         self._started = 0  # chunks of the stream, where this round began
@@ -91,8 +93,10 @@ class Anybatch(Gradient):
         """Other replicas than before begin where full rounds would have ended."""
         if self._is_regridded:
             shape = self.grid.replicas.size, exchanges
-            self._before = np.zeros(shape, dtype=np.int64)
-            self.stream.taken = exchanges * self.means.settings.accumulate
+            most = self.means.settings.accumulate
+            self._chunks, self._before = [], np.zeros(shape, dtype=np.int64)
+            self._skipped = np.full(shape, most, dtype=np.int64)
+            self.stream.taken = exchanges * most
             self.mirror.repair(self._point(state))
             state.shared[DEN][...] = 1.0
 
@@ -263,17 +267,25 @@ class Anybatch(Gradient):
     def logs(self) -> dict[str, Array]:
         """Chunks of every round so far, (R, rounds); called by all ranks."""
         own = np.array(self._chunks, dtype=np.int64)
-        found = self.grid.replicas.exchange_objects(own)
-        return {CHUNKS: np.concatenate([self._before, np.array(found)], axis=1)}
+        found = np.array(self.grid.replicas.exchange_objects(own))
+        none = np.zeros_like(found)
+        return {
+            CHUNKS: np.concatenate([self._before, found], axis=1),
+            SKIPPED: np.concatenate([self._skipped, none], axis=1),
+        }
 
     def recall(self, name: str, log: Array) -> None:
         """Go on from there; other replicas have streams of their own."""
-        self._chunks = []
-        if len(log) == self.grid.replicas.size:
-            self._before = log
-            self.stream.taken = int(log[self.grid.replica].sum())
+        if len(log) != self.grid.replicas.size:
+            self._is_regridded = True
             return
-        self._is_regridded = True
+        self._chunks = []
+        if name == SKIPPED:
+            self._skipped = log
+        else:
+            self._before, self._skipped = log, np.zeros_like(log)
+        passed = self._before + self._skipped
+        self.stream.taken = int(passed[self.grid.replica].sum())
 
     def visited(self, dealt: int) -> int:
         """Of R replicas such as this one; `facts` has what they really were."""

@@ -134,7 +134,7 @@ class Scheduled(Gradient):
                 self._is_ready(number, self.buffer.tiles[number])
         if self.tuning is not None:
             self.tuning.after_exchange(state)
-        self.check.after_exchange(state, exchanges)
+        self.check.after_exchange(state, exchanges, self._alike(state))
 
     def arrive(self, state: State) -> None:
         """All tiles, and their steps."""

@@ -105,7 +105,7 @@ class Sharded(Sliced):
         seen = state
         if self.stage == 3:
             seen = replace(state, weights=state.weights[:0])
-        self.check.after_exchange(seen, exchanges)
+        self.check.after_exchange(seen, exchanges, list(state.shared.values()))
 
     def _begin(self, number: int) -> None:
         self.scatter.begin()

@@ -75,7 +75,7 @@ class TickTock(Gradient):
             self.items[1].begin()
             self._say(self.items[1])
             self._step(state, None)
-        self.check.after_exchange(state, exchanges)
+        self.check.after_exchange(state, exchanges, self._alike(state))
 
     def facts(self) -> dict[str, Any]:
         """For the report of a run; transfers of both items together."""

@@ -47,7 +47,7 @@ class LateTickTock(TickTock):
             self._begin(exchanges - 1)
             self._say(self._own)
             self._turn(state, None)
-        self.check.after_exchange(state, exchanges)
+        self.check.after_exchange(state, exchanges, self._alike(state))
 
     def arrive(self, state: State) -> None:
         """What travels comes to rest in the state, and is applied in its turn."""

@@ -8,12 +8,15 @@ interpreter of its own.
     python -m tests.cli.forge QUESTIONS ANSWERS   (two file descriptors)
 """
 
+import atexit
+import gc
 import json
 import os
 import select
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -117,6 +120,7 @@ def prepare():
 
     used = (h5py, numpy, rich, scipy.special, hpcsgd.cli.train, hpcsgd.api)
     assert all(used) and "mpi4py.MPI" not in sys.modules
+    gc.freeze()  # forks share these pages as long as nobody counts there
 
 
 def main(questions, answers):
@@ -129,7 +133,18 @@ def main(questions, answers):
     become(asked)
     from hpcsgd.cli import main as command
 
-    return command()
+    code = command()
+    leave(code)
+    return code
+
+
+def leave(code):
+    """As an interpreter ends, without taking down what the parent has imported."""
+    threading._shutdown()  # waits for threads
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

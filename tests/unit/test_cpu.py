@@ -196,13 +196,14 @@ def covering(*others):
 
     The whole product is left to the full matrices.
     """
-    others = list(product(*others))
+    others, found = list(product(*others)), []
     for i, family in enumerate(native.FAMILIES):
         for j, update in enumerate(UPDATES):
             for k, more in enumerate(others):
                 is_theirs = (i + j) % len(others) == k
                 marks = () if is_theirs else pytest.mark.full
-                yield pytest.param(family, update, *more, marks=marks)
+                found.append(pytest.param(family, update, *more, marks=marks))
+    return found
 
 
 @pytest.mark.parametrize(

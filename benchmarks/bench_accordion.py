@@ -1,6 +1,7 @@
 """What accordion saves against its two settings, and what batches that grow do.
 
     python -m benchmarks.bench_accordion [--epochs 80] [--eta 0.25] [--interval 1]
+    python -m benchmarks.run bench_accordion    # CASES, into the file of figures
 
 Four replicas that are threads of one process, logistic rows sorted by margin (the worst
 of shards), a step for each batch; for each way the gap F − F* relative to F*, bytes of
@@ -10,9 +11,7 @@ the epochs. All of it is exact: no clock is read.
 
 import argparse
 
-import numpy as np
-from scipy.optimize import minimize
-
+from benchmarks.sorted_rows import sorted_rows
 from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
@@ -24,24 +23,11 @@ KINDS = {
     "qsgd": ("bits", 8, 3, {}),
 }
 
-
-def rows(n=1200, d=64):
-    """(X, y, F*, L) of logistic rows in the order of their margins."""
-    rng = np.random.default_rng(5)
-    X = rng.normal(size=(n, d)) * np.exp(0.4 * rng.normal(size=d))
-    margin = X @ rng.normal(size=d) / 4 + rng.normal(size=n)
-    order = np.argsort(margin)
-    X, y = X[order], (margin[order] > 0).astype(float)
-
-    def objective(w):
-        t = X @ w
-        slope = X.T @ (1 / (1 + np.exp(-t)) - y) / n + L2 * w
-        return (np.logaddexp(0, t) - y * t).mean() + L2 / 2 * w @ w, slope
-
-    found = minimize(
-        objective, np.zeros(d), jac=True, method="BFGS", options={"gtol": 1e-12}
-    )
-    return X, y, found.fun, np.linalg.norm(X, 2) ** 2 / (4 * n) + L2
+CASES = {
+    "eta 0.25": "",
+    "eta 0.05": "--eta 0.05",
+    "ten times the rate": "--rate 0.5",
+}
 
 
 def run(data, epochs, rate, codec, settings, accordion=None, **agreement):
@@ -82,7 +68,7 @@ def ways(eta, interval):
 
 def figures(options):
     """Name of a way -> for each number of epochs gap, megabytes and share of low."""
-    data, found = rows(), {}
+    data, found = sorted_rows(1200, 64, 4, L2), {}
     stops = [options.epochs // k for k in (8, 4, 2, 1)]
     for name, of in ways(options.eta, options.interval).items():
         found[name] = [run(data, epochs, options.rate, *of) for epochs in stops]
@@ -97,8 +83,11 @@ def figures(options):
 
 
 def measure():
-    """As documented."""
-    return figures(asked().parse_args([]))
+    """As documented: two thresholds, and a rate ten times higher."""
+    return {
+        name: figures(asked().parse_args(words.split()))
+        for name, words in CASES.items()
+    }
 
 
 def asked():

@@ -13,19 +13,14 @@ gradient over 64 ranks (the messages alone: the work of half a row is left out),
 rank that has all the data and no network.
 """
 
-import json
-import os
-import resource
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.command import hpcsgd, timed
 from hpcsgd.comm import wire
-from hpcsgd.comm.delayed import parse_network
+from hpcsgd.comm.network import parse_network
 
 ROWS, BATCH, EPOCHS, REPEATS, MANY = 20000, 32, 10, 5, 64
 TRIES = 5  # runs that a machine file may learn from
@@ -59,7 +54,7 @@ def measure() -> list[dict]:
         for shape in SHAPES:
             data = str(Path(folder) / f"{shape.name}.h5")
             make = ("data", "synth", "--shape", shape.name, "--rows", str(ROWS))
-            _hpcsgd(*make, "--out", data)
+            hpcsgd(*make, "--out", data)
             place = Place(shape, data, str(Path(folder) / "machine.json"))
             for network in ("lan", "hpc"):
                 figures.append(place.two_ranks(network))
@@ -185,28 +180,14 @@ def _settle(command: tuple) -> None:
 
 
 def _train(command: tuple) -> dict:
-    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    result = json.loads(_hpcsgd(*command))
-    wall = time.perf_counter() - began
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    result, busy = timed(*command)
     return {
         "us": 1e6 * result["seconds_total"] / result["iterations"],
         "loss": result["loss"],
         "products": result["products"],
         "steps": result["schedule"]["steps"],
-        "cpu_per_wall": cpu / wall,
+        "cpu_per_wall": busy,
     }
-
-
-def _hpcsgd(*arguments: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-m", "hpcsgd", *arguments],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ,
-    ).stdout
 
 
 def _line(row: dict) -> str:

@@ -26,6 +26,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lines import in_lines
+from benchmarks.methods_file import CURVE, POINT, packed
+
 Figures = dict[str, Any]
 RANKS, CROWD, BATCH, NEAR = 2, 4, 32, 1.005
 NETWORKS = {
@@ -41,7 +44,6 @@ ELEMENTWISE = 0.2  # the highest rate of rules that divide by the size of gradie
 FEW = "sgd,casgd,hybrid,ddp,bf16,local"
 RESULT = Path(__file__).parent / "results" / "bench_methods.json"
 LINEAR = ("sgd", "momentum", "nesterov")  # rates of these are of gradients
-COSTS = ("epoch", "seconds", "messages", "words", "bytes")
 LIMIT = 1800  # seconds of one shape
 
 
@@ -101,8 +103,9 @@ def _digits(rows: int, columns: int, classes: int = 10) -> tuple[Any, Any]:
 
 
 def measure() -> Figures:
-    """All shapes on all networks."""
-    return {name: _measure(name, list(NETWORKS), "all", 0, True) for name in SHAPES}
+    """All shapes on all networks, as the file has them."""
+    asked = list(NETWORKS), "all", 0, True
+    return {name: packed(_measure(name, *asked)) for name in SHAPES}
 
 
 def _measure(
@@ -227,15 +230,15 @@ def _cell(found: Any, ends: Figures, ranks: int) -> Figures:
     target, said = NEAR * best, found.as_dict()
     lines: Figures = {row["method"]: row for row in said["rows"]}
     for row in found.rows:
-        curve = [{key: r[key] for key in (*COSTS, "loss")} for r in row.result.history]
+        curve = [{key: r[key] for key in POINT} for r in row.result.history]
         there = [point for point in curve if point["loss"] <= target]
         lines[row.name] |= {
             "rate": row.setting.config.rate.value,
-            "losses_of_parts": ends[row.name],
+            "losses_of_rates": [ends[row.name].get(part) for part in RATES],
             "gap_to_best_sgd": row.result.loss / best - 1,
             "seconds_of_repeats": list(row.times),
             "to_target": there[0] if there else None,
-            "curve": [_point(point) for point in curve],
+            "curve": [[point[key] for key in CURVE] for point in curve],
         }
     return {
         "ranks": ranks,
@@ -244,18 +247,9 @@ def _cell(found: Any, ends: Figures, ranks: int) -> Figures:
         "repeats": said["repeats"],
         "best_sgd_loss": best,
         "target": target,
+        "parts_of_rate": list(RATES),
         "rows": lines,
     }
-
-
-def _point(point: Figures) -> list[float]:
-    """Of a curve: seconds, messages, bytes and loss."""
-    return [
-        round(point["seconds"], 5),
-        point["messages"],
-        point["bytes"],
-        point["loss"],
-    ]
 
 
 def in_words(shape: str, network: str, cell: Figures) -> str:
@@ -308,12 +302,10 @@ def main() -> int:
 
 def _keep(out: Path, shape: str, found: Figures, machine: Figures) -> None:
     """Beside what is there already; a shape that is over is not lost."""
-    known = json.loads(out.read_text())["figures"] if out.exists() else {}
-    known[shape] = {**known.get(shape, {}), **found}
-    figures = {name: known[name] for name in SHAPES if name in known}
-    out.write_text(
-        json.dumps({"machine": machine, "figures": figures}, indent=1) + "\n"
-    )
+    there = json.loads(out.read_text())["figures"] if out.exists() else {}
+    there[shape] = {**there.get(shape, {}), **packed(found)}
+    figures = {name: there[name] for name in SHAPES if name in there}
+    out.write_text(in_lines({"machine": machine, "figures": figures}) + "\n")
 
 
 if __name__ == "__main__":

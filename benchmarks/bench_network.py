@@ -7,12 +7,11 @@ loop is lighter than with s = 1, which makes it the strongest baseline there is 
 """
 
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
+
+from benchmarks.command import hpcsgd
 
 SETTINGS = ((8, 8), (16, 4), (16, 8), (32, 4), (32, 8))
 METHODS = {"sgd": ("direct", "fp32"), "ca_sgd": ("gram", "c")}
@@ -26,7 +25,7 @@ def measure() -> list[dict]:
     with tempfile.TemporaryDirectory() as folder:
         data = str(Path(folder) / "epsilon.h5")
         shape = ["--rows", str(ROWS), "--cols", str(COLUMNS)]
-        _hpcsgd("data", "synth", "--shape", "epsilon", *shape, "--out", data)
+        hpcsgd("data", "synth", "--shape", "epsilon", *shape, "--out", data)
         for network, flags in NETWORKS.items():
             for batch, steps in SETTINGS:
                 figures.append(_row(data, network, flags, batch, steps))
@@ -49,7 +48,7 @@ def _row(data, network, flags, batch, steps):
 
 
 def _train(data, product, recipe, batch, steps, flags):
-    said = _hpcsgd(
+    said = hpcsgd(
         *("train", "--data", data, "--products", product, "--precision", recipe),
         *("--batch", str(batch), "--steps", str(steps), "--epochs", str(EPOCHS)),
         *("--rate", "8", "--l2", "1e-5", "--ranks", str(RANKS), "--json", *flags),
@@ -60,16 +59,6 @@ def _train(data, product, recipe, batch, steps, flags):
         "us": 1e6 * result["seconds_total"] / result["iterations"],
         "loss": result["loss"],
     }
-
-
-def _hpcsgd(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "hpcsgd", *arguments],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ,
-    ).stdout
 
 
 def _line(row):

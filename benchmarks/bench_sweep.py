@@ -7,15 +7,11 @@ losses before the first and after every epoch; `ratio_fastest` is of the fastest
 each, which says more on a machine that does other things, too.
 """
 
-import json
-import os
-import resource
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
+
+from benchmarks.command import hpcsgd, timed
 
 ROWS, BATCH, MODELS, REPEATS = 20000, 32, 64, 5
 PRECISIONS = ("fp32", "c")
@@ -33,7 +29,7 @@ def measure() -> list[dict]:
     with tempfile.TemporaryDirectory() as folder:
         data = str(Path(folder) / "epsilon.h5")
         make = ("data", "synth", "--shape", "epsilon", "--rows", str(ROWS))
-        _hpcsgd(*make, "--out", data)
+        hpcsgd(*make, "--out", data)
         for precision in PRECISIONS:
             for name, epochs, asked in WAYS:
                 common = _common(data, precision, epochs, asked)
@@ -84,11 +80,7 @@ def _median(runs: list[dict]) -> dict:
 
 
 def _run(command: tuple) -> dict:
-    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    document = json.loads(_hpcsgd(*command))
-    wall = time.perf_counter() - began
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    document, busy = timed(*command)
     result = document.get("run", document)
     seconds, products = result["seconds_total"], result["ledger"]["products"]
     return {
@@ -97,7 +89,7 @@ def _run(command: tuple) -> dict:
         "seconds_training": seconds,
         "seconds_evaluating": result["seconds_evaluate"],
         "seconds_whole": seconds + result["seconds_evaluate"],
-        "cpu_per_wall": cpu / wall,
+        "cpu_per_wall": busy,
         "products": result["products"],
         "look_ahead": result["look_ahead"],
         "steps": result["schedule"]["steps"],
@@ -105,16 +97,6 @@ def _run(command: tuple) -> dict:
         "words": products["words"],
         "loss": result["loss"],
     }
-
-
-def _hpcsgd(*arguments: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-m", "hpcsgd", *arguments],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ,
-    ).stdout
 
 
 def _line(row: dict) -> str:

@@ -5,12 +5,12 @@ python -m benchmarks.choosing --check   # says whether they are those of the fig
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from benchmarks.bench_methods import NETWORKS, RESULT, SHAPES
+from benchmarks.methods_file import known
 from hpcsgd.methods import METHODS
 
 Figures = dict[str, Any]
@@ -251,7 +251,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing")
     given = parser.parse_args()
     text = PAGE.read_text()
-    made = page_with(text, tables(json.loads(RESULT.read_text())))
+    made = page_with(text, tables(known(RESULT)))
     if given.check:
         print("up to date" if made == text else f"{PAGE.name} has other tables")
         return int(made != text)

@@ -6,7 +6,6 @@ python -m benchmarks.run bench_cpu --suffix amx     # beside those of another ma
 
 import argparse
 import importlib
-import json
 import os
 import platform
 import sys
@@ -20,6 +19,8 @@ HERE = Path(__file__).parent
 TEXT = ("bench_data", "bench_convert", "bench_store", "bench_stream")
 APART = (*TEXT, "bench_peers", "bench_ddp", "bench_gpu", "bench_model")
 sys.path.insert(0, str(HERE.parent))
+
+from benchmarks.lines import in_lines  # noqa: E402 - found once the path is set
 
 
 def main() -> int:
@@ -38,7 +39,7 @@ def main() -> int:
         out = HERE / "results" / f"{file}.json"
         out.parent.mkdir(exist_ok=True)
         document = {"machine": machine(), "figures": figures}
-        out.write_text(json.dumps(document, indent=2) + "\n")
+        out.write_text(in_lines(document) + "\n")
         print(f"wrote {out.relative_to(HERE.parent)}", flush=True)
     return 0
 

@@ -3,7 +3,14 @@
 import json
 
 from hpcsgd.study.expected import expected_traffic
+from hpcsgd.study.report.groups import problems_of
+from hpcsgd.study.report.point import read_point
 from tests.harness import config_for, make_problem, train_on
+
+STRONG = [  # figures of a strong study
+    *("loss-time", "loss-steps", "loss-words"),
+    *("time-ranks", "speed-up", "efficiency", "time-split"),
+]
 
 METHODS = {
     "sgd": ("direct", 1),
@@ -84,3 +91,32 @@ def sweep_lines():
         for steps in (2, 4, 8)
         for batch in (2, 4)
     ]
+
+
+def made_up(method="casgd", ranks=1, seconds=1.0, losses=(0.7, 0.5, 0.4), **over):
+    """A line without a run behind it, for what only numbers decide."""
+    repeat = over.get("repeat", 1)
+    count = len(losses) - 1
+    history = [
+        {"exchanges": k, "seconds": seconds * k / count, "loss": loss, "iterations": k}
+        for k, loss in enumerate(losses)
+    ]
+    return {
+        **{"key": f"{method}/p{ranks}/{seconds}/r{repeat}", "method": method},
+        **{"study": "strong", "ranks": ranks, "status": "finished", "epochs": 1},
+        **{
+            "seconds": seconds,
+            "history": history,
+            "iterations": 10,
+            "loss": losses[-1],
+        },
+        **{"grid": {"replicas": 1, "members": ranks}, "batch": 4, "steps": 2},
+        **{"data": "d.h5", "rows": 10, "columns": 3, "cores": 8},
+        **over,
+    }
+
+
+def only_problem(*lines):
+    """What the report makes of lines about one data set."""
+    (found,) = problems_of([read_point(line, "here") for line in lines])
+    return found

@@ -16,8 +16,9 @@ from uuid import uuid4
 import numpy as np
 
 from hpcsgd.agreement.buckets import Buffer
-from hpcsgd.agreement.gradient import Gradient, Means
+from hpcsgd.agreement.gradient import Gradient
 from hpcsgd.agreement.infinity_files import RUN, Place, document_of, put_back
+from hpcsgd.agreement.means import Means
 from hpcsgd.agreement.on_disk import OnDisk
 from hpcsgd.comm.grid import Grid
 from hpcsgd.products.base import Array, Rows, State, Task

@@ -10,10 +10,11 @@ from hpcsgd.agreement.buckets import Buffer, bucket_count
 from hpcsgd.agreement.by_leaders import ByLeaders, open_groups
 from hpcsgd.agreement.decentralised import Decentralised
 from hpcsgd.agreement.decentralised_low import LowPrecision
-from hpcsgd.agreement.gradient import Gradient, Means
+from hpcsgd.agreement.gradient import Gradient
 from hpcsgd.agreement.growing import Growing
 from hpcsgd.agreement.infinity import Infinity
 from hpcsgd.agreement.kinds import batches_together, takes_gradients
+from hpcsgd.agreement.means import Means
 from hpcsgd.agreement.offload import Offload
 from hpcsgd.agreement.offload_there import OffloadThere
 from hpcsgd.agreement.qadam import QAdam
@@ -93,7 +94,9 @@ def make_gradient(
 
     def buckets(columns: int, itemsize: int) -> int:
         """One where the columns of rows cannot be cut, or nobody waits for them."""
-        if shard.is_sparse or grid.replicas.size == 1:
+        alone, offloads = grid.replicas.size == 1, config.agreement.kind == "offload"
+        waits = not alone or (offloads and device is not None)  # a host, for its device
+        if not waits or (shard.is_sparse and not alone):
             return 1
         return bucket_count(columns, task.columns, itemsize, config.agreement.bucket)
 

@@ -13,16 +13,16 @@ from hpcsgd.comm import (
     launched_size,
     open_world,
 )
-from hpcsgd.comm.delayed import Delayed, Network
+from hpcsgd.comm.delayed import Delayed
+from hpcsgd.comm.network import Network
 from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError, TransportError
-from tests.contracts.communicator import (
-    CHECKS,
+from tests.contracts.communicator import CHECKS, splits_into_grids
+from tests.contracts.communicator_moves import exchanges_pieces
+from tests.contracts.communicator_sums import (
     books_narrow_sums_as_two_calls,
-    exchanges_pieces,
     holds_the_same_bits_when_reproducible,
-    splits_into_grids,
     sums_in_narrow_formats,
 )
 

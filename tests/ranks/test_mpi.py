@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.comm.delayed import Delayed, Network
+from hpcsgd.comm.delayed import Delayed
 from hpcsgd.comm.mpi import MpiCommunicator
+from hpcsgd.comm.network import Network
 from hpcsgd.data.partition import split_range
 from hpcsgd.jobs.smoke import smoke
 from hpcsgd.products import GATHERS
-from tests.contracts.communicator import CHECKS, holds_the_same_bits_when_reproducible
+from tests.contracts.communicator import CHECKS
+from tests.contracts.communicator_sums import holds_the_same_bits_when_reproducible
 from tests.harness import config_for, make_problem, oracle_for, relative_error
 from tests.ranks.counting import CountingComm
 

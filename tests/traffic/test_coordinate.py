@@ -4,7 +4,7 @@ import pytest
 
 from hpcsgd.coordinate.newton import SWEEPS, TRIALS
 from hpcsgd.data.sampling import plan_groups
-from tests.equivalence.test_coordinate import ELASTIC, MACHINE, descend
+from tests.coordinate import ELASTIC, MACHINE, descend
 from tests.problems import make_problem
 
 

@@ -1,11 +1,10 @@
 """The tables of docs/choosing.md: made from figures, none written by hand."""
 
-import json
-
 import pytest
 
 from benchmarks import choosing
 from benchmarks.bench_methods import RESULT, SHAPES
+from benchmarks.methods_file import known
 
 
 def line(seconds, messages=10, size=100, status="completed", met=True):
@@ -85,7 +84,7 @@ def test_compressors_are_methods_with_a_codec_that_is_not_dense():
 def test_the_page_has_the_tables_of_the_figures():
     """Another measurement is another page: python -m benchmarks.choosing."""
     text = choosing.PAGE.read_text()
-    found = json.loads(RESULT.read_text())
+    found = known(RESULT)
     assert choosing.page_with(text, choosing.tables(found)) == text
     assert all(f"| {shape} | " in text for shape in SHAPES)
 

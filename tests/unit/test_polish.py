@@ -11,40 +11,8 @@ from hpcsgd.families import get_family
 from hpcsgd.polish.line import Trial, search
 from hpcsgd.polish.memory import Memory
 from tests.harness import config_for, make_problem, train_on
+from tests.polish import GRIDS, ICPT, flat, gradient, polished
 from tests.problems import FAMILIES
-
-GRIDS = [(1, 1), (1, 3), (2, 1), (2, 2)]
-ICPT = {"l2": 1e-2, "intercept": True}
-
-
-def polished(family, grid=(1, 1), drawn=None, data=None, **sections):
-    problem = drawn or make_problem(family)
-    replicas, members = grid
-    asked = {
-        "problem": ICPT,
-        "grid": {"replicas": replicas, "members": members},
-        "schedule": {"epochs": 1},
-        "polish": {"kind": "lbfgs", "tol": 1e-12},
-    }
-    for name, table in sections.items():
-        asked[name] = {**asked.get(name, {}), **table}
-    config = config_for(problem, **asked)
-    return train_on(replicas * members, config, problem, **(data or {}))
-
-
-def flat(result):
-    return np.r_[np.ravel(result.weights), np.ravel(result.intercept)]
-
-
-def gradient(problem, result, l2=ICPT["l2"], weights=False, offset=False):
-    """∇F by the textbook, at the model of the result."""
-    w = result.weights.reshape(problem.X.shape[1], -1)
-    t = problem.X @ w + np.ravel(result.intercept)
-    t = t + problem.offset[:, None] if offset else t
-    r = get_family(problem.family).residual(t, problem.y[:, None])
-    c = problem.weights[:, None] if weights else np.ones((len(t), 1))
-    r = c * r / c.sum()
-    return np.r_[(problem.X.T @ r + l2 * w).ravel(), r.sum(axis=0)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -309,101 +277,6 @@ def test_there_is_no_step_uphill():
     begin = Trial(0.0, 1.0, -1.0, 0.0)
     found, _ = search(lambda a: Trial(a, 1.0 + a, 1.0, 0.0), begin)
     assert found is None
-
-
-@pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize("family", ["softmax", "poisson"])
-def test_newton_goes_there_too(family, grid):
-    """Seven columns on two or three members, rows that they share unequally."""
-    data = {"weights": True, "offset": True}
-    problem = make_problem(family)
-    newton = {"kind": "newton", "passes": 12}
-    found = polished(family, grid, problem, data, polish=newton)
-    assert found.report["polish"]["ended"] == "converged"
-    one = polished(family, (1, 1), problem, data)
-    np.testing.assert_allclose(flat(found), flat(one), atol=1e-10)
-
-
-def test_newton_without_an_intercept_and_on_sparse_rows():
-    import dataclasses
-
-    from scipy.sparse import csr_array
-
-    problem = make_problem("logistic")
-    problem.X[np.abs(problem.X) < 0.3] = 0.0
-    free = {"problem": {"intercept": False}, "polish": {"kind": "newton"}}
-    dense = polished("logistic", (1, 1), problem, problem={"intercept": False})
-    sparse = dataclasses.replace(problem, X=csr_array(problem.X))
-    found = polished("logistic", (2, 2), sparse, **free)
-    np.testing.assert_allclose(found.weights, dense.weights, atol=1e-10)
-    assert found.report["polish"]["passes"] <= 8
-
-
-def test_columns_that_are_nearly_alike_are_left_to_newton():
-    """L-BFGS alone would take long; `auto` changes over where that is so."""
-    problem = make_problem("logistic", n=200)
-    rng = np.random.default_rng(5)
-    problem.X[:, 1:] = problem.X[:, :1] + 1e-4 * problem.X[:, 1:]
-    problem.y[:] = rng.uniform(size=200) < 0.5
-    free = {"problem": {"l2": 0.0}}
-
-    def passes(kind):
-        asked = {"kind": kind, "passes": 2000, "tol": 1e-11}
-        result = polished("logistic", (1, 2), problem, polish=asked, **free)
-        assert result.report["polish"]["ended"] in ("converged", "at rounding")
-        return result.report["polish"]["passes"]
-
-    assert passes("newton") < 12
-    assert passes("auto") <= 42
-    # And the members keep one intercept, whose roundings long steps would carry far.
-    assert passes("lbfgs") < 200
-
-
-def test_columns_that_are_combinations_of_others_do_no_harm():
-    problem = make_problem("gaussian")
-    problem.X[:, 3] = problem.X[:, 0] + problem.X[:, 1]
-    problem.X[:, 5] = 2.0
-    free = {"problem": {"l2": 0.0}, "polish": {"kind": "newton"}}
-    result = polished("gaussian", (1, 2), problem, **free)
-    assert result.report["polish"]["ended"] in ("converged", "at rounding")
-    assert np.linalg.norm(gradient(problem, result, l2=0.0)) < 1e-12
-    assert np.abs(result.weights).max() < 100
-
-
-def test_newton_is_refused_where_its_matrix_is_too_large(monkeypatch):
-    from hpcsgd.polish import newton
-
-    monkeypatch.setattr(newton, "MOST", 7)
-    with pytest.raises(ConfigError, match="kind = 'lbfgs'"):
-        polished("logistic", polish={"kind": "newton"})
-    auto = polished("logistic", polish={"kind": "auto"})
-    assert auto.report["polish"]["ended"] == "converged"
-
-
-@pytest.mark.parametrize("grid", GRIDS)
-def test_messages_of_newton(grid):
-    """One Hessian an iteration: pieces of rows, P² + P words, and the step."""
-    replicas, members = grid
-    problem = make_problem("logistic")
-    newton = polished("logistic", grid, problem, polish={"kind": "newton"})
-    lbfgs = polished("logistic", grid, problem)
-    n, width, P = [27, 53][replicas == 1], [7, 4, 3][members - 1], 8
-    d = [7, 4, 3][members - 1]
-    over_members, over_all = members > 1, grid != (1, 1)
-
-    def plain(said):
-        """Words of what L-BFGS sends, for so many passes and trials."""
-        p, t = said["passes"], said["trials"]
-        words = over_members * (n + 1 + p * (n + 4)) + over_all * 3 * (1 + t)
-        words += (replicas > 1) * (1 + (1 + p) * (d + 1) + 2 * d + 1)
-        return words + over_all * (1 + p) * (3 * 41 + 6)
-
-    directions = (replicas > 1) * lbfgs.report["polish"]["passes"] * (d + 1)
-    rest = lbfgs.report["polish"]["words"] - plain(lbfgs.report["polish"]) - directions
-    said = newton.report["polish"]
-    each = over_members * n * width + over_all * (P * P + P + P + 1)
-    expected = plain(said) + said["passes"] * each + over_members * 2 * d
-    assert said["words"] == expected + rest
 
 
 @pytest.mark.parametrize("family", ["logistic", "softmax", "poisson"])

@@ -1,35 +1,33 @@
-"""Reports: what folders hold, what belongs together, what is best, and the page."""
+"""Reports: what folders hold, what belongs together, what is best, what is drawn."""
 
 import json
 import re
-import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
 
-from hpcsgd import plots
-from hpcsgd.charts.drawing import svg
 from hpcsgd.charts.model import CROWDED, EMULATED, Heat
-from hpcsgd.charts.svg import SIZE, width_of
-from hpcsgd.errors import ConfigError, DataError, MissingPackage
+from hpcsgd.errors import DataError
 from hpcsgd.study.compare import compare
-from hpcsgd.study.report import make_report, write_figures, write_page
-from hpcsgd.study.report.groups import problems_of
+from hpcsgd.study.report import make_report
 from hpcsgd.study.report.page import page
-from hpcsgd.study.report.point import read_point
 from hpcsgd.study.report.reading import read_folder, read_folders
 from hpcsgd.study.report.scaling import scaling_charts
 from hpcsgd.study.report.verdict import ranking, time_to, verdict
 from hpcsgd.study.settings import make_setting
+from tests.html_reader import Reader
 from tests.problems import make_problem
-from tests.studies import line_of, real_run, strong_lines, sweep_lines, write_study
+from tests.studies import (
+    STRONG,
+    line_of,
+    made_up,
+    only_problem,
+    real_run,
+    strong_lines,
+    sweep_lines,
+    write_study,
+)
 
 EVIL = '"><script>alert(1)</script><img src=x onerror=alert(2)>'
-STRONG = [
-    *("loss-time", "loss-steps", "loss-words"),
-    *("time-ranks", "speed-up", "efficiency", "time-split"),
-]
 
 
 @pytest.fixture(scope="module")
@@ -45,63 +43,6 @@ def strong(tmp_path_factory, lines):
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory):
     return write_study(tmp_path_factory.mktemp("studies") / "sweep", sweep_lines())
-
-
-def made_up(method="casgd", ranks=1, seconds=1.0, losses=(0.7, 0.5, 0.4), **over):
-    """A line without a run behind it, for what only numbers decide."""
-    repeat = over.get("repeat", 1)
-    count = len(losses) - 1
-    history = [
-        {"exchanges": k, "seconds": seconds * k / count, "loss": loss, "iterations": k}
-        for k, loss in enumerate(losses)
-    ]
-    return {
-        **{"key": f"{method}/p{ranks}/{seconds}/r{repeat}", "method": method},
-        **{"study": "strong", "ranks": ranks, "status": "finished", "epochs": 1},
-        **{
-            "seconds": seconds,
-            "history": history,
-            "iterations": 10,
-            "loss": losses[-1],
-        },
-        **{"grid": {"replicas": 1, "members": ranks}, "batch": 4, "steps": 2},
-        **{"data": "d.h5", "rows": 10, "columns": 3, "cores": 8},
-        **over,
-    }
-
-
-def problem(*lines):
-    (found,) = problems_of([read_point(line, "here") for line in lines])
-    return found
-
-
-class Reader(HTMLParser):
-    """Tags, attributes and the text between them; every tag is closed."""
-
-    VOID = {"meta", "br", "img", "link"}
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.attributes, self.open, self.text = [], [], [], ""
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
-        self.attributes += [(tag, *pair) for pair in attributes]
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attributes):
-        self.tags.append(tag)
-        self.attributes += [(tag, *pair) for pair in attributes]
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if "style" not in self.open:
-            self.text += data
 
 
 def test_the_newest_line_of_a_key_counts_and_half_a_line_does_not(tmp_path, lines):
@@ -154,7 +95,7 @@ def test_a_run_folder_is_read_and_its_words_held_against_the_formula(tmp_path):
 
 
 def test_repeats_are_one_setting_and_medians_are_theirs(lines):
-    found = problem(*lines)
+    found = only_problem(*lines)
     assert len(found.settings) == 9 and {len(s.points) for s in found.settings} == {3}
     assert found.labels == ["SGD", "CA-SGD", "local SGD"]
     for setting in found.settings:
@@ -166,7 +107,7 @@ def test_repeats_are_one_setting_and_medians_are_theirs(lines):
 def test_the_best_is_first_at_the_loss_that_all_reach():
     fast = [made_up("casgd", 2, 1.0, (0.7, 0.5, 0.4), repeat=r) for r in (1, 2, 3)]
     slow = [made_up("sgd", 2, 4.0, (0.7, 0.6, 0.3), repeat=r) for r in (1, 2, 3)]
-    found = problem(*fast, *slow)
+    found = only_problem(*fast, *slow)
     loss, order = ranking(found.settings)
     assert loss == 0.4 and [r.setting.label for r in order] == ["CA-SGD", "SGD"]
     assert [r.seconds.median for r in order] == [1.0, 4.0]
@@ -177,7 +118,7 @@ def test_the_best_is_first_at_the_loss_that_all_reach():
 
 
 def test_time_to_a_loss_is_that_of_a_measured_one():
-    (setting,) = problem(made_up("sgd", 1, 4.0, (0.7, 0.6, 0.3))).settings
+    (setting,) = only_problem(made_up("sgd", 1, 4.0, (0.7, 0.6, 0.3))).settings
     assert time_to(setting.first, 0.6) == 2.0
     assert time_to(setting.first, 0.59) == 4.0
     assert time_to(setting.first, 0.2) is None
@@ -186,18 +127,18 @@ def test_time_to_a_loss_is_that_of_a_measured_one():
 def test_a_sentence_says_what_it_rests_on():
     one = made_up("casgd", 1, 1.0)
     other = made_up("sgd", 1, 1.2)
-    assert "Only one setting" in verdict(problem(one))
-    assert "rests on one run" in verdict(problem(one, other))
+    assert "Only one setting" in verdict(only_problem(one))
+    assert "rests on one run" in verdict(only_problem(one, other))
     both = [
         made_up(method, 1, seconds * (1 + 0.2 * r), repeat=r)
         for method, seconds in (("casgd", 1.0), ("sgd", 1.1))
         for r in (1, 2, 3)
     ]
-    assert "may be chance" in verdict(problem(*both))
+    assert "may be chance" in verdict(only_problem(*both))
     crowded = [line | {"cores": 1, "ranks": 4} for line in both]
-    assert "more ranks than cores" in verdict(problem(*crowded))
+    assert "more ranks than cores" in verdict(only_problem(*crowded))
     failed = one | {"status": "failed", "seconds": None}
-    assert "No run of it was finished" in verdict(problem(failed))
+    assert "No run of it was finished" in verdict(only_problem(failed))
 
 
 def test_weak_scaling_asks_for_no_common_loss():
@@ -205,7 +146,7 @@ def test_weak_scaling_asks_for_no_common_loss():
         made_up("sgd", ranks, seconds, study="weak", rows=10 * ranks)
         for ranks, seconds in ((1, 1.0), (2, 1.25), (4, 2.0))
     ]
-    found = problem(*weak)
+    found = only_problem(*weak)
     assert "50 % of the ideal" in verdict(found)
     time, efficiency = scaling_charts(found)
     assert time.series[0].y == (1.0, 1.25, 2.0)
@@ -215,7 +156,7 @@ def test_weak_scaling_asks_for_no_common_loss():
 
 def test_speed_up_and_efficiency_from_medians_with_bars_of_repeats():
     times = {1: (8.0, 8.0, 8.0), 2: (3.0, 4.0, 5.0), 4: (4.0, 4.0, 4.0)}
-    found = problem(
+    found = only_problem(
         *(
             made_up("sgd", ranks, seconds, repeat=r)
             for ranks, each in times.items()
@@ -233,7 +174,7 @@ def test_speed_up_and_efficiency_from_medians_with_bars_of_repeats():
 
 
 def test_emulated_and_crowded_points_are_marked_and_apart():
-    found = problem(
+    found = only_problem(
         *(made_up("sgd", r, 8.0 / r, cores=2) for r in (1, 2, 4)),
         *(made_up("sgd", 1, 1.0, emulated=n, losses=(0.7, 0.7)) for n in (16, 64)),
     )
@@ -324,119 +265,6 @@ def test_several_problems_have_files_of_their_own(strong, tmp_path):
     assert len(set(ids)) == len(ids)
 
 
-def test_the_page_needs_nothing_else(strong, sweep):
-    """No script, no request, all figures in it; every reference is to itself."""
-    text = page(make_report([strong, sweep]))
-    reader = Reader(text)
-    assert not {"script", "link", "img", "iframe", "object"} & set(reader.tags)
-    assert reader.tags.count("svg") == reader.tags.count("figure") >= 8
-    assert reader.tags.count("figcaption") == reader.tags.count("figure")
-    for _, name, value in reader.attributes:
-        assert not name.startswith("on")
-        if name in ("src", "href", "xlink:href", "action", "data"):
-            raise AssertionError(f"{name}={value}")
-    style = re.search(r"<style>(.*?)</style>", text, re.S).group(1)
-    assert "url(" not in style and "@import" not in style and "@media print" in style
-    assert {m[:1] for m in re.findall(r"url\(([^)]*)\)", text)} == {"#"}
-    assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", text)
-
-
-def test_every_picture_of_the_page_parses(strong, sweep):
-    for found in re.findall(r"<svg.*?</svg>", page(make_report([strong, sweep])), re.S):
-        ElementTree.fromstring(found)
-
-
-def extent(element):
-    """From where to where a text goes, a little more than estimated."""
-    said, x = element.text or "", float(element.get("x"))
-    wide = 1.05 * width_of(said, float(element.get("font-size", SIZE)))
-    wide *= 1.07 if element.get("font-weight") else 1.0
-    share = {"start": 0.0, "middle": 0.5, "end": 1.0}[element.get("text-anchor")]
-    return x - share * wide, x + (1 - share) * wide
-
-
-def test_no_text_leaves_its_picture(strong, sweep, tmp_path):
-    long = [made_up(f"{k} {'long name ' * 9}", 1, 1.0 + k) for k in range(5)]
-    folders = [strong, sweep, write_study(tmp_path / "s", long)]
-    for chart in make_report(folders).charts:
-        tree = ElementTree.fromstring(svg(chart))
-        for element in tree.iter("{http://www.w3.org/2000/svg}text"):
-            left, right = extent(element)
-            assert left >= 0 and right <= float(tree.get("width")) + 1, element.text
-            assert 0 < float(element.get("y")) < float(tree.get("height"))
-
-
-def test_no_two_texts_touch(strong, sweep):
-    for chart in make_report([strong, sweep]).charts:
-        tree, seen = ElementTree.fromstring(svg(chart)), []
-        for element in tree.iter("{http://www.w3.org/2000/svg}text"):
-            (left, right), y = extent(element), float(element.get("y"))
-            for a, b, other, said in seen:
-                near = abs(other - y) < 9
-                assert not (near and left < b - 2 and a < right - 2), (
-                    chart.name,
-                    element.text,
-                    said,
-                )
-            seen.append((left, right, y, element.text))
-
-
-def test_what_data_call_themselves_is_text(tmp_path):
-    """Names, errors, hosts and keys from anybody's file."""
-    evil = [
-        made_up(EVIL, ranks, 1.0 / ranks, data=EVIL, network=EVIL, host=EVIL)
-        | {
-            "product": EVIL,
-            "recipe": EVIL,
-            "versions": {EVIL: EVIL},
-            "key": f"a{ranks}",
-        }
-        for ranks in (1, 2)
-    ]
-    evil += [{"key": EVIL, "status": EVIL, "error": EVIL, "study": EVIL, "data": EVIL}]
-    folder = write_study(tmp_path / "x<script>y", evil)
-    reader = Reader(page(make_report([folder])))
-    assert not {"script", "img"} & set(reader.tags)
-    assert not any(name.startswith("on") for _, name, _ in reader.attributes)
-    assert "<script>alert(1)</script>" in reader.text
-
-
-def test_figures_are_written_as_svg_and_csv(strong, tmp_path, monkeypatch):
-    def missing():
-        raise MissingPackage("figures need matplotlib; install it with pip")
-
-    monkeypatch.setattr(plots, "require", missing)
-    written = write_figures(make_report([strong]), tmp_path / "f")
-    names = sorted(path.name for path in written)
-    assert names == sorted(f"{n}.{kind}" for n in STRONG for kind in ("svg", "csv"))
-    for path in written:
-        assert path.stat().st_size > 100
-        if path.suffix == ".svg":
-            ElementTree.parse(path)
-
-
-def test_figures_are_drawn_by_matplotlib_where_it_is(strong, sweep, tmp_path):
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    wanted = {type(c).__name__: c for c in make_report([strong, sweep]).charts}
-    assert set(wanted) == {"Lines", "Bars", "Heat"}
-    marked = problem(
-        *(made_up("sgd", r, 8.0 / r, cores=2) for r in (1, 2, 4)),
-        *(made_up("sgd", 1, 1.0, emulated=n) for n in (16, 64)),
-    )
-    for name, chart in (*wanted.items(), ("marked", scaling_charts(marked)[0])):
-        path = plots.chart(replace(chart, title="$\\frac{$ " + name), tmp_path / name)
-        assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_place_that_cannot_be_written_is_a_sentence(strong, tmp_path):
-    (tmp_path / "file").write_text("")
-    report = make_report([strong])
-    with pytest.raises(ConfigError, match="cannot write the report"):
-        write_page(report, tmp_path / "file" / "report.html")
-    with pytest.raises(ConfigError, match="cannot write figures"):
-        write_figures(report, tmp_path / "file" / "f")
-
-
 def test_the_document_is_json(strong):
     said = json.loads(json.dumps(make_report([strong]).as_dict(), allow_nan=False))
     (part,) = said["parts"]
@@ -504,36 +332,6 @@ def test_words_are_those_that_were_counted_not_a_share(tmp_path):
         (chart,) = [c for c in make_report([folder]).charts if c.name == "loss-words"]
         assert chart.series[0].x == wanted
         assert ("in proportion" in chart.caption) is said
-
-
-ODD = (
-    None,
-    "",
-    -1,
-    0,
-    1e308,
-    -1e308,
-    0.5,
-    [],
-    {},
-    [None],
-    {"a": None},
-    "x" * 300,
-    True,
-)
-
-
-@pytest.mark.parametrize("key", sorted({*made_up(), "ledger", "load", "expected"}))
-def test_no_value_of_any_key_breaks_the_page(tmp_path, key):
-    """A file may hold anything; the report says what it can."""
-    for number, value in enumerate(ODD):
-        lines = [made_up("sgd", r, 1.0 / r) for r in (1, 2)]
-        lines.append(made_up("casgd", 2, 2.0) | {key: value})
-        folder = write_study(tmp_path / str(number), lines)
-        report = make_report([folder])
-        Reader(page(report))
-        for chart in report.charts:
-            ElementTree.fromstring(svg(chart))
 
 
 def test_no_name_moves_the_cursor_of_a_terminal(tmp_path):

@@ -9,6 +9,7 @@ from hpcsgd.agreement.buckets import Buffer, bucket_count
 from hpcsgd.agreement.overlap import Overlap
 from hpcsgd.api import train
 from hpcsgd.callbacks import Callback, Wish
+from hpcsgd.codecs import Bucket, CodecConfig, Feedback, make_codec
 from hpcsgd.comm.delayed import Delayed
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.comm.network import Network
@@ -214,8 +215,17 @@ def in_folder(folder, config, ranks, problem, stop=None):
     return run_ranks(ranks, on_rank)
 
 
-@pytest.mark.parametrize("feedback", ["auto", "on"])
-@pytest.mark.parametrize("name", NAMES)
+def memories():
+    """What "auto" makes of every codec, and "on" where that is something else."""
+    bucket = Bucket(0, 8, 3, np.dtype(float))
+    for name in NAMES:
+        codec = make_codec(name, bucket, CodecConfig())
+        yield name, "auto"
+        if not isinstance(codec, Feedback) and not codec.has_own_memory:
+            yield name, "on"
+
+
+@pytest.mark.parametrize("name, feedback", list(memories()))
 def test_a_run_goes_on_bit_for_bit(name, feedback, tmp_path):
     """Errors that were kept and everything else, on replicas of members."""
     problem = make_problem("softmax")

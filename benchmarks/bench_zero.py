@@ -23,6 +23,7 @@ from hpcsgd.config import RunConfig
 METHODS = ("ddp", "zero1", "zero2", "zero3")
 UPDATES = ("sgd", "momentum", "adagrad", "adam")
 ROWS, WORD = 2, 4  # of each replica, taken one by one; bytes in float32
+STORED = 100  # values of a sparse row
 KEPT = {"sgd": 0, "momentum": 1, "adagrad": 1, "adam": 2}  # words a weight
 
 
@@ -54,11 +55,23 @@ def computed(method, update, columns, ranks, tiles):
     return D * sum(parts) + 2 * tile * (stage > 1)
 
 
-def peaks_of(world, method, update, columns, tiles):
-    """(bytes at most in steps, and in looks) of this rank, rows left out."""
+def rows_of(count, columns, sparse):
+    """Dense ones, or some with few of their columns stored."""
     rng = np.random.default_rng(0)
+    if not sparse:
+        return rng.standard_normal((count, columns), dtype=np.float32)
+    from scipy.sparse import csr_array
+
+    places = np.sort(rng.choice(columns, (count, STORED), replace=False), axis=1)
+    values = rng.standard_normal(count * STORED, dtype=np.float32)
+    edges = np.arange(0, count * STORED + 1, STORED)
+    return csr_array((values, places.reshape(-1), edges), shape=(count, columns))
+
+
+def peaks_of(world, method, update, columns, tiles, sparse=False):
+    """(bytes at most in steps, and in looks) of this rank, rows left out."""
     n = ROWS * world.size
-    X = rng.standard_normal((n, columns), dtype=np.float32)
+    X = rows_of(n, columns, sparse)
     y = np.arange(n) % 2.0
     config = RunConfig.parse(
         {
@@ -78,7 +91,8 @@ def peaks_of(world, method, update, columns, tiles):
     finally:
         tracemalloc.stop()
     assert result.report["agreement"]["buckets"] == tiles
-    rest = WORD * columns * (1 + good(method, update, world.size))
+    gathered = not sparse  # a row, which is as long as the weights
+    rest = WORD * columns * (gathered + good(method, update, world.size))
     return peaks.steps - rest, peaks.look - rest
 
 

@@ -13,7 +13,7 @@ from hpcsgd.agreement.decentralised_low import LowPrecision
 from hpcsgd.agreement.gradient import Gradient, Means
 from hpcsgd.agreement.growing import Growing
 from hpcsgd.agreement.infinity import Infinity
-from hpcsgd.agreement.kinds import batches_together, takes_gradients
+from hpcsgd.agreement.kinds import SHARDED, batches_together, takes_gradients
 from hpcsgd.agreement.offload import Offload
 from hpcsgd.agreement.offload_there import OffloadThere
 from hpcsgd.agreement.qadam import QAdam
@@ -92,8 +92,9 @@ def make_gradient(
     rate = make_rate(config.rate, config.schedule.epochs * each)
 
     def buckets(columns: int, itemsize: int) -> int:
-        """One where the columns of rows cannot be cut, or nobody waits for them."""
-        if shard.is_sparse or grid.replicas.size == 1:
+        """One where nobody waits for them, or to cut sparse rows would save nothing."""
+        cuts = not shard.is_sparse or (config.agreement.kind in SHARDED and not device)
+        if grid.replicas.size == 1 or not cuts:
             return 1
         return bucket_count(columns, task.columns, itemsize, config.agreement.bucket)
 

@@ -8,14 +8,17 @@ import subprocess
 import sys
 import tracemalloc
 from math import ceil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
 from hpcsgd import fit
+from hpcsgd.agreement.infinity_network import Between
 from hpcsgd.api import train
 from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.pending import Pending
 from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.config import RunConfig
 from hpcsgd.data.memory import MemoryReader
@@ -504,3 +507,62 @@ def test_weights_within_the_budget_are_an_array(tmp_path):
     result = train_on(1, config_of(drawn, tmp_path / "a", kind="sgd"), drawn)
     assert type(result.weights) is np.ndarray
     assert type(load_result(tmp_path / "a").weights) is np.ndarray
+
+
+# ------------------------------------------------------------------------ the network
+
+
+class Logged:
+    """Replicas of which this is one of two, and what was said when."""
+
+    def __init__(self):
+        self.size, self.rank, self.charged, self.said = 2, 0, None, []
+        self.ledger = SimpleNamespace(gives_way=None)
+
+    def _pending(self, what, buffer):
+        number = sum(w == f"begin {what}" for w, _ in self.said)
+        self.said.append((f"begin {what}", number))
+        return Pending(buffer, lambda: self.said.append((f"end {what}", number)))
+
+    def start_gather(self, part, counts, out, purpose):
+        out[: part.size] = part
+        return self._pending("gather", out)
+
+    def start_sum_parts(self, buffer, counts, purpose):
+        return self._pending("sum", buffer[: counts[0]])
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_a_tile_travels_while_another_is_used(count):
+    """Gather i + 1 before tile i is used, G of i + 1 before tile i is stepped."""
+    replicas = Logged()
+    between = Between(replicas, 4, 1, np.dtype(float))
+    parts = ((k, np.full((2, 1), k + 1.0)) for k in range(count))
+    for number, whole in between.gathered(parts, lambda k: [2, 2], "agreement"):
+        assert (whole[:2] == number + 1).all()
+        replicas.said.append(("use", number))
+    for _ in range(2):  # exchanges
+        between.restart()
+        for number in range(count):
+            own = between.sums(
+                number, count, lambda k: [2, 2], lambda k, flat: flat.__iadd__(k + 1.0)
+            )
+            assert (own == number + 1).all()
+            replicas.said.append(("step", number))
+    said = replicas.said
+    for number in range(count - 1):
+        before = said.index(("begin gather", number + 1))
+        assert before < said.index(("end gather", number)) < said.index(("use", number))
+        before = said.index(("begin sum", number + 1))
+        assert before < said.index(("end sum", number)) < said.index(("step", number))
+    assert [w for w, _ in said].count("end sum") == 2 * count
+
+
+def test_what_hides_is_measured(tmp_path):
+    """Messages that travel are in the report; one replica has none."""
+    drawn = problem()
+    for replicas in (1, 2):
+        result = train_on(replicas, config_of(drawn, tmp_path, replicas), drawn)
+        said = result.report["agreement"]
+        assert 0.0 <= said["hidden_seconds"] <= said["transfer_seconds"]
+        assert (said["transfer_seconds"] > 0.0) == (replicas > 1)

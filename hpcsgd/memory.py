@@ -167,7 +167,8 @@ def predict(
     if is_sparse(reader):
         density = stored_in(reader) / (reader.rows * reader.cols)
         sampled, own = int(m * held * density), int(rows * cols * density)
-        need = _sparse(need, own, sampled, rows, m, held, precision)
+        marked = _tile_of(config, held, precision)
+        need = _sparse(need, own, sampled, rows, m, held, marked, precision)
     return _by_tiles(need, config, sampled * working)
 
 
@@ -274,8 +275,23 @@ def _of_mixing(config: RunConfig) -> int:
     return 1 + kept + max(travels, 1) * (3 * peers + 5)
 
 
+def _tile_of(config: RunConfig, held: int, precision: Precision) -> int:
+    """Columns of sparse rows that are worked on together."""
+    asked, word = config.agreement, get_format(precision.weights).carrier.itemsize
+    if asked.kind not in SHARDED or config.grid.replicas < 2:
+        return held
+    return -(-held // bucket_count(held, 1, word, asked.bucket))
+
+
 def _sparse(
-    need: Need, own: int, sampled: int, rows: int, m: int, held: int, form: Precision
+    need: Need,
+    own: int,
+    sampled: int,
+    rows: int,
+    m: int,
+    held: int,
+    marked: int,
+    form: Precision,
 ) -> Need:
     """The same where `own` values are stored here and `sampled` in an exchange."""
     matrix = own * (_bytes(form.matrix) + COLUMN) + 8 * rows
@@ -291,7 +307,7 @@ def _sparse(
         - dense
         + (2 * COPIES * sampled + panel) * working
         # which columns are touched, and the part of the Gram of light columns
-        + held * (1 + COLUMN)
+        + marked * (1 + COLUMN)
         + square,
         # Pieces lie beside the whole while they are put together.
         reading=matrix + 3 * min(CHUNK_BYTES, 16 * (own + rows)),

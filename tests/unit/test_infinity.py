@@ -36,6 +36,7 @@ from tests.equivalence.test_gradient import agreed
 from tests.harness import make_problem, relative_error, train_on, union_oracle
 from tests.infinity_child import TILE, config_of, problem, run
 from tests.sparse import make_sparse
+from tests.unit.test_gradient import in_folder
 
 RULES = ("sgd", "momentum", "nesterov", "nesterov-classic", "adagrad", "adam")
 
@@ -324,6 +325,28 @@ def test_another_grid_goes_on_from_the_same_weights(tmp_path, monkeypatch):
         train_on(3, config, drawn, callbacks=[StopsAtOnce()])
     assert np.array_equal(there, states_of(tmp_path / "run" / "tiles" / "000002", 37))
     assert there.any()
+
+
+@pytest.mark.parametrize("kind", ["adam", "nesterov"])
+def test_another_grid_takes_the_steps_that_ddp_would_take_there(tmp_path, kind):
+    """Four replicas stop after an epoch; 1, 3 and 8 go on, on disk and in memory."""
+    drawn = make_problem("softmax", n=64, d=23)
+    more = {"update": {"kind": kind}, "problem": {"intercept": True}}
+
+    def after(folder, replicas, make):
+        for ranks, stop in ((4, 4), (replicas, None)):
+            config = make(ranks)
+            result = in_folder(folder, config, ranks, drawn, stop)[0]
+        assert result.status.value == "completed" and result.report["resumes"] == 1
+        return result.weights
+
+    for replicas in (1, 3, 8) if kind == "adam" else (3,):
+        there, here = tmp_path / f"ddp{replicas}", tmp_path / f"disk{replicas}"
+        expected = after(there, replicas, lambda n: agreed(drawn, n, **more))
+        disk = after(
+            here, replicas, lambda n, to=here: on_disk(drawn, to / "t", n, **more)
+        )
+        np.testing.assert_allclose(disk, expected, 0, 1e-12)
 
 
 class StopsAtOnce:

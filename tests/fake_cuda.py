@@ -59,8 +59,10 @@ class Stream:
     """Work in order; `action()` is False while it cannot be done yet."""
 
     def __init__(self, node):
-        self.node, self.queue, self.touched = node, deque(), []
-        self.given, self.behind = 0, []  # how much work; that of others it waits for
+        self.node, self.queue = node, deque()
+        # How much work there was, and what nobody has waited for, its own and others'
+        # that come before it: (array's, stream) -> the last of it.
+        self.given, self.unseen = 0, {}
         self.recorded = None  # what a graph is made of, while one is
         self.runs = False
         self.broken = None  # what whoever waits hears
@@ -76,7 +78,7 @@ class Stream:
         self.given += 1
         for array in arrays:
             array.late[self] = self.given
-            self.touched.append(array)
+            self.unseen[id(array.late), self] = array.late, self.given
         with self.node.lock:
             self.queue.append(action)
 
@@ -135,8 +137,7 @@ class Event:
     def __init__(self, stream):
         stream.is_free()
         self.stream, self.done = stream, False
-        own = [(array, stream, stream.given) for array in stream.touched]
-        self.covers = [*stream.behind, *own]  # what is done once it is
+        self.covers = dict(stream.unseen)  # what is done once it is
         self.asked = None  # when somebody first waited for it
         stream.put(self.happen)
 
@@ -149,9 +150,9 @@ class Event:
 
 def forget(covers):
     """Work that was waited for, but where more came after it."""
-    for array, stream, last in covers:
-        if array.late.get(stream, np.inf) <= last:
-            del array.late[stream]
+    for (_, stream), (late, last) in covers.items():
+        if late.get(stream, np.inf) <= last:
+            del late[stream]
 
 
 class Node:
@@ -226,17 +227,17 @@ class FakeLayer:
         stream.is_free()
         self.node.synchronized += 1
         stream.until(lambda: not stream.queue)
-        while stream.touched:
-            stream.touched.pop().late.pop(stream, None)
-        forget(stream.behind)
-        stream.behind.clear()
+        forget(stream.unseen)
+        stream.unseen.clear()
 
     def record(self, stream):
         return Event(stream)
 
     def hold_back(self, stream, event):
         stream.put(event.is_over)
-        stream.behind += event.covers
+        for key, found in event.covers.items():
+            known = stream.unseen.get(key, found)
+            stream.unseen[key] = max(found, known, key=lambda one: one[1])
 
     def is_done(self, event):
         event.stream.is_free()

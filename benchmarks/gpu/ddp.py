@@ -2,7 +2,8 @@
 
 Whole runs of `hpcsgd.train`, one step an exchange: plain SGD, the same as a gradient
 agreement of one replica, whose sums and steps stay on the GPU, and Adam, for which
-gradients come to the host and weights go back.
+gradients come to the host and weights go back; at once, or in tiles, one of which is
+stepped while another travels, or while the GPU computes the next gradient.
 """
 
 from collections.abc import Sequence
@@ -15,10 +16,16 @@ from benchmarks.gpu.figure import Figure
 from hpcsgd.api import train
 
 AGREED = {"agreement": {"kind": "gradient"}}
+OFFLOAD: dict[str, Any] = {
+    "agreement": {"kind": "offload"},
+    "update": {"kind": "adam"},
+}
 RUNS: dict[str, dict[str, Any]] = {
     "plain": {"products": {"kind": "direct"}},
     "there": AGREED,
     "by the host": {**AGREED, "update": {"kind": "adam"}},
+    "offload": OFFLOAD,
+    "offload, late": {**OFFLOAD, "agreement": {"kind": "offload", "delay_after": 0}},
 }
 
 
@@ -47,6 +54,14 @@ def steps(bench: Bench) -> Sequence[Figure]:
             *("ddp by the host", f"{shape}: the same with a step that the host takes"),
             reached=middle["by the host"] / middle["plain"],
             **{"unit": "x", "at_most": True},
+        ),
+        *(
+            Figure(
+                *(name, f"{shape}: the same by slices"),
+                reached=middle[name] / middle["plain"],
+                **{"unit": "x", "at_most": True},
+            )
+            for name in ("offload", "offload, late")
         ),
     ]
 

@@ -93,8 +93,9 @@ def make_gradient(
 
     def buckets(columns: int, itemsize: int) -> int:
         """One where nobody waits for them, or to cut sparse rows would save nothing."""
-        cuts = not shard.is_sparse or (config.agreement.kind in SHARDED and not device)
-        if grid.replicas.size == 1 or not cuts:
+        alone, kind = grid.replicas.size == 1, config.agreement.kind
+        waits = not alone or (kind == "offload" and device is not None)  # a host
+        if not waits or (shard.is_sparse and kind not in SHARDED):
             return 1
         return bucket_count(columns, task.columns, itemsize, config.agreement.bucket)
 

@@ -194,3 +194,33 @@ def test_plain_steps_of_all_widths(device, d, batch):
     size = np.abs(here.weights).max()
     assert np.abs(here.weights - there.weights).max() <= 2e-3 * size
     np.testing.assert_array_equal(there.weights, again.weights)
+
+
+AGREED = {
+    "steps there": {"agreement": {"kind": "gradient"}},
+    "steps here": {"agreement": {"kind": "gradient"}, "update": {"kind": "adam"}},
+    "a codec": {"agreement": {"kind": "gradient", "codec": "fp16"}},
+    "offload": {"agreement": {"kind": "offload"}, "update": {"kind": "adam"}},
+    "offload, late": {"agreement": {"kind": "offload", "delay_after": 2}},
+}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("case", AGREED)
+def test_gradients_are_agreed_on_as_on_the_host(device, monkeypatch, replicas, case):
+    """One replica alone, and two that share this GPU by way of the host."""
+    take = lambda share_gpus: CudaDevice()  # noqa: E731
+    monkeypatch.setattr("hpcsgd.assembly.gpu.take_gpu", take)
+    problem = make_problem("logistic", n=1001, d=137)
+    tables = {**AGREED[case], "grid": {"replicas": replicas}}
+    tables["agreement"] = {**tables["agreement"], "bucket": 4 * 50 * 2.0**-20}
+    tables["schedule"] = {"batch": 16, "steps": 1, "epochs": 2}
+    tables["rate"] = {"value": 0.01}
+    found = []
+    for where in ("cuda", "cpu"):
+        run = {"device": where, "share_gpus": True, "transport": "mpi-host"}
+        config = on_gpu(problem, **tables, products={"kind": "auto"}, run=run)
+        found.append(train_on(replicas, config, problem))
+    there, here = found
+    gap = np.abs(there.weights - here.weights).max()
+    assert gap <= 1e-4 * np.abs(here.weights).max()

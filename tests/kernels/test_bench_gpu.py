@@ -79,6 +79,8 @@ def test_all_figures_are_measured(cupy, no_sanitizer, tmp_path, capsys):
         *(
             "ddp",
             "ddp by the host",
+            "offload",
+            "offload, late",
             "exchange",
             "margin tall",
             "update tall",

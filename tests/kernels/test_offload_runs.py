@@ -1,14 +1,26 @@
 """ZeRO-Offload with devices: the runs of the host, and what crosses in between."""
 
+import threading
+
+import numpy as np
 import pytest
 
-from tests.harness import make_problem
-from tests.kernels.test_gradient_runs import both, near
+from hpcsgd.agreement.offload import Offload
+from hpcsgd.agreement.offload_link import PinnedLink
+from hpcsgd.agreement.offload_there import OffloadThere
+from hpcsgd.looks import Looks
+from hpcsgd.products.device_gradient import DeviceGradient
+from hpcsgd.result import Status
+from tests.fake_cuda import FakeLayer
+from tests.harness import make_problem, train_on
+from tests.kernels.fake_device import FakeDevice
+from tests.kernels.test_gradient_runs import both, near, near_weights, shared
+from tests.sparse import make_sparse
 
 
-def offloaded(**sections):
-    more = sections.pop("agreement", {})
-    return {"agreement": {"kind": "offload", **more}, **sections}
+def offloaded(delay=-1, **sections):
+    more = {"kind": "offload", "delay_after": delay, **sections.pop("agreement", {})}
+    return {"agreement": more, **sections}
 
 
 @pytest.mark.parametrize("transport", ["nccl", "mpi-host", "mpi-cuda"])
@@ -16,3 +28,265 @@ def offloaded(**sections):
 def test_runs_are_those_of_the_host(devices, replicas, members, transport):
     problem = make_problem("logistic", n=12 * replicas + 1, d=13)
     near(*both(problem, replicas, members, **offloaded(run={"transport": transport})))
+    assert all(device.captured for device in devices)
+
+
+CASES = {
+    "softmax": ("softmax", {}),
+    "no intercept": ("huber", {"problem": {"intercept": False}}),
+    "momentum": ("logistic", {"update": {"kind": "momentum", "momentum": 0.8}}),
+    "nesterov": ("softmax", {"update": {"kind": "nesterov", "momentum": 0.8}}),
+    "adam": ("logistic", {"update": {"kind": "adam"}, "rate": {"value": 0.01}}),
+    "adagrad": ("softmax", {"update": {"kind": "adagrad"}, "rate": {"value": 0.05}}),
+    "late": ("logistic", {"delay": 0, "schedule": {"epochs": 3}}),
+    "late adam": (
+        "softmax",
+        {
+            "delay": 2,
+            "schedule": {"epochs": 3},
+            "update": {"kind": "adam"},
+            "rate": {"value": 0.01},
+        },
+    ),
+    "clipped": ("logistic", {"update": {"clip": "norm", "clip_at": 0.05}}),
+    "late, clipped and centred": (
+        "softmax",
+        {"delay": 1, "update": {"clip": "norm", "clip_at": 0.05, "centre": "classes"}},
+    ),
+    "reproducible": ("logistic", {"run": {"reproducible": True}}),
+    "reproducible, by MPI": (
+        "logistic",
+        {"run": {"reproducible": True, "transport": "mpi-cuda"}},
+    ),
+    "compared": ("logistic", {"run": {"check_members": 1}, "grid": {"members": 2}}),
+    "one bucket": ("logistic", {"agreement": {"bucket": 4.0}}),
+    "fp16": ("logistic", {"precision": {"matrix": "fp16", "scale": "global"}}),
+    "fp8, late momentum": (
+        "logistic",
+        {
+            "delay": 1,
+            "precision": {"matrix": "fp8-e4m3", "scale": "global"},
+            "update": {"kind": "momentum", "momentum": 0.8},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_else_a_run_may_be(devices, case):
+    """Weights and offsets of rows, three replicas of uneven rows, one without."""
+    family, sections = CASES[case]
+    members = sections.get("grid", {}).get("members", 1)
+    problem = make_problem(family, n=13, d=13)
+    data = {"weights": True, "offset": True}
+    there, here = both(problem, 3, members, data=data, **offloaded(**sections))
+    near(there, here)
+    assert there.report["agreement"]["mended_replicas"] == 0
+
+
+@pytest.mark.parametrize("recipe, most", [("fp32", 1e-5), ("c", 2e-4)])
+def test_sparse_rows(devices, recipe, most):
+    stored, _ = make_sparse("logistic", n=13, d=37)
+    near(*both(stored, 2, **offloaded(precision={"recipe": recipe})), most)
+
+
+def test_one_column_of_three_replicas(devices):
+    """Two of which have no slice."""
+    near(*both(make_problem("logistic", n=13, d=1), 3, **offloaded(delay=1)))
+
+
+# ------------------------------------------------------------------------- bytes
+
+
+@pytest.mark.parametrize("delay, intercept", [(-1, True), (1, False)])
+@pytest.mark.parametrize("replicas, own", [(1, 13), (2, 7), (3, 5)])
+def test_a_slice_comes_down_and_one_goes_up(devices, replicas, own, delay, intercept):
+    """Of replica 0, whose 9 rows are three exchanges, in three tiles of 13 columns."""
+    problem = make_problem("softmax", n=9 * replicas, d=13)
+    sections = {"problem": {"intercept": intercept}}
+    said = train_on(
+        replicas, shared(problem, replicas, **offloaded(delay, **sections)), problem
+    ).report["agreement"]
+    classes = problem.classes
+    words, offset = 4 * own * classes, 8 * classes * intercept
+    residuals = 4 * 9 * classes * intercept  # whose sum the host makes
+    assert said["own_columns"] == own
+    # Exchange 1 is the first whose step is late, and takes none; the end takes it.
+    assert (said["down_bytes"], said["up_bytes"]) == (3 * words, 3 * words)
+    assert said["device_bytes_down"] == 3 * words + residuals
+    assert said["device_bytes_up"] == 3 * words + 3 * offset
+
+
+def test_no_copy_is_larger_than_a_slice(devices, monkeypatch):
+    """By the copies there were, not by what was said."""
+    problem, large = make_problem("logistic", n=48, d=101), []
+    inside, advance = set(), DeviceGradient.advance
+
+    def between(self, *given):
+        inside.add(self.device.layer)
+        state = advance(self, *given)
+        inside.remove(self.device.layer)
+        return state
+
+    def counted(name):
+        plain = getattr(FakeLayer, name)
+
+        def copied(self, one, other, stream):
+            if self in inside:
+                large.append(one.nbytes)
+            plain(self, one, other, stream)
+
+        monkeypatch.setattr(FakeLayer, name, copied)
+
+    monkeypatch.setattr(Looks, "is_due", lambda self, number: False)  # but at the end
+    counted("to_host")
+    counted("to_device")
+    monkeypatch.setattr(DeviceGradient, "advance", between)
+    update = {"update": {"kind": "adam"}}
+    sections = offloaded(agreement={"bucket": 4.0}, **update)
+    train_on(2, shared(problem, 2, **sections), problem)
+    whole = [size for size in large if size > 4 * 51]  # of 101 columns
+    assert whole == [4 * 101] * 2  # the weights, at the start
+    assert large.count(4 * 51) >= 2 * 6  # one way each in six exchanges
+
+
+# ------------------------------------------------------------------------ overlap
+
+
+def test_one_slice_comes_down_while_another_is_stepped(devices, monkeypatch):
+    """The step of the first ends no sooner than the second is fetched."""
+    fetched, seen = threading.Event(), []
+    fetch, apply = Offload._fetch, Offload._apply_slice
+
+    def fetching(self, number, cut):
+        if number == 1:
+            fetched.set()
+        fetch(self, number, cut)
+
+    def applying(self, host, cut, *given):
+        if cut is self.cuts.all[0]:
+            seen.append(fetched.wait(20))
+        apply(self, host, cut, *given)
+
+    monkeypatch.setattr(Offload, "_fetch", fetching)
+    monkeypatch.setattr(Offload, "_apply_slice", applying)
+    problem = make_problem("logistic", n=4, d=13)
+    train_on(1, shared(problem, 1, **offloaded(), grid={"replicas": 1}), problem)
+    assert seen and all(seen)
+
+
+def test_the_host_steps_while_the_device_computes(devices, monkeypatch):
+    """A late step ends no sooner than the next gradient was asked of the device."""
+    asked, seen = threading.Event(), []
+    apply, cycle = Offload._apply, DeviceGradient._cycle
+
+    def computing(self, *given):
+        asked.set()
+        return cycle(self, *given)
+
+    def applying(self, *given):
+        if threading.current_thread().name.startswith("hpcsgd-offload"):
+            seen.append(asked.wait(20))
+        asked.clear()
+        apply(self, *given)
+
+    monkeypatch.setattr(DeviceGradient, "_cycle", computing)
+    monkeypatch.setattr(Offload, "_apply", applying)
+    problem = make_problem("logistic", n=12, d=13)
+    train_on(1, shared(problem, 1, **offloaded(delay=0)), problem)
+    assert len(seen) == 2 and all(seen)
+
+
+# ------------------------------------------------------------------- broken twins
+
+
+def test_a_gradient_that_is_not_cleared_is_found(devices, monkeypatch):
+    monkeypatch.setattr(FakeDevice, "clear", lambda self, array: None)
+    there, here = both(make_problem("logistic", n=13, d=13), 2, **offloaded())
+    with pytest.raises(AssertionError):
+        near(there, here)
+
+
+def test_a_slice_that_was_not_waited_for_is_found(devices, monkeypatch):
+    """What the host steps along is what was there before."""
+    down = PinnedLink.down
+
+    def at_once(self, part, host):
+        down(self, part, host)
+        return lambda: None
+
+    monkeypatch.setattr(PinnedLink, "down", at_once)
+    there, here = both(make_problem("logistic", n=13, d=13), 2, **offloaded())
+    with pytest.raises(AssertionError):
+        near(there, here)
+
+
+def test_weights_that_go_up_as_they_are_are_found(devices, monkeypatch):
+    """Where rows are stored times a power of two."""
+    problem = make_problem("logistic", n=13, d=13)
+    fp16 = {"precision": {"matrix": "fp16", "scale": "global"}}
+    plain = OffloadThere._send_up
+
+    def unscaled(self, state, cut):
+        scale, state.__dict__["scale"] = state.scale, 1.0
+        plain(self, state, cut)
+        state.__dict__["scale"] = scale
+
+    monkeypatch.setattr(OffloadThere, "_send_up", unscaled)
+    there, here = both(problem, 2, **offloaded(**fp16))
+    with pytest.raises(AssertionError):
+        near(there, here)
+
+
+# ------------------------------------------------------------------------- endings
+
+
+@pytest.mark.parametrize("delay, update", [(-1, "nesterov"), (1, "adam")])
+def test_runs_go_on_bit_for_bit(devices, tmp_path, delay, update):
+    """And from a checkpoint of the host, to roundoff."""
+    problem = make_problem("softmax", n=12, d=13)
+    sections = offloaded(delay, update={"kind": update}, rate={"value": 0.01})
+    longer = {**sections, "schedule": {"epochs": 2}}
+    whole = train_on(2, shared(problem, 2, **longer), problem)
+    for device in ("cuda", "cpu"):
+        saved = {"out": str(tmp_path / device), "resume": "auto"}
+        half = shared(problem, 2, **{**sections, "run": {**saved, "device": device}})
+        train_on(2, half, problem)
+        again = train_on(2, shared(problem, 2, **{**longer, "run": saved}), problem)
+        assert again.report["resumes"] == 1
+        if device == "cuda":
+            np.testing.assert_array_equal(again.weights, whole.weights)
+        near_weights(again, whole)
+
+
+def test_runs_go_on_with_other_replicas(devices, tmp_path):
+    """Slices are put together in checkpoints: of three replicas, then of two."""
+    problem, found = make_problem("logistic", n=12, d=13), []
+    sections = offloaded(update={"kind": "adam"}, rate={"value": 0.01})
+    for device in ("cuda", "cpu"):
+        run = {"out": str(tmp_path / device), "resume": "auto", "device": device}
+        for replicas, epochs in ((3, 1), (2, 2)):
+            more = {**sections, "schedule": {"epochs": epochs}, "run": run}
+            last = train_on(replicas, shared(problem, replicas, **more), problem)
+        assert last.report["resumes"] == 1
+        found.append(last)
+    near_weights(*found)
+
+
+def test_what_is_no_number_ends_runs_as_on_the_host(devices):
+    problem = make_problem("gaussian", n=24, d=13)
+    sections = offloaded(rate={"value": 1e30}, run={"check_every": 1})
+    there, here = both(problem, 2, **sections)
+    assert there.status is here.status is Status.DIVERGED
+    np.testing.assert_array_equal(there.weights, here.weights)
+
+
+def test_looks_see_the_weights_of_that_moment(devices):
+    """With the gradient that is late: on copies, which change nothing."""
+    problem = make_problem("logistic", n=13, d=13)
+    sections = offloaded(1, run={"evaluate_every": 1}, schedule={"epochs": 3})
+    there, here = both(problem, 2, **sections)
+    losses = [[one["loss"] for one in run.history] for run in (there, here)]
+    assert len(losses[0]) == 4
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    near(there, here)

@@ -262,6 +262,53 @@ def test_the_host_does_not_run_away_and_stands_where_it_waits(monkeypatch):
     on_nccl(2, on_rank)
 
 
+@pytest.mark.parametrize("reproducible", [False, True])
+def test_parts_of_one_size_are_one_collective(reproducible):
+    """Others are one group of reductions, each to the rank that its part is of."""
+
+    def on_rank(world, layer):
+        found = []
+        for counts in ([3, 3], [1, 4], [0, 5]):
+            buffer = layer.array(np.arange(sum(counts), dtype=np.float32))
+            own = world.start_sum_parts(buffer, counts, "agreement").wait()
+            found.append(read(layer, own).tolist())
+        return found, [name for name, *_ in world.layer.node.calls]
+
+    expected = ([0, 2, 4], [0], []), ([6, 8, 10], [2, 4, 6, 8], [0, 2, 4, 6, 8])
+    node = Node()
+    for (found, _), own in zip(
+        on_nccl(2, on_rank, node, reproducible), expected, strict=True
+    ):
+        assert found == [list(part) for part in own]
+    calls = sorted(name for name, *_ in node.calls)
+    assert calls == ["reduce"] * 6 + ["reduceScatter"] * 2
+
+
+def test_the_host_reaches_what_was_begun_and_no_more():
+    """The last of three stays under way; a wait of the host has its place."""
+
+    def on_rank(world, layer):
+        assert world.newest is None
+        world.reach(world.newest)
+        buffers = [layer.array(np.ones(2 * world.size)) for _ in range(3)]
+        begun = []
+        for buffer in buffers:
+            world.start_sum_parts(buffer, [2] * world.size, "agreement")
+            begun.append(world.newest)
+        places = world.exchange_objects(world.ledger.place)
+        if world.rank == 1:
+            world.settle()
+            return
+        world.reach(begun[1])
+        assert list(world.carrier.under_way) == begun[2:]
+        world.reach(begun[0])  # it is behind us
+        assert list(world.carrier.under_way) == begun[2:]
+        assert "sum of parts" in str(places[0].before())
+        world.settle()
+
+    on_nccl(2, on_rank)
+
+
 @pytest.mark.parametrize("asked", [None, "1"])
 def test_buffers_of_graphs_are_not_registered_unless_asked(monkeypatch, asked):
     """NCCL has hung there without a word; whoever knows better says so."""

@@ -129,7 +129,7 @@ def predict(
     schedule = config.schedule
     rows = _length(reader.rows, grid.replicas.size, grid.replica)
     cols = _length(reader.cols, grid.members.size, grid.member)
-    m = max(min(schedule.batch * schedule.most_steps, rows), 1)
+    m = max(min(schedule.batch * schedule.most_steps * _at_once(config), rows), 1)
     working = precision.working.itemsize
     words = m * max(m - schedule.batch, 0) // 2
     gram = words * get_format(precision.gram_wire).carrier.itemsize
@@ -170,6 +170,13 @@ def predict(
         marked = _tile_of(config, held, precision)
         need = _sparse(need, own, sampled, rows, m, held, marked, precision)
     return _by_tiles(need, config, sampled * working)
+
+
+def _at_once(config: RunConfig) -> int:
+    """Batches that are one where replicas hold slices of their gradient."""
+    asked = config.agreement
+    is_whole = asked.kind == "sharded" and asked.stage == 1
+    return asked.accumulate if asked.kind in SHARDED and not is_whole else 1
 
 
 def _by_tiles(need: Need, config: RunConfig, sampled: int) -> Need:

@@ -54,6 +54,11 @@ class ScatterThere(Scatter):
         """What the agreement takes for rows: nothing comes down before it is summed."""
         return Arriving(self, False)
 
+    @property
+    def gradient(self) -> Any:
+        """Of all batches: the device adds them up."""
+        return self.there
+
     def begin(self) -> None:
         """Nothing summed yet, on either side."""
         super().begin()
@@ -82,6 +87,8 @@ class ScatterThere(Scatter):
 
 class OffloadThere(Offload):
     """The slices of one replica, between its host and its device."""
+
+    takes_at_once = False  # the device holds a gradient whole
 
     def __init__(self, grid: Grid, share: float, means: Means, device: Device) -> None:
         super().__init__(grid, share, means)

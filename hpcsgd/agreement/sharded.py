@@ -40,6 +40,11 @@ class Sharded(Gradient):
         self.states = self.steps.rule.states
         self.replicas = grid.replicas
 
+    @property
+    def takes_at_once(self) -> bool:
+        """No gradient is kept whole to add batches up in."""
+        return self.stage > 1
+
     def shape(self, columns: int, width: int) -> tuple[int, int]:
         """Velocities are kept apart; from stage 3 on there are slices alone."""
         replicas, dtype = self.replicas, self.backend.zeros((0, 1)).dtype

@@ -45,7 +45,7 @@ from hpcsgd.data.sampling import plan_groups
 from hpcsgd.load import Loaded
 from hpcsgd.products.any_batches import AnyBatches
 from hpcsgd.products.base import Array, Product, State, Task
-from hpcsgd.products.micro import MicroBatches
+from hpcsgd.products.micro import AtOnce, MicroBatches
 from hpcsgd.rates import make_rate
 from hpcsgd.updates import make_rule
 from hpcsgd.updates.rules import Linear
@@ -145,6 +145,8 @@ def in_exchanges(one: Product, gradient: Gradient, most: int) -> Product:
     """Steps of the product, put together into what `gradient` calls an exchange."""
     if isinstance(gradient, Anybatch):
         return AnyBatches(one, gradient, gradient.stream, most)
+    if isinstance(gradient, Sharded) and gradient.takes_at_once and most > 1:
+        return AtOnce(one, gradient, most)
     return MicroBatches(one, gradient, most)
 
 

@@ -56,7 +56,7 @@ class RoundedSparseBackend(RoundedBackend):
         """The sampled rows, widened."""
         return self.widen(self.pick(matrix, rows), out)
 
-    def some_columns(self, rows: Compact, part: slice) -> Compact:  # type: ignore[override]
+    def some_columns(self, rows: Compact, part: slice) -> Compact:
         """Those of them that occur."""
         first, last = np.searchsorted(rows.touched, (part.start, part.stop))
         touched = rows.touched[first:last] - part.start

@@ -257,18 +257,30 @@ def test_the_state_is_in_the_checkpoint(tmp_path, monkeypatch):
     assert np.abs(again.weights - whole.weights).max() > 1e-4
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_batches_that_are_summed_first(stage):
-    """In stage 1, which has a whole gradient; the others say why not."""
+@pytest.mark.parametrize("products", ["direct", "gather"])
+@pytest.mark.parametrize("stage", [*STAGES, "offload"])
+def test_batches_that_travel_together(stage, products):
+    """A step on all of them, for the bytes of one: no gather a batch in stage 3."""
     problem = make_problem("softmax")
-    config = sliced(problem, stage, 3, agreement={"accumulate": 2})
-    if stage > 1:
-        with pytest.raises(ConfigError, match="no whole gradient in stage"):
-            train_on(3, config, problem)
+    members = 2 if products == "gather" else 1
+    if (stage, products) == (3, "gather"):
         return
-    result = train_on(3, config, problem)
-    assert relative_error(result, union_oracle(config, problem)) <= 1e-12
-    assert result.exchanges == 2 * ceil(18 / 8)
+
+    def make(*grid, **sections):
+        if stage == "offload":
+            return offloaded(problem, *grid, **sections)
+        return sliced(problem, stage, *grid, **sections)
+
+    each = []
+    for times in (1, 2, 3):
+        more = {"agreement": {"accumulate": times}, "products": {"kind": products}}
+        config = make(3, members, **more)
+        result = train_on(3 * members, config, problem)
+        assert relative_error(result, union_oracle(config, problem)) <= 1e-12
+        assert result.exchanges == 2 * ceil(18 / (4 * times))
+        sent = result.ledger["agreement"]
+        each.append([sent[k] / result.exchanges for k in ("calls", "words", "bytes")])
+    assert each[0] == each[1] == each[2]
 
 
 SHAPED = [

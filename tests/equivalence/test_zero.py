@@ -68,6 +68,22 @@ def test_all_stages_take_the_steps_of_ddp():
                     assert relative_error(results[0], expected) <= 1e-12
 
 
+@pytest.mark.parametrize("kind", UPDATES)
+def test_slices_of_float32_have_one_answer(kind):
+    """The host's too; and that of ddp, whose momenta lie between the weights."""
+    problem = make_problem("logistic")
+    sections = {"update": {"kind": kind}, "precision": {"recipe": "fp32"}}
+    plain = train_on(3, sliced(problem, 0, 3, **sections), problem)
+    made = [sliced(problem, stage, 3, **sections) for stage in (1, 2)]
+    made.append(offloaded(problem, 3, **sections))
+    results = [train_on(3, config, problem) for config in made]
+    found = {result.weights_sha256 for result in results}
+    assert len(found) == 1
+    if kind in ("sgd", "adagrad", "adam"):
+        assert found == {plain.weights_sha256}
+    np.testing.assert_allclose(results[0].weights, plain.weights, 0, 1e-6)
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_edges(stage):
     """One column, a replica without rows in most exchanges, rows that are sparse."""

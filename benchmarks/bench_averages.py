@@ -10,14 +10,11 @@ of the lowest that any row ended with.
 python -m benchmarks.run bench_averages
 """
 
-from statistics import median
-from typing import Any
+from functools import partial
 
-import numpy as np
+from benchmarks.curves import Figures, best_rate, compared, curve_of, rows_of
 
 RANKS, REPEATS, BATCH, STEPS, TAU = 4, 3, 16, 2, 16
-NEAR = 1.01
-Figures = dict[str, Any]
 # name -> rows, epochs, sorted by label
 SETS = {
     "epsilon": (4000, 16, False),
@@ -41,53 +38,36 @@ ROWS: dict[str, tuple[int, Figures]] = {
         {"kind": "slowmo", "slow_momentum": 0.5, "slow_sharded": True},
     ),
 }
-FIGURES = ("exchanges", "messages", "words", "bytes", "seconds")
 
 
 def measure() -> Figures:
     """Set -> row -> its curve."""
     figures: Figures = {}
     for name, (rows, epochs, is_sorted) in SETS.items():
-        shape = name.split()[0]
-        X, y = _data(shape, rows, is_sorted)
-        rates = {row: _best_rate(X, y, row, RATES[shape], epochs) for row in ROWS}
-        runs: dict[str, list[list[Figures]]] = {row: [] for row in ROWS}
-        for _ in range(REPEATS):
-            for row in ROWS:
-                runs[row].append(_curve(X, y, row, rates[row], epochs))
-        curves = {row: _merged(own) for row, own in runs.items()}
-        figures[name] = _compared(curves, rates)
+        figures[name] = _figures(name.split()[0], rows, epochs, is_sorted)
         print(in_words(name, figures[name]), flush=True)
     return figures
 
 
-def _data(shape: str, rows: int, is_sorted: bool) -> tuple[Any, Any]:
-    from hpcsgd.data.synthetic import make_synthetic
+def _figures(shape: str, rows: int, epochs: int, is_sorted: bool) -> Figures:
+    X, y = rows_of(shape, rows, is_sorted)
 
-    parts = list(make_synthetic(shape, rows))
-    X, y = (np.concatenate(own) for own in zip(*parts, strict=True))
-    order = np.argsort(y, kind="stable") if is_sorted else slice(None)
-    return X[order], y[order]
+    def curve(row: str, rate: float) -> list[Figures]:
+        return curve_of(_config(row, rate, epochs), X, y, RANKS)[0]
 
-
-def _best_rate(
-    X: Any, y: Any, row: str, rates: tuple[float, ...], epochs: int
-) -> float:
-    ends = {rate: _curve(X, y, row, rate, epochs)[-1]["loss"] for rate in rates}
-    return min(ends, key=lambda rate: ends[rate])
+    rates = {row: best_rate(RATES[shape], partial(curve, row)) for row in ROWS}
+    return compared(rates, lambda row: curve(row, rates[row]), REPEATS)
 
 
-def _curve(X: Any, y: Any, row: str, rate: float, epochs: int) -> list[Figures]:
-    """What rank 0 saw at every look at the loss."""
-    from hpcsgd.api import train
-    from hpcsgd.callbacks import Callback
-    from hpcsgd.comm.threads import run_ranks
-
+def _config(row: str, rate: float, epochs: int) -> Figures:
     period, agreement = ROWS[row]
-    config = {
+    return {
         "problem": {"l2": L2},
         "schedule": {
-            **{"batch": BATCH, "steps": STEPS, "epochs": epochs, "period": period}
+            "batch": BATCH,
+            "steps": STEPS,
+            "epochs": epochs,
+            "period": period,
         },
         "rate": {"value": rate},
         "precision": {"recipe": "fp32"},
@@ -96,55 +76,6 @@ def _curve(X: Any, y: Any, row: str, rate: float, epochs: int) -> list[Figures]:
         "agreement": agreement,
         "run": {"network": "lan"},
     }
-    curve: list[Figures] = []
-
-    class Watch(Callback):
-        """Keeps what was sent so far beside each loss."""
-
-        def __init__(self, ledger: Any) -> None:
-            self.ledger = ledger
-
-        def on_evaluate(self, view: Any) -> None:
-            sent = self.ledger.entries["agreement"]
-            curve.append(
-                {
-                    "loss": view.loss,
-                    "exchanges": view.exchanges,
-                    "messages": sent.calls,
-                    "words": sent.words,
-                    "bytes": sent.bytes,
-                    "seconds": view.seconds,
-                }
-            )
-
-    def on_rank(world: Any) -> None:
-        callbacks = [Watch(world.ledger)] if world.rank == 0 else []
-        train(config, X=X, y=y, world=world, callbacks=callbacks)
-
-    run_ranks(RANKS, on_rank)
-    return curve
-
-
-def _merged(runs: list[list[Figures]]) -> list[Figures]:
-    """One curve of several runs: all alike but for the seconds."""
-    alike = [[(p["loss"], p["words"]) for p in run] for run in runs]
-    if any(other != alike[0] for other in alike):
-        raise RuntimeError("two runs of one row differ in more than their seconds")
-    return [
-        {**points[0], "seconds": median(p["seconds"] for p in points)}
-        for points in zip(*runs, strict=True)
-    ]
-
-
-def _compared(curves: dict[str, list[Figures]], rates: Figures) -> Figures:
-    best = min(curve[-1]["loss"] for curve in curves.values())
-    found: Figures = {"target": NEAR * best, "rows": {}}
-    for row, curve in curves.items():
-        there = [p for p in curve if p["loss"] <= found["target"]]
-        to_target = {key: there[0][key] for key in FIGURES} if there else None
-        known = {"rate": rates[row], "to_target": to_target, "curve": curve}
-        found["rows"][row] = known
-    return found
 
 
 def in_words(name: str, found: Figures) -> str:

@@ -9,12 +9,13 @@ of the lowest that any row ended with.
 python -m benchmarks.run bench_bagua
 """
 
+from functools import partial
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from benchmarks.bench_averages import _compared, _data, _merged
+from benchmarks.curves import Figures, best_rate, compared, curve_of, rows_of
 
 RANKS, REPEATS, BATCH, ROWS_OF_DATA, EPOCHS = 4, 3, 16, 2000, 8
 L2 = 1e-4
@@ -23,7 +24,6 @@ STEPS, MOMENTS = (16.0, 32.0, 64.0, 128.0), (0.003, 0.01, 0.03, 0.1)
 # Rows, columns, replicas, batch and network where hiding is looked at: 41 ms a message.
 WIDE, PAIR, TALL, SLOW = (1024, 100_000), 2, 64, "alpha=1e-3,bandwidth=1e7"
 HIDING = ("ddp", "decentralized, all", "decentralized, pairs", "decentralized-low")
-Figures = dict[str, Any]
 # name -> method, more settings, rates
 ROWS: dict[str, tuple[str, dict[str, Figures], tuple[float, ...]]] = {
     "ddp": ("ddp", {}, STEPS),
@@ -52,18 +52,23 @@ def measure() -> Figures:
     """Set -> row -> its curve."""
     figures: Figures = {}
     for name, is_sorted in SETS.items():
-        X, y = _data("epsilon", ROWS_OF_DATA, is_sorted)
-        rates = {row: _best_rate(X, y, row) for row in ROWS}
-        runs: dict[str, list[list[Figures]]] = {row: [] for row in ROWS}
-        for _ in range(REPEATS):
-            for row in ROWS:
-                runs[row].append(_curve(X, y, row, rates[row]))
-        curves = {row: _merged(own) for row, own in runs.items()}
-        figures[name] = _compared(curves, rates)
+        figures[name] = _figures(is_sorted)
         print(in_words(name, figures[name]), flush=True)
     figures["hidden"] = hidden()
     print(figures["hidden"], flush=True)
     return figures
+
+
+def _figures(is_sorted: bool) -> Figures:
+    X, y = rows_of("epsilon", ROWS_OF_DATA, is_sorted)
+
+    def curve(row: str, rate: float) -> list[Figures]:
+        points, report = curve_of(_config(row, rate), X, y, RANKS)
+        points[-1]["charged"] = report["agreement"].get("transfer_seconds", 0.0)
+        return points
+
+    rates = {row: best_rate(ROWS[row][2], partial(curve, row)) for row in ROWS}
+    return compared(rates, lambda row: curve(row, rates[row]), REPEATS)
 
 
 def hidden() -> Figures:
@@ -99,18 +104,7 @@ def _hidden_share(X: Any, y: Any, row: str) -> float:
     return run_ranks(PAIR, on_rank)[0]
 
 
-def _best_rate(X: Any, y: Any, row: str) -> float:
-    rates = ROWS[row][2]
-    ends = {rate: _curve(X, y, row, rate)[-1]["loss"] for rate in rates}
-    return min(ends, key=lambda rate: ends[rate])
-
-
-def _curve(X: Any, y: Any, row: str, rate: float) -> list[Figures]:
-    """What rank 0 saw at every look at the loss; the share of transfers it hid."""
-    from hpcsgd.api import train
-    from hpcsgd.callbacks import Callback
-    from hpcsgd.comm.threads import run_ranks
-
+def _config(row: str, rate: float) -> Figures:
     method, more, _ = ROWS[row]
     config: Figures = {
         "problem": {"l2": L2},
@@ -124,34 +118,7 @@ def _curve(X: Any, y: Any, row: str, rate: float) -> list[Figures]:
     }
     for section, table in more.items():
         config[section] = {**config.get(section, {}), **table}
-    curve: list[Figures] = []
-
-    class Watch(Callback):
-        """Keeps what was sent so far beside each loss."""
-
-        def __init__(self, ledger: Any) -> None:
-            self.ledger = ledger
-
-        def on_evaluate(self, view: Any) -> None:
-            sent = self.ledger.entries["agreement"]
-            curve.append(
-                {
-                    "loss": view.loss,
-                    "exchanges": view.exchanges,
-                    "messages": sent.calls,
-                    "words": sent.words,
-                    "bytes": sent.bytes,
-                    "seconds": view.seconds,
-                }
-            )
-
-    def on_rank(world: Any) -> Any:
-        callbacks = [Watch(world.ledger)] if world.rank == 0 else []
-        return train(config, X=X, y=y, world=world, callbacks=callbacks)
-
-    told = run_ranks(RANKS, on_rank)[0].report["agreement"]
-    curve[-1]["charged"] = told.get("transfer_seconds", 0.0)
-    return curve
+    return config
 
 
 def in_words(name: str, found: Figures) -> str:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcsgd.comm import wire
-from hpcsgd.comm.delayed import parse_network
+from hpcsgd.comm.network import parse_network
 
 ROWS, BATCH, EPOCHS, REPEATS, MANY = 20000, 32, 10, 5, 64
 TRIES = 5  # runs that a machine file may learn from

@@ -11,8 +11,9 @@ import time
 from collections import defaultdict
 from contextlib import contextmanager
 
-import hpcsgd.comm.delayed as delayed
+import hpcsgd.comm.link as link
 from hpcsgd.agreement.overlap import Overlap
+from hpcsgd.comm.delayed import Delayed
 from hpcsgd.comm.pending import Arrival, has_come_of
 
 
@@ -38,12 +39,12 @@ def own_cores():
     ends = defaultdict(dict)  # (group, message) -> {rank: when its link is done}
     numbers = threading.local()
 
-    def late(self, finish, wire_bytes):
+    def late(self, finish, seconds):
         counts = numbers.__dict__.setdefault("counts", defaultdict(int))
         group = id(self.inner._board)
         message = group, counts[group]
         counts[group] += 1
-        ends[message][self.rank] = self.link.book(self.charge(wire_bytes))
+        ends[message][self.rank] = self.link.book(seconds)
 
         def over():
             return max(ends[message].values())
@@ -55,12 +56,12 @@ def own_cores():
         inner = has_come_of(finish)
         return Arrival(wait, lambda: inner() and now() >= over())
 
-    before = delayed.perf_counter, delayed.Delayed._late, Overlap.__init__.__defaults__
-    sleeps = delayed._sleep_until
-    delayed.perf_counter, delayed.Delayed._late = now, late
-    delayed._sleep_until, Overlap.__init__.__defaults__ = CLOCK.wait_until, (now,)
+    before = link.perf_counter, link._sleep_until
+    was_late, clock = Delayed._late, Overlap.__init__.__defaults__
+    link.perf_counter, link._sleep_until = now, CLOCK.wait_until
+    Delayed._late, Overlap.__init__.__defaults__ = late, (now,)
     try:
         yield
     finally:
-        delayed.perf_counter, delayed.Delayed._late = before[:2]
-        delayed._sleep_until, Overlap.__init__.__defaults__ = sleeps, before[2]
+        link.perf_counter, link._sleep_until = before
+        Delayed._late, Overlap.__init__.__defaults__ = was_late, clock

@@ -9,7 +9,7 @@ from typing import Any
 from hpcsgd.backends.ways import emulated
 from hpcsgd.checkpoint import PRECISION_AUTO
 from hpcsgd.comm.base import Communicator
-from hpcsgd.comm.delayed import Network, parse_network
+from hpcsgd.comm.network import Network, parse_network
 from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.config import RunConfig
 from hpcsgd.cost import Machine

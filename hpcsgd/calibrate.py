@@ -4,9 +4,7 @@ Every rank measures the same things in the same order, so that the sums in betwe
 the slowest of them counts, since ranks wait for each other.
 """
 
-import copy
 from collections.abc import Callable
-from dataclasses import replace
 from functools import reduce
 from statistics import median
 from time import perf_counter
@@ -17,10 +15,9 @@ from numpy.typing import NDArray
 
 from hpcsgd.backends.base import Plain
 from hpcsgd.comm.base import Communicator
-from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.comm.workspace import Workspace
 from hpcsgd.cost import Machine
-from hpcsgd.data.shard import Shard, take
+from hpcsgd.data.shard import Shard
 from hpcsgd.products.base import (
     Group,
     Rows,
@@ -34,14 +31,14 @@ from hpcsgd.products.direct import one_by_one
 from hpcsgd.products.gram import Gram
 from hpcsgd.products.plan import Planner
 from hpcsgd.schedule import Blocks, uniform_blocks
-from hpcsgd.timing import Clock
+from hpcsgd.timed_tasks import of_columns, task_alone
 from hpcsgd.updates import make_update
 
 Array = NDArray[Any]
 STEPS = 8  # of what is timed
 LONG = 2**16  # words of a long message
 PASS = 2**20  # bytes of rows that passes are timed on, where there are as many
-FEW, SOME = 8, 4096  # columns and rows of what is as good as no data
+FEW = 8  # columns of what is as good as no data
 REPEATS = 5
 PASSES = 9  # over rows: tens of microseconds each
 
@@ -107,22 +104,6 @@ def _rates(task: Task, batch: int) -> dict[str, float]:
         "exchange": exchange,
         "step": step,
     }
-
-
-def task_alone(task: Task) -> Task:
-    """The same task for one member with one column of weights and no momentum."""
-    return Task(
-        shard=task.shard,
-        backend=task.backend,
-        members=SerialCommunicator(),
-        family=task.family,
-        precision=task.precision,
-        columns=task.columns,
-        states=1,
-        probe=np.ones(1),
-        clock=Clock(),
-        models=task.models,
-    )
 
 
 def time_passes(task: Task, rows: Array) -> tuple[float, float]:
@@ -242,36 +223,6 @@ def _stepping(task: Task, few: int, steps: int) -> Callable[[], None]:
             by_kernel[0](j, margins, margins)
 
     return step_by_step
-
-
-def of_columns(task: Task, width: int) -> Task:
-    """The task on its first columns, with their exponents where they have some."""
-    shard, scaling = narrowed(task.shard, width), task.backend.scaling
-    if scaling is None or shard is task.shard:
-        return replace(task, shard=shard)
-    own, backend = scaling.exponents[scaling.own][:width], copy.copy(task.backend)
-    backend.scaling = replace(scaling, exponents=own, own=slice(0, len(own)))
-    return replace(task, shard=shard, backend=backend)
-
-
-def narrowed(shard: Shard, width: int) -> Shard:
-    """Some rows with the first columns alone; sparse rows have few values.
-
-    Copied: kernels take rows that lie as they would in a shard of so few columns.
-    """
-    if shard.is_sparse or width >= shard.width:
-        return shard
-    few, some = slice(0, min(width, shard.width)), slice(0, min(SOME, shard.height))
-    rows = np.arange(some.stop)
-    return replace(
-        shard,
-        matrix=np.ascontiguousarray(shard.matrix[some, few]),  # type: ignore[index]
-        targets=shard.targets[some],
-        weights=take(shard.weights, rows),
-        offsets=take(shard.offsets, rows),
-        columns=few,
-        parts=(few,),
-    )
 
 
 def _group(task: Task, rows: Array, sizes: tuple[int, ...]) -> Group:

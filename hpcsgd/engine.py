@@ -1,7 +1,6 @@
 """The training loop: exchanges, agreements, looks, in that order."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -16,6 +15,7 @@ from hpcsgd.fall_back import Outgrown
 from hpcsgd.finisher import UNFINISHED, Unfinished
 from hpcsgd.good_states import GoodStates
 from hpcsgd.looks import BROKEN, GAP, Looks
+from hpcsgd.pace import Pace
 from hpcsgd.products.base import Group, Product, State
 from hpcsgd.products.hooks import NO_HOOKS, Hooks
 from hpcsgd.products.watcher import UNWATCHED, Unwatched
@@ -33,20 +33,6 @@ ENDINGS = {
 }
 NO_GOAL = StopConfig()
 FALLING = "falling back"  # what callbacks see where it goes on with other settings
-
-
-@dataclass(frozen=True)
-class Pace:
-    """How long a run is, and how often its loss is taken."""
-
-    epochs: int
-    exchanges_per_epoch: int
-    evaluate_every: int
-
-    @property
-    def exchanges(self) -> int:
-        """Of the whole run."""
-        return self.epochs * self.exchanges_per_epoch
 
 
 class Engine:

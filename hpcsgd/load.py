@@ -100,19 +100,15 @@ def load(
     shard = Shard(
         matrix=matrix,
         targets=keep(encoded.astype(working)),
-        weights=_kept(sides.scaled, working, keep),
-        held=_kept(sides.held, working, keep),
-        offsets=_kept(sides.offsets, working, keep),
         rows=rows,
         columns=columns,
         parts=parts,
         total_rows=reader.rows,
+        **{name: _kept(side, working, keep) for name, side in sides.given.items()},
     )
-    given = {"targets": encoded, "weights": sides.scaled}
-    given |= {"held": sides.held, "offsets": sides.offsets}
     return Loaded(
         shard=shard,
-        judged=shard.unrounded(keep, given),
+        judged=shard.unrounded(keep, {"targets": encoded, **sides.given}),
         targets=targets,
         columns=len(targets.labels) if family.targets == "classes" else 1,
         read_exact=exact(reader, shard, precision),
@@ -158,6 +154,11 @@ class _Sides:
     scaled: Array | None  # to mean 1 over all rows
     held: Array | None  # of the rows that are not trained on
     offsets: Array | None
+
+    @property
+    def given(self) -> dict[str, Array | None]:
+        """Those that a shard keeps beside its targets."""
+        return {"weights": self.scaled, "held": self.held, "offsets": self.offsets}
 
     def show(self, seen: Fingerprint, first_row: int | None) -> None:
         """Count them once: every member of a replica has read the same."""

@@ -8,7 +8,7 @@ from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.partition import split_range
 from hpcsgd.data.sampling import Sampler
-from tests.harness import config_for
+from tests.harness import config_for, relative_error
 
 MAPS = {
     "euclidean": {},
@@ -179,3 +179,42 @@ def stream(config, n, replicas, replica):
 
 
 __all__ = ["MAPS", "any_batch", "on_all", "restated", "script"]
+
+
+def budgets(replicas, rounds, most=3, seed=0):
+    """So many chunks in every round, 0 among them, 0 of all in one."""
+    chunks = np.random.default_rng((seed, replicas)).integers(
+        0, most + 1, size=(replicas, rounds)
+    )
+    chunks[:, 1] = 0
+    chunks[0, 2] = most
+    chunks[1:, 2] = 0
+    return chunks
+
+
+def scripted(folder, drawn, replicas, members=1, /, *, most=3, rounds=8, **sections):
+    """A run of random budgets and its budgets."""
+    chunks = budgets(replicas, rounds, most)
+    told = {"accumulate": most, "replay": script(folder, chunks)}
+    sections["agreement"] = {**told, **sections.get("agreement", {})}
+    config = any_batch(drawn, replicas, members, **sections)
+    each = -(-len(drawn.X) // replicas // (4 * most))
+    epochs = {"epochs": max(rounds // max(each, 1), 1)}
+    tables = config.tables()
+    tables["schedule"] |= epochs
+    return type(config).parse(tables), chunks
+
+
+def check(folder, drawn, replicas, members=1, /, **sections):
+    """Train by a script, and by its restatement in longdouble."""
+    problem = drawn
+    config, chunks = scripted(folder, problem, replicas, members, **sections)
+    results = on_all(replicas * members, config, problem)
+    assert {r.status.value for r in results} == {"completed"}
+    assert len({r.weights_sha256 for r in results}) == 1
+    done = chunks[:, : results[0].exchanges]
+    told = results[0].report["agreement"]
+    assert told["rounds"]["chunks"] == done.tolist()
+    _, mean, bias = restated(config, problem, done)
+    assert relative_error(results[0], (mean, bias)) <= 1e-12
+    return results[0], done

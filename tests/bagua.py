@@ -11,6 +11,7 @@ from hpcsgd.rates import make_rate
 from tests import oracle
 from tests.harness import config_for, replica_batches
 
+MOMENTUM = {"kind": "momentum", "momentum": 0.5}
 L = np.longdouble
 ROWS = {
     "all": {"kind": "decentralized"},

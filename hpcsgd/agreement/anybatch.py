@@ -22,7 +22,8 @@ import numpy as np
 from hpcsgd.agreement.anybatch_mixing import PURPOSE, Mixer
 from hpcsgd.agreement.anybatch_rounds import Pace
 from hpcsgd.agreement.buckets import Buffer
-from hpcsgd.agreement.gradient import Gradient, Means
+from hpcsgd.agreement.gradient import Gradient
+from hpcsgd.agreement.means import Means
 from hpcsgd.comm.grid import Grid
 from hpcsgd.mirror import Mirror, Point
 from hpcsgd.products.any_batches import Stream

@@ -24,8 +24,9 @@ from hpcsgd.agreement.flat import (
     put_positions,
     share_intercept,
 )
-from hpcsgd.agreement.gradient import Gradient, Means
+from hpcsgd.agreement.gradient import Gradient
 from hpcsgd.agreement.line import PURPOSE
+from hpcsgd.agreement.means import Means
 from hpcsgd.agreement.overlap import Overlap
 from hpcsgd.comm.grid import Grid
 from hpcsgd.products.base import Array, Rows, State, Task

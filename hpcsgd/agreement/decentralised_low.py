@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from hpcsgd.agreement.decentralised import OwnSteps
 from hpcsgd.agreement.flat import positions, put_positions
-from hpcsgd.agreement.gradient import Means
 from hpcsgd.agreement.line import PURPOSE
+from hpcsgd.agreement.means import Means
 from hpcsgd.codecs.byte import from_bytes, to_bytes
 from hpcsgd.codecs.chunks import SCALE_BYTES, Chunks
 from hpcsgd.comm.grid import Grid

@@ -8,66 +8,26 @@ used up says nothing and counts nothing, and steps along. Columns travel in tile
 sent while the rest of Yᵀr is computed, in one order on all replicas.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 
+from hpcsgd.agreement.adding import Adder
 from hpcsgd.agreement.base import Agreement
-from hpcsgd.agreement.buckets import Buffer, Tile
+from hpcsgd.agreement.buckets import Tile
 from hpcsgd.agreement.by_leaders import ByLeaders
-from hpcsgd.agreement.replica_check import ReplicaCheck
-from hpcsgd.agreement.senders import Sender
-from hpcsgd.agreement.shaping import Shaper, Whole
-from hpcsgd.agreement.steps import Steps
-from hpcsgd.backends.base import Backend
-from hpcsgd.backends.loss_scale import LossScale
-from hpcsgd.codecs import AccordionConfig, Moment
+from hpcsgd.agreement.means import Made, Means
+from hpcsgd.agreement.shaping import Whole
+from hpcsgd.codecs import Moment
 from hpcsgd.codecs.feedback import ERROR
 from hpcsgd.comm.grid import Grid
 from hpcsgd.products.base import Array, Rows, State, Task
-from hpcsgd.schedule import blocks_of
-from hpcsgd.updates import Unrolled
 from hpcsgd.updates.codes8 import Eight
 from hpcsgd.updates.rules import Linear
 
 LOSS_SCALE = "loss_scale"
 OF_CODECS = "codec_"  # names of what they keep
 OWED = OF_CODECS + ERROR  # in steps, of every replica
-
-
-Made = TypeVar("Made", bound=Buffer)
-
-
-class Opener(Protocol):
-    """Makes the sender of a run, once the shape of its weights is known."""
-
-    def __call__(self, state: State, buffer: Buffer) -> Sender:
-        """What it keeps between exchanges goes into the state."""
-
-
-@dataclass(frozen=True)
-class Means:
-    """What a gradient agreement works with."""
-
-    steps: Steps
-    backend: Backend
-    columns: int  # K
-    held: slice  # of all columns, those of this member
-    buckets: Callable[[int, int], int]  # columns held, bytes of a word -> tiles
-    opener: Opener
-    check: ReplicaCheck
-    settings: Any  # the section [agreement]
-    rows: tuple[int, ...] = ()  # of every replica
-    accordion: AccordionConfig = AccordionConfig()
-    batches: tuple[int, ...] = ()  # of the largest replica, in exchanges of an epoch
-    shapers: tuple[Shaper, ...] = ()
-    total: int = 0  # columns of the data
-    more: Any = None  # what one kind of agreement alone needs
-    place: Any = None  # of states that are on disk
-    loss_scale: LossScale | None = None  # of residuals; all replicas have the same
-    buffer: type[Buffer] = Buffer  # or what makes one of a device
 
 
 class Gradient(Agreement):
@@ -83,7 +43,7 @@ class Gradient(Agreement):
         self.steps = means.steps
         self.backend = means.backend
         self.columns = means.columns
-        self._plans: dict[int, Any] = {}
+        self._adder = Adder(means.backend)
         self._left = 0  # batches of this exchange that are still to come
         self._done = -1  # the last exchange that was taken
         self._moment = Moment(0, 0, 1.0, 1.0)
@@ -254,8 +214,7 @@ class Gradient(Agreement):
         """So is Yᵀr of a tile, which is sent next."""
 
     def _add(self, gradient: Array, rows: Rows, residuals: Array) -> None:
-        plan = self._plan(len(residuals))
-        self.backend.descend(gradient, rows, residuals, plan)
+        self._adder.add(gradient, rows, residuals)
 
     def _columns(self, rows: Rows, tile: Tile) -> Rows:
         """Of one tile; all of them where they cannot be cut, which are then one."""
@@ -338,19 +297,3 @@ class Gradient(Agreement):
         if self.grid.replicas.size > 2 and self.grid.members.size > 1:
             self.grid.members.broadcast(tail, 0, "agreement")
         return tail
-
-    def _plan(self, size: int) -> Any:
-        """gradient ← gradient + Yᵀr, for a batch of this size."""
-        if size not in self._plans:
-            one = np.ones((1, 1))
-            plain = Unrolled(
-                lead=one,
-                couple=(np.empty(0),),
-                carry=one,
-                gain=one,
-                free=one[None],
-                push=one,
-                probe=np.ones(1),
-            )
-            self._plans[size] = self.backend.prepare(plain, blocks_of((size,)))
-        return self._plans[size]

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.agreement.buckets import Tile
-from hpcsgd.agreement.gradient import Gradient, Means
+from hpcsgd.agreement.gradient import Gradient
+from hpcsgd.agreement.means import Means
 from hpcsgd.codecs.regime import FIRST, HIGHS, LOWS, Regime
 from hpcsgd.comm.grid import Grid
 from hpcsgd.products.base import Array, Rows, State, Task

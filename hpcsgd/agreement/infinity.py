@@ -16,9 +16,10 @@ from uuid import uuid4
 import numpy as np
 
 from hpcsgd.agreement.buckets import Buffer
-from hpcsgd.agreement.gradient import Gradient, Means
+from hpcsgd.agreement.gradient import Gradient
 from hpcsgd.agreement.infinity_files import RUN, Place, document_of, put_back
 from hpcsgd.agreement.infinity_network import PURPOSE, Add, Between
+from hpcsgd.agreement.means import Means
 from hpcsgd.agreement.on_disk import OnDisk
 from hpcsgd.comm.grid import Grid
 from hpcsgd.products.base import Array, Rows, State, Task

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.agreement.cuts import Cut
-from hpcsgd.agreement.gradient import Means
 from hpcsgd.agreement.line import PURPOSE
+from hpcsgd.agreement.means import Means
 from hpcsgd.agreement.offload_link import HostLink, Link
 from hpcsgd.agreement.offload_worker import Worker
 from hpcsgd.agreement.sharded import Sharded

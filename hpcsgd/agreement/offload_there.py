@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.agreement.cuts import Cut, Cuts
-from hpcsgd.agreement.gradient import Means
 from hpcsgd.agreement.line import PURPOSE
+from hpcsgd.agreement.means import Means
 from hpcsgd.agreement.offload import Offload
 from hpcsgd.agreement.offload_link import PinnedLink
 from hpcsgd.agreement.room import Room

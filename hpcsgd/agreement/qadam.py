@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 
 from hpcsgd.agreement.buckets import Tile
 from hpcsgd.agreement.by_leaders import ByLeaders
-from hpcsgd.agreement.gradient import Gradient, Means
+from hpcsgd.agreement.gradient import Gradient
+from hpcsgd.agreement.means import Means
 from hpcsgd.agreement.senders import Plain, Sender
 from hpcsgd.comm.grid import Grid
 from hpcsgd.products.base import Array, State

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.agreement.buckets import Tile
-from hpcsgd.agreement.gradient import Gradient, Made
+from hpcsgd.agreement.gradient import Gradient
+from hpcsgd.agreement.means import Made
 from hpcsgd.agreement.scheduled_queue import Queue
 from hpcsgd.agreement.scheduled_tuner import Tuning
 from hpcsgd.agreement.scheduled_wire import AsTheyAre, Encoded, Ordered

@@ -1,5 +1,6 @@
 """What may become of the mean gradient before the step."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -30,18 +31,18 @@ class Whole:
         ]
 
 
-class Shaper:
+class Shaper(ABC):
     """Changes the mean gradient, without penalty and intercept, in place."""
 
-    def prepare(self, state: State) -> None:
+    def prepare(self, state: State) -> None:  # noqa: B027
         """Room in the state for what outlives a checkpoint."""
 
+    @abstractmethod
     def shape(self, gradient: Array, whole: Whole, moment: Moment) -> None:
         """The gradient of the columns held here, (columns, K).
 
         Called once an exchange on all ranks alike, with all that each of them holds.
         """
-        raise NotImplementedError
 
     def facts(self) -> dict[str, Any]:
         """For the report of a run."""

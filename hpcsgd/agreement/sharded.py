@@ -9,51 +9,28 @@ takes the step; the slices of w are gathered. Yᵀr does not need w: so w is gat
 a step in stage 3, too, and 2 (R−1)/R of the words of w travel, as in an all-reduce.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from hpcsgd.agreement.cuts import Cut, Cuts
-from hpcsgd.agreement.gradient import Gradient, Means
-from hpcsgd.agreement.joining import Joining
+from hpcsgd.agreement.cuts import Cut
 from hpcsgd.agreement.line import PURPOSE
-from hpcsgd.agreement.room import Room
 from hpcsgd.agreement.scatter import Scatter
 from hpcsgd.agreement.shaping import Whole
+from hpcsgd.agreement.slices import VELOCITY, Sliced
 from hpcsgd.codecs import Moment
-from hpcsgd.comm.grid import Grid
-from hpcsgd.errors import ConfigError
 from hpcsgd.products.base import Array, Rows, State, Task
 from hpcsgd.updates import Part
 
-VELOCITY = "velocity"  # of linear rules that have one: beside the weights elsewhere
 
-
-class Sharded(Gradient):
-    """The slices of one replica, and the messages that make them whole."""
-
-    def __init__(self, grid: Grid, share: float, means: Means) -> None:
-        super().__init__(grid, share, means)
-        self.stage = int(means.settings.stage)
-        self.states = self.steps.rule.states
-        self.replicas = grid.replicas
+class Sharded(Sliced):
+    """Steps on the slices of one replica, and the messages that make them whole."""
 
     @property
     def takes_at_once(self) -> bool:
         """No gradient is kept whole to add batches up in."""
         return self.stage > 1
-
-    def shape(self, columns: int, width: int) -> tuple[int, int]:
-        """Velocities are kept apart; from stage 3 on there are slices alone."""
-        replicas, dtype = self.replicas, self.backend.zeros((0, 1)).dtype
-        tiles = self.means.buckets(columns, dtype.itemsize)
-        own = (replicas.size, replicas.rank)
-        self.cuts = Cuts(columns, self.columns, tiles, *own)
-        self.room = Room(self.cuts.largest, tiles, dtype)
-        self.joining = Joining(replicas, self.cuts, self.room)
-        return (self.cuts.height if self.stage == 3 else columns), self.columns
 
     def prepare(self, state: State) -> None:
         """Room for tiles of gradient, and slices of what the rule keeps."""
@@ -81,80 +58,6 @@ class Sharded(Gradient):
             "buckets": " ".join(tiles),
             "stage": repr(self.stage),
         }
-
-    def start(self, state: State, exchanges: int) -> None:
-        """Refused alike on all ranks where others keep something beside no columns."""
-        if self.stage < 3 or not self.cuts.leaves_some_without:
-            return
-        if set(state.memory) > set(self._sliced()):
-            error = ConfigError(
-                f"[agreement] stage = 3 leaves some of {self.replicas.size} replicas"
-                f" without any of {self.cuts.columns} columns, and [average] or rows"
-                " that are held out keep something beside each; use agreement.stage = 2"
-            )
-            error.on_all_ranks = True
-            raise error
-
-    def _sliced(self) -> tuple[str, ...]:
-        """Names in the memory that are slices in every stage."""
-        return (*self.steps.rule.kept, *((VELOCITY,) if self.states > 1 else ()))
-
-    def whole(self, state: State) -> Array:
-        """[w | v] of all columns held, as if nothing were sliced."""
-        parts = [self.joined(state.weights)]
-        if self.states > 1:
-            parts.append(self.joining.join(state.memory[VELOCITY], "control"))
-        return np.hstack(parts) if len(parts) > 1 else parts[0]
-
-    def put_whole(self, state: State, whole: Array) -> None:
-        """The reverse."""
-        state.weights[...] = self.parted(whole)
-        if self.states > 1:
-            state.memory[VELOCITY][...] = self.cuts.of(whole[:, self.columns :])
-
-    def width(self, state: State) -> int:
-        """Words a column of that."""
-        return self.columns * self.states
-
-    def joined(self, held: Array) -> Array:
-        """Whole columns of what is held as the weights are."""
-        return held if self.stage < 3 else self.joining.join(held, "control")
-
-    def parted(self, whole: Array) -> Array:
-        """The reverse."""
-        own = whole[:, : self.columns]
-        return own if self.stage < 3 else self.cuts.of(own)
-
-    def memory(self, state: State) -> dict[str, Array]:
-        """All columns held of what is kept in slices."""
-        return {
-            name: self.joining.join(kept, "control") if self._is_sliced(name) else kept
-            for name, kept in state.memory.items()
-            if name in self.widths(state)
-        }
-
-    def remember(self, state: State, name: str, kept: Array) -> None:
-        """The own slices of it."""
-        own = self.cuts.of(kept) if self._is_sliced(name) else kept
-        state.memory[name][...] = own
-
-    def widths(self, state: State) -> dict[str, int]:
-        """Velocities lie beside the weights there."""
-        found = super().widths(state)
-        found.pop(VELOCITY, None)
-        return found
-
-    def _is_sliced(self, name: str) -> bool:
-        return self.stage == 3 or name in self._sliced()
-
-    def holds_one_state(self, state: State, exchanges: int) -> bool:
-        """What is put together is the same everywhere."""
-        return True
-
-    def tiles(self, held: Array) -> Iterator[tuple[slice, Array]]:
-        """Of slices, for a look at the objective."""
-        for cut, tile in self.joining.tiles(held, "evaluate"):
-            yield cut.columns, tile
 
     def scores(
         self, task: Task, state: State, rows: Rows, point: Array, out: Array

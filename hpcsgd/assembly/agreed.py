@@ -10,10 +10,11 @@ from hpcsgd.agreement.buckets import Buffer, bucket_count
 from hpcsgd.agreement.by_leaders import ByLeaders, open_groups
 from hpcsgd.agreement.decentralised import Decentralised
 from hpcsgd.agreement.decentralised_low import LowPrecision
-from hpcsgd.agreement.gradient import Gradient, Means
+from hpcsgd.agreement.gradient import Gradient
 from hpcsgd.agreement.growing import Growing
 from hpcsgd.agreement.infinity import Infinity
 from hpcsgd.agreement.kinds import SHARDED, batches_together, takes_gradients
+from hpcsgd.agreement.means import Means
 from hpcsgd.agreement.offload import Offload
 from hpcsgd.agreement.offload_there import OffloadThere
 from hpcsgd.agreement.qadam import QAdam

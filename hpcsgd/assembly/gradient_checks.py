@@ -50,6 +50,7 @@ def check(config: RunConfig, precision: Precision) -> None:
         more = wrong_on_disk(config, precision)
     for is_wrong, why in (
         *_of_settings(config),
+        *_of_update(config),
         _of_rates(config),
         *_of_formats(precision, codec),
         *_of_codec(config),
@@ -64,7 +65,7 @@ def check(config: RunConfig, precision: Precision) -> None:
 
 
 def _of_settings(config: RunConfig) -> tuple[Wrong, ...]:
-    schedule, how, kind = config.schedule, config.update.clip, config.products.kind
+    schedule, kind = config.schedule, config.products.kind
     return (
         (
             schedule.steps > 1,
@@ -91,8 +92,13 @@ def _of_settings(config: RunConfig) -> tuple[Wrong, ...]:
             f"adds gradients on GPUs where rows are, and [products] kind = {kind!r}"
             " moves them; use --products direct, or --device cpu",
         ),
+    )
+
+
+def _of_update(config: RunConfig) -> tuple[Wrong, ...]:
+    return (
         (
-            how != "none" and config.update.clip_over != "step",
+            config.update.clip != "none" and config.update.clip_over != "step",
             "has one step an exchange, and [update] clip_over = 'exchange' is for more;"
             " leave it out",
         ),

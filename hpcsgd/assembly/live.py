@@ -11,10 +11,11 @@ from hpcsgd.agreement.kinds import batches_together, takes_gradients
 from hpcsgd.assembly.agreed import in_exchanges, make_gradient, of_feed
 from hpcsgd.assembly.casting import Place, cast
 from hpcsgd.assembly.choice import Chosen, Earlier, choose_run
+from hpcsgd.assembly.engine_parts import Parts
 from hpcsgd.assembly.feed import Feed, make_feed, steps_in
 from hpcsgd.assembly.gpu_product import make_gradient_on_gpu, make_on_gpu, on_gpu
 from hpcsgd.assembly.many import many_models, rates_of
-from hpcsgd.assembly.motor import Parts, make_engine
+from hpcsgd.assembly.motor import make_engine
 from hpcsgd.assembly.proximal import settle_steps
 from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.backends.base import Backend

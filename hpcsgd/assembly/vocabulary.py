@@ -13,9 +13,10 @@ from hpcsgd.assembly.variance import check_svrg
 from hpcsgd.backends import make_backend
 from hpcsgd.backends.base import Backend
 from hpcsgd.comm.base import Communicator
-from hpcsgd.comm.delayed import Delayed, parse_network
+from hpcsgd.comm.delayed import Delayed
 from hpcsgd.comm.emulated import EmulatedCommunicator
 from hpcsgd.comm.grid import check_size
+from hpcsgd.comm.network import parse_network
 from hpcsgd.config import RunConfig
 from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.errors import ConfigError

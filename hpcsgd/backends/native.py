@@ -18,6 +18,7 @@ from hpcsgd.backends.many_steps import NativeManyPlan
 from hpcsgd.backends.many_tiles import LEAST_ROWS, Tiles
 from hpcsgd.backends.native_plan import NativePlan, numbered
 from hpcsgd.backends.plain import FAMILIES, SOFTMAX, Between, Walk, for_family
+from hpcsgd.backends.sampled import Sampled
 from hpcsgd.families.base import Family
 from hpcsgd.precision import Precision
 from hpcsgd.schedule import Blocks
@@ -32,25 +33,6 @@ DOTS_FROM = 256  # columns from which a dot product is worth its last addition
 MANY_ROWS, MANY_COLUMNS = 128, 1000
 MOST_COLUMNS = 32  # from here on BLAS has enough to do with a copy of the rows
 DOTS_TO = {"float32": 512, "uint16": 64}  # rows from which BLAS on a copy is faster
-
-
-class Sampled:
-    """Sampled rows by their numbers, with room for a copy where one is asked for."""
-
-    def __init__(self, matrix: Array, rows: Array, room: Array) -> None:
-        self.matrix = matrix
-        self.rows = rows
-        self.room = room
-        self.is_copied = False
-        self.whole: tuple[Sampled, slice] | None = None  # some columns of those rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, part: slice) -> "Sampled":
-        some = Sampled(self.matrix, self.rows[part], self.room[part])
-        some.is_copied = self.is_copied
-        return some
 
 
 class NativeBackend(HostBackend):

@@ -5,7 +5,7 @@ from typing import Any
 from hpcsgd.agreement import AGREEMENTS
 from hpcsgd.cli.words import gib, rate, steps
 from hpcsgd.codecs import CODECS
-from hpcsgd.comm.delayed import NETWORKS
+from hpcsgd.comm.network import NETWORKS
 from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.data.partition import PARTITIONS
 from hpcsgd.data.sampling import MODES

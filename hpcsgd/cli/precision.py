@@ -12,7 +12,7 @@ from rich.table import Table
 from hpcsgd import plots
 from hpcsgd.cli import logs
 from hpcsgd.cli.train import add_settings, check_data, configuration
-from hpcsgd.comm.delayed import parse_network
+from hpcsgd.comm.network import parse_network
 from hpcsgd.config import RunConfig
 from hpcsgd.data.readers import open_reader
 from hpcsgd.errors import ConfigError

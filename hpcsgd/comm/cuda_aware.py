@@ -4,8 +4,10 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hpcsgd.comm.carrier import Carrier
 from hpcsgd.comm.gpu_paths import mpi_way
-from hpcsgd.comm.on_device import Carrier, OnDevice, fetched
+from hpcsgd.comm.layer import fetched
+from hpcsgd.comm.on_device import OnDevice
 from hpcsgd.errors import ConfigError
 
 REMEDY = "use transport = mpi-host, or transport = nccl"

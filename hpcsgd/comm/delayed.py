@@ -6,107 +6,19 @@ Blocking ones wait the charge after the inner collective; non-blocking ones star
 posted; all of a rank queue on one link.
 """
 
-import ctypes
 import os
 import pickle
-import sys
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
 from math import ceil, log2
-from time import perf_counter
 from typing import Any, NoReturn
 
-import numpy as np
-
 from hpcsgd.comm import wire
-from hpcsgd.comm.base import Array, Communicator
+from hpcsgd.comm.base import Communicator
+from hpcsgd.comm.hooks import Array
+from hpcsgd.comm.link import Link
+from hpcsgd.comm.network import Network
 from hpcsgd.comm.pending import Arrival, has_come_of
 from hpcsgd.comm.workspace import Workspace
-from hpcsgd.errors import ConfigError
-
-PR_SET_TIMERSLACK = 29
-
-
-@dataclass(frozen=True)
-class Network:
-    """Latency and bandwidth, and whom they are felt with."""
-
-    alpha: float  # seconds per hop of a tree
-    bandwidth: float  # bytes per second of one rank's link
-    ranks: int = 0  # emulated number of ranks; 0 = those there are
-    jitter: float = 0.0  # a charge grows by up to this share, drawn anew each time
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.alpha < float("inf") and self.bandwidth > 0):
-            raise ConfigError(
-                "a network needs alpha >= 0 and bandwidth > 0, as in"
-                " alpha=5e-5,bandwidth=1.25e9"
-            )
-        if self.ranks < 0 or self.jitter < 0 or self.seed < 0:
-            raise ConfigError(
-                "a network's ranks, jitter and seed must be at least 0; leave them out"
-                " for as many ranks as there are and no jitter"
-            )
-
-
-NETWORKS = {
-    "hpc": Network(5e-6, 25e9),
-    "lan": Network(50e-6, 1.25e9),
-    "cloud": Network(200e-6, 1.25e9),
-}
-
-
-def parse_network(text: str) -> Network:
-    """A preset's name, or alpha=5e-5,bandwidth=1.25e9[,ranks=64][,jitter=0.1]."""
-    if text in NETWORKS:
-        return NETWORKS[text]
-    known = {field.name: field.type for field in fields(Network)}
-    values: dict[str, Any] = {}
-    for part in text.split(","):
-        name, equals, value = part.partition("=")
-        if not equals or name.strip() not in known:
-            raise ConfigError(
-                f"--network {text}: {part!r} is not known; name one of"
-                f" {', '.join(NETWORKS)}, or give {', '.join(known)} as"
-                " alpha=5e-5,bandwidth=1.25e9"
-            )
-        kind = int if name.strip() in ("ranks", "seed") else float
-        try:
-            values[name.strip()] = kind(value)
-        except ValueError as error:
-            raise ConfigError(
-                f"--network {text}: {value!r} is no number; write it as in"
-                " alpha=5e-5,bandwidth=1.25e9"
-            ) from error
-    if not {"alpha", "bandwidth"} <= set(values):
-        raise ConfigError(
-            f"--network {text}: both alpha and bandwidth are needed, as in"
-            " alpha=5e-5,bandwidth=1.25e9"
-        )
-    return Network(**values)
-
-
-class Link:
-    """What one rank can put on the network: one transfer after the other."""
-
-    def __init__(self, network: Network, rank: int, spins: bool = False) -> None:
-        self.network = network
-        self.free_at = 0.0
-        self.charged = 0.0  # seconds of all transfers so far
-        self._rng = np.random.default_rng((network.seed, rank))
-        self.wait_until = _spin_until if spins else _sleep_until
-        if not spins:
-            _sleep_sharply()
-
-    def book(self, seconds: float) -> float:
-        """Queue a transfer of `seconds`; when it will be done."""
-        if self.network.jitter:
-            seconds *= 1.0 + self.network.jitter * self._rng.uniform()
-        self.charged += seconds
-        self.free_at = max(perf_counter(), self.free_at) + seconds
-        return self.free_at
 
 
 class Delayed(Communicator):
@@ -199,7 +111,7 @@ class Delayed(Communicator):
         inner = has_come_of(finish)
         if inner is None:
             return wait
-        return Arrival(wait, lambda: perf_counter() >= done_at and inner())
+        return Arrival(wait, lambda: self.link.is_over(done_at) and inner())
 
     def _reduce(self, buffer: Array) -> None:
         self.inner._reduce(buffer)
@@ -285,31 +197,3 @@ class DelayedWorkspace(Workspace):
         total = self.inner.add()
         self._feel(self._wire_bytes)
         return total
-
-
-def _spin_until(moment: float) -> None:
-    """Spin: sharp, and it leaves the core as warm as a real wait would.
-
-    A sleep adds some microseconds, lets ranks wake apart and caches cool, which makes
-    every message dearer than the network that is emulated: a charge on whoever sends
-    most. Ranks that own a core each, and whose MPI spins anyway, can do better.
-    """
-    while perf_counter() < moment:
-        pass
-
-
-def _sleep_until(moment: float) -> None:
-    """Sleep: it frees the core, where spinning would take it from another rank."""
-    left = moment - perf_counter()
-    if left > 0:
-        time.sleep(left)
-
-
-def _sleep_sharply() -> None:
-    """Ask Linux not to add its usual 50 µs to this thread's sleeps."""
-    if sys.platform != "linux":
-        return
-    try:
-        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
-    except (OSError, AttributeError):
-        return  # a libc without prctl: sleeps are coarser, nothing else changes

@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from hpcsgd.comm.base import Array, Communicator
+from hpcsgd.comm.base import Communicator
+from hpcsgd.comm.hooks import Array
 from hpcsgd.comm.ledger import Ledger
 
 

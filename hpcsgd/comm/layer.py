@@ -90,3 +90,11 @@ class Layer(Protocol):
 def is_half(dtype: np.dtype[Any]) -> bool:
     """A 16-bit float; bf16 is held as the bits that it is."""
     return dtype.char in "eH"
+
+
+def fetched(layer: Layer, array: Any, stream: Any) -> Array:
+    """A copy in the host's memory, there when this returns."""
+    host = layer.pinned(array.size, array.dtype)
+    layer.to_host(array, host, stream)
+    layer.synchronize(stream)
+    return host

@@ -4,27 +4,26 @@ import atexit
 import os
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, NoReturn
 
 import numpy as np
 
-from hpcsgd.comm import wire
-from hpcsgd.comm.base import Array, Communicator
+from hpcsgd.comm import sizes
+from hpcsgd.comm.base import Communicator
+from hpcsgd.comm.hooks import Array
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.comm.leftovers import remove_leftovers
 from hpcsgd.comm.mail import MpiMail
 from hpcsgd.comm.pending import Arrival
 from hpcsgd.comm.ulfm import is_loss, shrink, vanish
+from hpcsgd.comm.uncaught import abort_on_uncaught
 from hpcsgd.comm.watch import Watchdog
 from hpcsgd.comm.ways import Ways
 from hpcsgd.comm.workspace import Workspace
 from hpcsgd.errors import MissingPackage
 
 NAP = 1e-4  # seconds between looks of a patient rank
-FORWARDING = 0.2  # seconds for a launcher to pass a traceback on
 INSTALL = "install one with: pip install mpi4py mpich"
 
 
@@ -212,7 +211,7 @@ class MpiCommunicator(Communicator):
         def finish() -> None:
             self._mpi.Request.Waitall(requests, told)
             got = told[0].Get_count(self._mpi.BYTE)
-            wire.check_swapped(self.rank, peer, got, out.nbytes)
+            sizes.check_swapped(self.rank, peer, got, out.nbytes)
 
         return finish
 
@@ -277,27 +276,6 @@ def open_mpi_world(reproducible: bool = False, comm: Any = None) -> MpiCommunica
     if world.size > 1:
         abort_on_uncaught(world)
     return world
-
-
-def abort_on_uncaught(world: MpiCommunicator) -> None:
-    """Replace the hook of uncaught exceptions by one that ends the whole job.
-
-    Otherwise a rank that dies leaves the others waiting in a collective for ever.
-    """
-
-    def hook(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        said = "".join(traceback.format_exception(kind, error, trace))
-        title = f"hpcsgd: rank {world.rank} of {world.size} failed:"
-        try:
-            print(f"{title}\n{said}", file=sys.stderr, flush=True)
-            # An abort may overtake what the launcher has yet to forward.
-            time.sleep(FORWARDING)
-        finally:
-            world.abort(1)
-
-    sys.excepthook = hook
 
 
 def library_name(mpi: Any) -> str:

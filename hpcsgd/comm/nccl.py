@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from hpcsgd.comm import wire
-from hpcsgd.comm.base import Array
+from hpcsgd.comm import sizes, wire
 from hpcsgd.comm.gpu_paths import rdma_way, version_text
+from hpcsgd.comm.hooks import Array
 from hpcsgd.comm.layer import Graph, is_half
 from hpcsgd.comm.nccl_carrier import Nccl
 from hpcsgd.comm.on_device import OnDevice
@@ -138,7 +138,7 @@ class NcclCommunicator(OnDevice):
         """The collectives that `sum` makes of it, one after the other."""
         carrier, halves = self.carrier, self._adds_halves(buffer)
         if not halves:
-            wire.check_summable(buffer.dtype)
+            sizes.check_summable(buffer.dtype)
         if halves or not self.reproducible:
             return [Call("sum", carrier.sum_calls(buffer), wire.sum_bytes)]
         reduction = carrier.reduce_calls(buffer)

@@ -5,84 +5,16 @@ the device go through a carrier, which has the same hooks for them. Both are boo
 one ledger by the same lines, so no transport can count in a way of its own.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-import numpy as np
-
-from hpcsgd.comm.base import Array, Communicator
-from hpcsgd.comm.layer import Graph, Layer
+from hpcsgd.comm.base import Communicator
+from hpcsgd.comm.carrier import Carrier
+from hpcsgd.comm.hooks import Array
+from hpcsgd.comm.layer import Graph, Layer, fetched
 from hpcsgd.comm.workspace import Workspace
-from hpcsgd.errors import DeviceLost, TransportError
-
-PROOF = 64  # words of the sum at the start
-
-
-class Carrier(ABC):
-    """Collectives of device arrays without gaps, as `Hooks` has them for the host's."""
-
-    def __init__(self, host: Communicator, layer: Layer, stream: Any = None) -> None:
-        self.host, self.layer = host, layer
-        self._stream = stream
-
-    @property
-    def stream(self) -> Any:
-        """Whose work comes before a collective, and what follows comes after it."""
-        given = self._stream
-        return self.layer.current_stream() if given is None else given
-
-    @abstractmethod
-    def _sum(self, buffer: Any) -> None: ...
-
-    @abstractmethod
-    def _start_sum(self, buffer: Any) -> Callable[[], None]: ...
-
-    @abstractmethod
-    def _reduce(self, buffer: Any) -> None: ...
-
-    @abstractmethod
-    def _broadcast(self, buffer: Any, root: int) -> None: ...
-
-    @abstractmethod
-    def _gather(self, part: Any, counts: Sequence[int], out: Any) -> None: ...
-
-    @abstractmethod
-    def _start_exchange(
-        self, pieces: Any, counts: Sequence[int], out: Any
-    ) -> Callable[[], None]: ...
-
-    @abstractmethod
-    def _start_sum_parts(
-        self, buffer: Any, counts: Sequence[int]
-    ) -> Callable[[], None]: ...
-
-    @abstractmethod
-    def _start_parts_in_order(
-        self, buffer: Any, counts: Sequence[int]
-    ) -> Callable[[], None]: ...
-
-    def _own_part(self, buffer: Any, counts: Sequence[int]) -> Any:
-        """Where that of this rank lay all along."""
-        first = sum(counts[: self.host.rank])
-        return buffer[first : first + counts[self.host.rank]]
-
-    def _start_gather(
-        self, part: Any, counts: Sequence[int], out: Any
-    ) -> Callable[[], None]:
-        self._gather(part, counts, out)
-        return lambda: None
-
-    def _exchange(self, pieces: Any, counts: Sequence[int], out: Any) -> None:
-        self._start_exchange(pieces, counts, out)()
-
-    def close(self) -> None:
-        """Let go of what it holds."""
-        return
-
-    def give_up(self) -> None:
-        """The same where other ranks may be gone."""
-        return
+from hpcsgd.errors import TransportError
 
 
 class OnDevice(Communicator):
@@ -289,44 +221,3 @@ class OnDevice(Communicator):
 
     def _objects(self, item: Any) -> list[Any]:
         return self.host._objects(item)
-
-
-def fetched(layer: Layer, array: Any, stream: Any) -> Array:
-    """A copy in the host's memory, there when this returns."""
-    host = layer.pinned(array.size, array.dtype)
-    layer.to_host(array, host, stream)
-    layer.synchronize(stream)
-    return host
-
-
-def prove(world: OnDevice) -> None:
-    """One small sum on the device, checked; its failure is an error on all ranks."""
-    world.together(lambda: _prove(world))
-
-
-def _prove(world: OnDevice) -> None:
-    words = np.arange(PROOF, dtype=np.float32)
-    layer, stream = world.layer, world.stream
-    host, buffer = layer.pinned(PROOF, np.float32), layer.empty(PROOF, np.float32)
-    host[...] = words * (world.rank + 1)
-    layer.to_device(host, buffer, stream)
-    try:
-        world.sum(buffer, "control")
-        world.settle()
-    except DeviceLost:
-        raise
-    except RuntimeError as error:  # mpi4py's own are RuntimeErrors, and so are ours
-        raise TransportError(_no(world, f"failed ({error})")) from error
-    found = fetched(layer, buffer, stream)
-    expected = words * (world.size * (world.size + 1) // 2)
-    wrong = np.flatnonzero(found != expected)
-    if wrong.size:
-        shown = f"gave {found[wrong[0]]:g} instead of {expected[wrong[0]]:g}"
-        raise TransportError(_no(world, shown))
-
-
-def _no(world: OnDevice, what: str) -> str:
-    return (
-        f"transport {world.kind} does not work here: a small sum of arrays on the GPUs"
-        f" {what}; {world.remedy}"
-    )

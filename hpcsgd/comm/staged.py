@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.comm.base import Array, Communicator
+from hpcsgd.comm.base import Communicator
+from hpcsgd.comm.carrier import Carrier
+from hpcsgd.comm.hooks import Array
 from hpcsgd.comm.layer import Layer
-from hpcsgd.comm.on_device import Carrier, OnDevice
+from hpcsgd.comm.on_device import OnDevice
 
 CHUNK = 4 * 2**20  # bytes; the copies of one are some hundred microseconds
 

@@ -6,9 +6,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from hpcsgd.comm import wire
-from hpcsgd.comm.base import Array, Communicator
+from hpcsgd.comm import sizes
+from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.board import Board, LostRank, RankDied, newest_world
+from hpcsgd.comm.hooks import Array
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.comm.pending import Arrival
 from hpcsgd.errors import TransportError
@@ -139,7 +140,7 @@ class ThreadCommunicator(Communicator):
 
         def finish() -> None:
             got = self._board.receive(peer, self.rank, self._waits)
-            wire.check_swapped(self.rank, peer, got.nbytes, out.nbytes)
+            sizes.check_swapped(self.rank, peer, got.nbytes, out.nbytes)
             out[...] = got.reshape(out.shape)
 
         return finish

@@ -6,7 +6,8 @@ from typing import Any
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.gpus import check_own_gpu
 from hpcsgd.comm.layer import Layer
-from hpcsgd.comm.on_device import OnDevice, prove
+from hpcsgd.comm.on_device import OnDevice
+from hpcsgd.comm.proof import prove
 from hpcsgd.errors import ConfigError
 
 TRANSPORTS = {

@@ -1,11 +1,5 @@
 """Bytes a ring moves for each collective, per rank: the model behind `wire_bytes`."""
 
-from typing import Any
-
-import numpy as np
-
-from hpcsgd.errors import TransportError
-
 
 def sum_bytes(payload: int, ranks: int) -> float:
     """All-reduce: 2 (p−1)/p of the payload."""
@@ -35,20 +29,3 @@ def exchange_bytes(payload: int, ranks: int) -> float:
 def swap_bytes(payload: int) -> float:
     """Sent to one peer, straight."""
     return float(payload)
-
-
-def check_swapped(rank: int, peer: int, got: int, wanted: int) -> None:
-    """A peer that says less than there is room for would leave old words in it."""
-    if got != wanted:
-        raise TransportError(
-            f"rank {peer} gave rank {rank} {got} bytes in a swap, not {wanted}; both"
-            " must know what the other gives"
-        )
-
-
-def check_summable(dtype: np.dtype[Any]) -> None:
-    """MPI has no 16-bit float, and a sum of integers that hold some is nonsense."""
-    if dtype.char not in "fdg":
-        raise TransportError(
-            f"a buffer of {dtype} cannot be summed over ranks; sum float32 or float64"
-        )

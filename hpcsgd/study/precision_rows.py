@@ -8,7 +8,7 @@ from typing import Any
 from hpcsgd.backends.scaling import make_scaling
 from hpcsgd.backends.ways import emulated
 from hpcsgd.bound import Exchange, Term, bound
-from hpcsgd.comm.delayed import Network
+from hpcsgd.comm.network import Network
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import formats_of, get_format

@@ -14,7 +14,7 @@ from hpcsgd.backends.scaling import make_scaling
 from hpcsgd.backends.ways import emulated
 from hpcsgd.bound import Exchange
 from hpcsgd.comm import narrow, wire
-from hpcsgd.comm.delayed import Network
+from hpcsgd.comm.network import Network
 from hpcsgd.formats import get_format
 from hpcsgd.precision import FIELDS, Precision
 

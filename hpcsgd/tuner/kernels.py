@@ -6,17 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.calibrate import (
-    fastest_of,
-    of_columns,
-    task_alone,
-    time_gram,
-    time_passes,
-    value_bytes,
-)
+from hpcsgd.calibrate import fastest_of, time_gram, time_passes, value_bytes
 from hpcsgd.comm.base import Communicator
 from hpcsgd.products.base import Task
 from hpcsgd.schedule import uniform_blocks
+from hpcsgd.timed_tasks import of_columns, task_alone
 
 ROWS = (64, 256, 1024)  # of an exchange, in blocks of BLOCK
 BLOCK = 32

@@ -4,6 +4,7 @@ Step k takes the state x to  M_k x + u_k A_kᵀ r_k  and reads its scores at q·
 where r_k is summed over b rows, η is the rate, λ the ridge penalty, h = η/b.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,20 +15,20 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class LinearUpdate:
+class LinearUpdate(ABC):
     """The protocol, and what plain SGD shares with momentum."""
 
     momentum: float = 0.0
     states = 1  # w alone, or (w, v)
     is_anchored = False  # True: residuals are less those at the second state
 
+    @abstractmethod
     def transition(self, rate: float, l2: float) -> Array:
         """M_k, states × states."""
-        raise NotImplementedError
 
+    @abstractmethod
     def gain(self, rate: float, count: int) -> Array:
         """u_k, what one unit of A_kᵀ r_k adds to each state."""
-        raise NotImplementedError
 
     def probe(self) -> Array:
         """q, the combination of states at which scores are read."""

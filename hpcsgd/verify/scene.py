@@ -146,43 +146,7 @@ class Scene:
 def open_scene(folder: Path) -> Scene:
     """Read the folder; a run without a recording is refused."""
     result = load_result(folder)
-    if result.config["update"]["kind"] == COORDINATE:
-        raise DataError(
-            f"{folder} is of a coordinate form, and verify replays SGD; what it found"
-            " has its gap in the history, and hpcsgd evaluate takes the loss again"
-        )
-    if result.config["update"].get("clip", "none") != "none":
-        raise DataError(
-            f"{folder} is of a run that clipped its gradients, and verify replays plain"
-            " SGD; verify a run with update.clip = 'none'"
-        )
-    if result.config["update"]["kind"] in ADAPTIVE:
-        raise DataError(
-            f"{folder} is of {result.config['update']['kind']}, and verify replays"
-            " plain SGD; hpcsgd evaluate takes its loss again"
-        )
-    if result.config["update"]["kind"] == "svrg":
-        raise DataError(
-            f"{folder} is of SVRG, and verify replays plain SGD; the gradient in its"
-            " history says how far it is from the optimum"
-        )
-    if "models" in result.report:
-        raise DataError(
-            f"{folder} is of a sweep, and verify replays one model; train the model in"
-            " question with hpcsgd train and verify that run"
-        )
-    kind = result.config["agreement"]["kind"]
-    if takes_gradients(kind) and kind != KIND and not (folder / NAME).exists():
-        raise DataError(
-            f"{folder} is of --agreement {kind}, whose steps are not recorded;"
-            " hpcsgd evaluate takes its loss again"
-        )
-    if not (folder / NAME).exists():
-        raise DataError(
-            f"{folder} holds no {NAME}, so no exchange can be replayed; train with"
-            " --out and --record of at least 1, and with plain steps: others are not"
-            " recorded"
-        )
+    _check_replayable(folder, result)
     recording = read_recording(folder / NAME)
     config = RunConfig.parse(result.config)
     scene = Scene(
@@ -195,6 +159,51 @@ def open_scene(folder: Path) -> Scene:
     )
     _check_report(scene)
     return scene
+
+
+def _check_replayable(folder: Path, result: Result) -> None:
+    """Refuse what has no recording, and steps that are not those of plain SGD."""
+    update, kind = result.config["update"], result.config["agreement"]["kind"]
+    is_recorded = (folder / NAME).exists()
+    for is_wrong, why in (
+        (
+            update["kind"] == COORDINATE,
+            "is of a coordinate form, and verify replays SGD; what it found has its gap"
+            " in the history, and hpcsgd evaluate takes the loss again",
+        ),
+        (
+            update.get("clip", "none") != "none",
+            "is of a run that clipped its gradients, and verify replays plain SGD;"
+            " verify a run with update.clip = 'none'",
+        ),
+        (
+            update["kind"] in ADAPTIVE,
+            f"is of {update['kind']}, and verify replays plain SGD; hpcsgd evaluate"
+            " takes its loss again",
+        ),
+        (
+            update["kind"] == "svrg",
+            "is of SVRG, and verify replays plain SGD; the gradient in its history says"
+            " how far it is from the optimum",
+        ),
+        (
+            "models" in result.report,
+            "is of a sweep, and verify replays one model; train the model in question"
+            " with hpcsgd train and verify that run",
+        ),
+        (
+            takes_gradients(kind) and kind != KIND and not is_recorded,
+            f"is of --agreement {kind}, whose steps are not recorded; hpcsgd evaluate"
+            " takes its loss again",
+        ),
+        (
+            not is_recorded,
+            f"holds no {NAME}, so no exchange can be replayed; train with --out and"
+            " --record of at least 1, and with plain steps: others are not recorded",
+        ),
+    ):
+        if is_wrong:
+            raise DataError(f"{folder} {why}")
 
 
 def _check_report(scene: Scene) -> None:

@@ -13,7 +13,8 @@ from hpcsgd.comm import (
     launched_size,
     open_world,
 )
-from hpcsgd.comm.delayed import Delayed, Network
+from hpcsgd.comm.delayed import Delayed
+from hpcsgd.comm.network import Network
 from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError, TransportError

@@ -7,7 +7,8 @@ import pytest
 
 import hpcsgd
 from hpcsgd.api import train
-from hpcsgd.comm.delayed import Delayed, Network
+from hpcsgd.comm.delayed import Delayed
+from hpcsgd.comm.network import Network
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.comm.turns import Ended, in_turns
 from hpcsgd.errors import ConfigError

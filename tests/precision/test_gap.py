@@ -257,7 +257,7 @@ def in_gram(rows):
         rounded = rows.copy()
         round_through(rounded, "bf16")
         return rounded
-    from hpcsgd.backends.native import Sampled
+    from hpcsgd.backends.sampled import Sampled
 
     matrix = rows.matrix.copy()
     round_through(matrix, "bf16")

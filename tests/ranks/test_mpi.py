@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.comm.delayed import Delayed, Network
+from hpcsgd.comm.delayed import Delayed
 from hpcsgd.comm.mpi import MpiCommunicator
+from hpcsgd.comm.network import Network
 from hpcsgd.data.partition import split_range
 from hpcsgd.jobs.smoke import smoke
 from hpcsgd.products import GATHERS

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.comm.delayed import Delayed, Network
+from hpcsgd.comm.delayed import Delayed
 from hpcsgd.comm.mpi import MpiCommunicator
 from hpcsgd.comm.narrow import open_message
+from hpcsgd.comm.network import Network
 from hpcsgd.formats import FORMATS
 from tests.harness import config_for, make_problem
 from tests.ranks.counting import CountingComm

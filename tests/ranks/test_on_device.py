@@ -6,11 +6,11 @@ import pytest
 from hpcsgd.api import train
 from hpcsgd.comm import cuda_aware, staged
 from hpcsgd.comm.cuda_aware import check_support
+from hpcsgd.comm.layer import fetched
 from hpcsgd.comm.mpi import MpiCommunicator
 from hpcsgd.comm.mpi_facts import reads_device_memory
 from hpcsgd.comm.narrow import open_message
 from hpcsgd.comm.narrow_device import DeviceNarrowSum
-from hpcsgd.comm.on_device import fetched
 from hpcsgd.comm.transports import open_transport
 from hpcsgd.errors import ConfigError
 from tests.fake_cuda import FakeLayer, Node

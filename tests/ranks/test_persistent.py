@@ -7,8 +7,9 @@ import pytest
 
 from hpcsgd.api import train
 from hpcsgd.comm import persistent
-from hpcsgd.comm.delayed import Delayed, Network
+from hpcsgd.comm.delayed import Delayed
 from hpcsgd.comm.mpi import MpiCommunicator, load_mpi
+from hpcsgd.comm.network import Network
 from hpcsgd.comm.persistent import PersistentWorkspace, supported
 from hpcsgd.comm.workspace import Workspace
 from tests.harness import config_for, make_problem

@@ -8,8 +8,9 @@ import pytest
 
 from hpcsgd.api import train
 from hpcsgd.comm import node, shared
-from hpcsgd.comm.delayed import Delayed, Network
+from hpcsgd.comm.delayed import Delayed
 from hpcsgd.comm.mpi import MpiCommunicator, load_mpi
+from hpcsgd.comm.network import Network
 from hpcsgd.comm.shared import SummedByEach, SummedInSlices
 from hpcsgd.comm.ways import Ways
 from hpcsgd.comm.workspace import Workspace

@@ -13,7 +13,7 @@ from hpcsgd.comm.address import Address, own_address
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.memory import MemoryReader
 from hpcsgd.errors import ConfigError
-from hpcsgd.memory import _slow
+from hpcsgd.memory.agreed import of_slow
 from hpcsgd.precision import Precision
 from hpcsgd.result import Status
 from hpcsgd.timing import Clock
@@ -320,7 +320,7 @@ def test_parts_of_the_slow_state_take_less_memory():
 def test_memory_is_asked_for_the_slow_state():
     problem = make_problem("logistic", n=58, d=1000)
     whole, parts, none = (
-        _slow(config_of(problem, row), 1000, Precision())
+        of_slow(config_of(problem, row), 1000, Precision())
         for row in ("slowmo", "sharded", "average")
     )
     assert none == 0 < parts < whole

@@ -5,9 +5,11 @@ from time import perf_counter
 import numpy as np
 import pytest
 
-import hpcsgd.comm.delayed as delayed
-from hpcsgd.comm.delayed import NETWORKS, Delayed, Link, Network, parse_network
+import hpcsgd.comm.link as link
+from hpcsgd.comm.delayed import Delayed
+from hpcsgd.comm.link import Link
 from hpcsgd.comm.narrow import open_message
+from hpcsgd.comm.network import NETWORKS, Network, parse_network
 from hpcsgd.comm.pending import Arrival
 from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.comm.threads import run_ranks
@@ -50,8 +52,8 @@ def virtual(monkeypatch):
             self.now = max(self.now, moment)
 
     clock = Virtual()
-    monkeypatch.setattr(delayed, "perf_counter", lambda: clock.now)
-    monkeypatch.setattr(delayed, "_sleep_until", clock.sleep_until)
+    monkeypatch.setattr(link, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(link, "_sleep_until", clock.sleep_until)
     return clock
 
 

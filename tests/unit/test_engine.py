@@ -10,7 +10,8 @@ from hpcsgd.api import train
 from hpcsgd.callbacks import Callback, Wish
 from hpcsgd.callbacks.guards import MemberCheck
 from hpcsgd.checkpoint import Store
-from hpcsgd.comm.delayed import Delayed, Network
+from hpcsgd.comm.delayed import Delayed
+from hpcsgd.comm.network import Network
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import DataError
 from hpcsgd.products.base import State

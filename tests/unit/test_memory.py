@@ -16,6 +16,7 @@ from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
+from hpcsgd.memory import check
 from tests.harness import config_for, make_problem, train_on
 
 
@@ -104,7 +105,7 @@ def test_too_much_is_refused_with_the_knob_to_turn():
 def test_each_part_has_its_knob(part, knob):
     parts = dict.fromkeys(vars(need(10, 10)), 1) | {part: 2**40}
     budget = limits.Budget(LIMITS["machine"], 2**30, [2**40])
-    said = memory._sentence(memory.Need(**parts), budget, RunConfig())
+    said = check._sentence(memory.Need(**parts), budget, RunConfig())
     assert knob in said and part.replace("_", " ") + " 1.02e+03 GiB" in said
 
 
@@ -129,13 +130,13 @@ LIMITS = {
 def test_the_limit_that_binds_is_named(monkeypatch):
     """Another one would be a wrong lead."""
     problem = make_problem("logistic", n=2000, d=50)
-    monkeypatch.setattr(memory, "system_limits", lambda: list(LIMITS.values()))
+    monkeypatch.setattr(check, "system_limits", lambda: list(LIMITS.values()))
     with pytest.raises(ConfigError) as raised:
         train_on(1, config_for(problem), problem)
     said = str(raised.value)
     assert "0.000977 GiB are free under ulimit -v" in said
     assert "; raise ulimit -v, or use more ranks" in said
-    monkeypatch.setattr(memory, "system_limits", lambda: [LIMITS["machine"]])
+    monkeypatch.setattr(check, "system_limits", lambda: [LIMITS["machine"]])
     assert np.isfinite(train_on(1, config_for(problem), problem).loss)
 
 
@@ -150,10 +151,10 @@ def test_a_process_answers_for_itself_alone(monkeypatch):
         holder = f"process {next(numbers)}"  # ranks here are threads of one
         return [replace(LIMITS["process"], holder=holder, free=free)]
 
-    monkeypatch.setattr(memory, "system_limits", alone)
+    monkeypatch.setattr(check, "system_limits", alone)
     assert np.isfinite(train_on(4, config, problem).loss)
     shared = replace(LIMITS["machine"], free=free)
-    monkeypatch.setattr(memory, "system_limits", lambda: [shared])
+    monkeypatch.setattr(check, "system_limits", lambda: [shared])
     with pytest.raises(ConfigError, match="4 ranks of this node need"):
         train_on(4, config, problem)
 

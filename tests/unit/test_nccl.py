@@ -11,9 +11,8 @@ import pytest
 from hpcsgd.backends.device_layer import DeviceLayer
 from hpcsgd.comm import nccl
 from hpcsgd.comm.grid import Grid
-from hpcsgd.comm.layer import Layer
+from hpcsgd.comm.layer import Layer, fetched
 from hpcsgd.comm.nccl import PINNED, SAFER, NcclCommunicator, pin
-from hpcsgd.comm.on_device import fetched
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.comm.transports import open_transport
 from hpcsgd.comm.watch import Watchdog

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.agreement.offload_link import HostLink, PinnedLink
-from hpcsgd.comm.on_device import fetched
+from hpcsgd.comm.layer import fetched
 from tests.fake_cuda import FakeLayer, Node
 
 SHAPE = 5, 3

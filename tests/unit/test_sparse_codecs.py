@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hpcsgd import memory
 from hpcsgd.agreement import Gradient
 from hpcsgd.agreement.line import ReplicaLine
 from hpcsgd.codecs import AccordionConfig, Bucket, CodecConfig, kept_bytes
@@ -24,6 +23,7 @@ from hpcsgd.codecs.topk import EVERY, largest
 from hpcsgd.codecs.wangni import Wangni, magnitude_of_budget, magnitude_of_share
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
+from hpcsgd.memory.agreed import of_codec
 from tests.contracts.codec import (
     ROWS,
     Alone,
@@ -537,7 +537,7 @@ def test_memory_counts_the_arrays_of_a_run(name, monkeypatch):
     on_all(3, config, problem)
     grid = SimpleNamespace(replicas=SimpleNamespace(size=3))
     form = config.precision.resolve()
-    said = memory._of_codec(config, grid, 101, form, False)
+    said = of_codec(config, grid, 101, form, False)
     assert set(held) == {said // 2} and said > 0
     alone = SimpleNamespace(replicas=SimpleNamespace(size=1))
-    assert memory._of_codec(config, alone, 101, form, False) == 0
+    assert of_codec(config, alone, 101, form, False) == 0

@@ -6,9 +6,10 @@ import pytest
 from hpcsgd.comm import mpi_facts, staged
 from hpcsgd.comm.cuda_aware import CudaAware, CudaAwareCommunicator, check_support
 from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.layer import fetched
 from hpcsgd.comm.narrow import NarrowSum, open_message
 from hpcsgd.comm.narrow_device import DeviceNarrowSum
-from hpcsgd.comm.on_device import fetched, prove
+from hpcsgd.comm.proof import prove
 from hpcsgd.comm.staged import StagedCommunicator, chunks_of
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.comm.transports import TRANSPORTS, open_transport, transport_of

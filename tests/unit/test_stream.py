@@ -305,7 +305,7 @@ def test_what_does_not_fit_either_way_is_refused(data):
 
 
 def test_a_window_must_hold_an_exchange(data, monkeypatch):
-    monkeypatch.setattr("hpcsgd.memory.SCANNED", 4096)
+    monkeypatch.setattr("hpcsgd.memory.need.SCANNED", 4096)
     sampling = {"mode": "blocks", "block": 8, "window": 4}
     with pytest.raises(ConfigError, match="needs a window of as many"):
         train(config_for(data, 0.0024, sampling=sampling))

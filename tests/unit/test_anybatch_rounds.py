@@ -1,0 +1,312 @@
+"""Any-batch rounds: what they say, their clock and log, how they end, refusals."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hpcsgd.advice import less_agreeing
+from hpcsgd.agreement.anybatch_rounds import Timed
+from hpcsgd.api import train
+from hpcsgd.assembly.any_batches import terms_of
+from hpcsgd.assembly.feed import Rounds
+from hpcsgd.comm.threads import run_ranks
+from hpcsgd.data.stream import Streamed
+from hpcsgd.errors import HpcsgdError
+from hpcsgd.products.any_batches import Stream
+from tests.anybatch import (
+    MAPS,
+    any_batch,
+    on_all,
+    scripted,
+)
+from tests.harness import make_problem, train_on
+from tests.unit.test_gradient import in_folder
+
+# --------------------------------------------------------------------------- bytes
+
+
+@pytest.mark.parametrize("columns", [7, 12])
+@pytest.mark.parametrize("name", MAPS)
+def test_bytes_are_those_of_the_formula(name, columns, tmp_path):
+    """k · deg · b (D + K [+ 1]) a round, and the mean at the end; a sum where full."""
+    problem = make_problem("softmax", d=columns)
+    travels = {"entropy": 4 * columns, "eg": 4 * (2 * columns + 1)}
+    words = travels.get(name, 4 * columns)
+    for graph, degree, weighted, mixing, size in (
+        ("ring", 2, True, 1, 8),
+        ("ring", 2, False, 3, 4),
+        ("matching", 1, True, 2, 8),
+        ("full", None, True, 5, 8),
+    ):
+        config = any_batch(
+            problem,
+            4,
+            problem={"intercept": True},
+            mirror=MAPS[name],
+            precision={"recipe": "fp64" if size == 8 else "fp32"},
+            agreement={"graph": graph, "weighted": weighted, "mixing": mixing},
+        )
+        result = train_on(4, config, problem)
+        said, rounds = result.ledger["agreement"], result.exchanges
+        a_word = words + 4 + weighted
+        if graph == "full":
+            logs = name in travels
+            calls, end = rounds * (3 if logs else 1), 0
+        else:
+            calls, end = rounds * degree * mixing, 4 * columns + 4 + 1
+        assert said["words"] == calls * a_word + end
+        assert said["bytes"] == size * said["words"]
+        assert said["calls"] == calls + (end > 0)
+
+
+def test_members_share_the_words(tmp_path):
+    """Each its own columns; the map's own sums are products of members."""
+    problem = make_problem("logistic")
+    config = any_batch(problem, 3, 2, agreement={"graph": "ring"})
+    result = train_on(6, config, problem)
+    assert result.ledger["agreement"]["words"] == result.exchanges * 2 * 5 + 5
+    one, more = (
+        train_on(2, any_batch(problem, 1, 2, mirror=MAPS[m]), problem)
+        for m in ("euclidean", "entropy")
+    )
+    apart = [r.ledger["products"]["words"] for r in (one, more)]
+    assert apart[1] - apart[0] == one.exchanges
+
+
+# ------------------------------------------------------------------- log and replay
+
+
+class Ticks:
+    """A clock that every look moves on by what its replica takes for a chunk."""
+
+    def __init__(self, each):
+        self.now, self.each = 0.0, each
+
+    def __call__(self):
+        self.now += self.each
+        return self.now
+
+
+def clocked(monkeypatch, speeds):
+    """Replica r takes speeds[r] seconds for a chunk."""
+    made = Timed.__init__
+
+    def init(self, grid, most, deadline):
+        made(self, grid, most, deadline, Ticks(speeds[grid.replica]))
+
+    monkeypatch.setattr(Timed, "__init__", init)
+
+
+def test_a_deadline_ends_rounds(monkeypatch):
+    """A look before every chunk, so that 1, 2, 5 s leave 5, 3, 1 chunks of 4.5 s."""
+    clocked(monkeypatch, [1.0, 2.0, 5.0, 0.1])
+    problem = make_problem("logistic", n=120)
+    config = any_batch(
+        problem,
+        4,
+        2,
+        agreement={"rounds": "clock", "deadline": 4.5, "accumulate": 6},
+    )
+    result = train_on(8, config, problem)
+    chunks = np.array(result.report["agreement"]["rounds"]["chunks"])
+    # Begin looks once; look n + 1 is (n + 1) · each later.
+    assert chunks[:, 0].tolist() == [4, 2, 0, 6]
+    assert (chunks == chunks[:, :1]).all()
+    assert result.report["agreement"]["deadline_seconds"] == 4.5
+
+
+def test_the_first_round_finds_a_deadline(monkeypatch):
+    """Half of eight chunks at the median of 1, 1.5 and 4 seconds: 6 seconds."""
+    clocked(monkeypatch, [1.0, 1.5, 4.0])
+    problem = make_problem("logistic", n=150)
+    config = any_batch(problem, 3, agreement={"rounds": "clock", "accumulate": 8})
+    result = train_on(3, config, problem)
+    said = result.report["agreement"]
+    assert said["deadline_seconds"] == pytest.approx(6.0)
+    chunks = np.array(said["rounds"]["chunks"])
+    assert chunks[:, 0].tolist() == [4, 4, 4]
+    assert chunks[:, 1].tolist() == [5, 3, 1]
+
+
+def test_what_to_do_where_agreeing_takes_the_time():
+    """A longer deadline; larger batches where none was set or found."""
+    problem = make_problem("logistic")
+    result = train_on(2, any_batch(problem, 2), problem)
+    rounds = result.report["agreement"]
+    for deadline, said in ((0.25, "agreement.deadline=0.5 "), (None, "accumulate=")):
+        rounds["deadline_seconds"] = deadline
+        assert said in less_agreeing(result)
+
+
+def test_a_log_is_the_same_run_again(tmp_path, monkeypatch):
+    """rounds.csv of a run by the clock, as a script: bit for bit, and the same log."""
+    clocked(monkeypatch, [1.0, 1.6, 3.1])
+    problem = make_problem("softmax", n=90)
+    told = {"rounds": "clock", "accumulate": 6, "graph": "ring"}
+    config = any_batch(problem, 3, agreement=told)
+    first = in_folder(tmp_path / "first", config, 3, problem)[0]
+    log = tmp_path / "first" / "rounds.csv"
+    for name, replay in (("file", log), ("folder", log.parent)):
+        told["replay"] = str(replay)
+        config = any_batch(problem, 3, agreement=told)
+        again = in_folder(tmp_path / name, config, 3, problem)[0]
+        assert again.weights_sha256 == first.weights_sha256
+        assert (tmp_path / name / "rounds.csv").read_text() == log.read_text()
+    saved = json.loads((tmp_path / "first" / "result.json").read_text())
+    rounds = saved["agreement"]["rounds"]
+    assert (
+        np.sum(rounds["rows"], axis=1).tolist() == saved["agreement"]["rows_by_replica"]
+    )
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_a_run_goes_on_bit_for_bit(name, tmp_path):
+    """In mid-run, where replicas differ: streams, maps, log and all."""
+    problem = make_problem("softmax", n=90)
+    for replicas, members in ((3, 1), (2, 2)):
+        place = tmp_path / f"{replicas}"
+        place.mkdir()
+        config, _ = scripted(
+            place,
+            problem,
+            replicas,
+            members,
+            mirror=MAPS[name],
+            problem={"intercept": True},
+            agreement={"graph": "ring"},
+        )
+        ranks = replicas * members
+        whole = in_folder(place / "whole", config, ranks, problem)[0]
+        first = in_folder(place / "parts", config, ranks, problem, stop=4)
+        assert {r.status.value for r in first} == {"preempted"}
+        again = in_folder(place / "parts", config, ranks, problem)
+        assert {r.weights_sha256 for r in again} == {whole.weights_sha256}
+        assert again[0].iterations == whole.iterations
+        logs = [(place / n / "rounds.csv").read_text() for n in ("whole", "parts")]
+        assert logs[0] == logs[1]
+        assert (
+            again[0].report["agreement"]["rounds"]
+            == (whole.report["agreement"]["rounds"])
+        )
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_another_number_of_replicas_goes_on_from_the_mean(name, tmp_path):
+    problem = make_problem("softmax", n=90)
+    told = {"mirror": MAPS[name], "agreement": {"graph": "ring", "accumulate": 2}}
+    first = in_folder(tmp_path, any_batch(problem, 3, **told), 3, problem, stop=4)[0]
+    config = any_batch(problem, 2, **told)
+    assert in_folder(tmp_path, config, 2, problem, stop=8)[0].exchanges == 8
+    again = in_folder(tmp_path, config, 2, problem)
+    assert again[0].status.value == "completed"
+    assert again[0].loss < first.history[0]["loss"]
+    rounds = again[0].report["agreement"]["rounds"]
+    before = rounds["chunks"][0].index(2)  # rounds of other replicas are not theirs
+    sizes = np.array([4] * 11 + [1])  # 45 rows
+    taken = np.arange(2 * before, 2 * len(rounds["chunks"][0])).reshape(-1, 2)
+    assert before and rounds["rows"][0][before:] == sizes[taken % 12].sum(1).tolist()
+    if name == "entropy":
+        np.testing.assert_allclose(again[0].weights.sum(axis=0), 2.0, rtol=1e-12)
+
+
+# --------------------------------------------------------------------------- edges
+
+
+def test_weights_that_are_no_numbers_end_the_run(tmp_path):
+    problem = make_problem("gaussian")
+    for name in ("euclidean", "p-norm"):
+        config, _ = scripted(
+            tmp_path,
+            problem,
+            3,
+            rounds=40,
+            mirror=MAPS[name],
+            agreement={"graph": "ring"},
+            rate={"value": 1e300},
+        )
+        results = on_all(3, config, problem)
+        assert {r.status.value for r in results} == {"diverged"}
+
+
+REFUSED = [
+    ({"agreement": {"codec": "bf16"}}, "leave the codec out"),
+    ({"update": {"kind": "momentum"}}, "use --update sgd"),
+    ({"update": {"kind": "adam"}}, "use --update sgd"),
+    ({"average": {"kind": "tail"}}, "average.kind = 'none'"),
+    ({"update": {"clip": "norm"}}, "update.clip=none"),
+    ({"update": {"normalise": True}}, "those that they agree on"),
+    ({"precision": {"residual": "fp16"}}, "precision.residual=fp32"),
+    ({"rate": {"per_batch": 8}}, "is for a known one"),
+    ({"schedule": {"steps": 2}}, "use --steps 1"),
+    ({"agreement": {"graph": "star"}}, "known: .*ring"),
+    ({"agreement": {"graph": "0-3"}}, "unknown graph"),
+    ({"agreement": {"graph": "0-1"}}, "add an edge"),
+    ({"agreement": {"mixing": 0}}, "mixing = 0 must be"),
+    ({"agreement": {"rounds": "never"}}, "one of clock, full"),
+    ({"agreement": {"deadline": -1.0}}, "deadline = -1.0"),
+    ({"agreement": {"replay": "/nowhere"}}, "give the rounds.csv"),
+    ({"mirror": {"kind": "kl"}}, "known: .*entropy"),
+    ({"mirror": {"radius": -1.0}}, "radius = -1.0"),
+    ({"mirror": {"kind": "diagonal", "radius": 1.0}}, "has no radius"),
+    ({"mirror": {"p": 1.5}}, "is for kind = 'p-norm'"),
+    ({"mirror": {"kind": "p-norm", "p": 1.0}}, "above 1"),
+    ({"mirror": {"epsilon": 0.0}}, "epsilon"),
+    ({"agreement": {"kind": "gradient"}, "mirror": {"kind": "eg"}}, "--method anyb"),
+    ({"agreement": {"kind": "average", "replay": "x"}}, "--method anybatch"),
+]
+
+
+@pytest.mark.parametrize("sections, remedy", REFUSED, ids=lambda x: str(x)[:50])
+def test_what_it_cannot_do_is_said_with_the_remedy(sections, remedy):
+    problem = make_problem("logistic")
+    with pytest.raises(HpcsgdError, match=remedy):
+        on_all(3, any_batch(problem, 3, **sections), problem)
+
+
+@pytest.mark.parametrize(
+    "section, key, values",
+    [
+        ("agreement", "graph", ("ring", "matching")),
+        ("agreement", "weighted", (True, False)),
+        ("mirror", "kind", ("euclidean", "diagonal")),
+    ],
+)
+def test_replicas_that_planned_unlike_are_refused_together(section, key, values):
+    problem = make_problem("logistic")
+
+    def on_rank(world):
+        asked = {section: {key: values[world.rank > 0]}}
+        return train(
+            any_batch(problem, 3, **asked), X=problem.X, y=problem.y, world=world
+        )
+
+    with pytest.raises(HpcsgdError, match="rank|replica"):
+        run_ranks(3, on_rank)
+
+
+def test_rows_that_are_read_ahead_are_refused():
+    """They come by plan, and a round does not know how far it gets."""
+    shard = SimpleNamespace(matrix=object.__new__(Streamed))
+    feed = Rounds(None, None, [], 1, 1, stream=Stream(None, None, []))
+    with pytest.raises(HpcsgdError, match="more ranks or a larger run.memory"):
+        terms_of(None, None, SimpleNamespace(shard=shard), feed)
+
+
+@pytest.mark.parametrize(
+    "text, remedy",
+    [
+        ("round,chunks_0,rows_0\n0,1,1\n", "has rounds of 1 replicas"),
+        ("round,chunks_0,chunks_1\n0,1,1\n", "1 rounds and the run takes"),
+        ("round,chunks_0,chunks_1\n" + "0,9,1\n" * 40, "up to 9 chunks"),
+        ("round,chunks_0,chunks_1\n0,x,1\n", "not a log of rounds"),
+        ("", "has rounds of 0 replicas"),
+    ],
+)
+def test_scripts_that_do_not_fit(text, remedy, tmp_path):
+    problem = make_problem("logistic")
+    (tmp_path / "rounds.csv").write_text(text)
+    config = any_batch(problem, 2, agreement={"replay": str(tmp_path)})
+    with pytest.raises(HpcsgdError, match=remedy):
+        on_all(2, config, problem)

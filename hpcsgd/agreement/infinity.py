@@ -230,7 +230,7 @@ class Infinity(Gradient):
         tail, plan, between = self._tail(), self.store.plan, self.between
         factor = 1.0 / float(tail[-1])
         between.restart()
-        add = self._adder(rows, residuals)
+        add = self._add_tile_of(rows, residuals)
 
         def step(number: int, words: dict[str, Array]) -> None:
             own = between.sums(number, plan.count, self._sizes, add)
@@ -249,7 +249,7 @@ class Infinity(Gradient):
         if task is not None:
             task.clock.lap("update")
 
-    def _adder(self, rows: Rows, residuals: Array | None) -> Add:
+    def _add_tile_of(self, rows: Rows, residuals: Array | None) -> Add:
         """What adds Y_bᵀr of a tile; nothing where this replica had no rows."""
 
         def add(number: int, flat: Array) -> None:

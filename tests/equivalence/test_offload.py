@@ -134,6 +134,11 @@ def test_losses_are_of_all_gradients():
     half = replace(config, schedule=replace(config.schedule, epochs=1))
     assert result.history[1]["loss"] == train_on(3, half, problem).loss
     assert result.history[-1]["loss"] == result.loss
+    for asked, loss in ((half, result.history[1]["loss"]), (config, result.loss)):
+        w, b = late(asked, problem)
+        scores = problem.X @ w + b
+        seen = np.mean(np.logaddexp(0.0, scores) - (problem.y > 0) * scores)
+        assert loss == pytest.approx(seen + config.problem.l2 / 2 * w @ w, rel=1e-12)
 
 
 @pytest.mark.parametrize("columns, replicas", [(7, 3), (13, 4)])

@@ -542,14 +542,20 @@ class Logged:
         self.size, self.rank, self.charged, self.said = 2, 0, None, []
         self.ledger = SimpleNamespace(gives_way=None)
 
-    def _pending(self, what, buffer):
+    def _pending(self, what, buffer, arrive=lambda: None):
         number = sum(w == f"begin {what}" for w, _ in self.said)
         self.said.append((f"begin {what}", number))
-        return Pending(buffer, lambda: self.said.append((f"end {what}", number)))
+
+        def finish():
+            arrive()
+            self.said.append((f"end {what}", number))
+
+        return Pending(buffer, finish)
 
     def start_gather(self, part, counts, out, purpose):
-        out[: part.size] = part
-        return self._pending("gather", out)
+        """What is sent is read when it is waited for."""
+        arrive = lambda: np.copyto(out[: part.size], part)  # noqa: E731
+        return self._pending("gather", out, arrive)
 
     def start_sum_parts(self, buffer, counts, purpose):
         return self._pending("sum", buffer[: counts[0]])
@@ -560,7 +566,8 @@ def test_a_tile_travels_while_another_is_used(count):
     """Gather i + 1 before tile i is used, G of i + 1 before tile i is stepped."""
     replicas = Logged()
     between = Between(replicas, 4, 1, np.dtype(float))
-    parts = ((k, np.full((2, 1), k + 1.0)) for k in range(count))
+    ring = np.empty((2, 1))  # read into again as soon as the next tile is asked for
+    parts = ((k, np.add(0.0, k + 1.0, out=ring)) for k in range(count))
     for number, whole in between.gathered(parts, lambda k: [2, 2], "agreement"):
         assert (whole[:2] == number + 1).all()
         replicas.said.append(("use", number))

@@ -88,6 +88,8 @@ class ScatterThere(Scatter):
 class OffloadThere(Offload):
     """The slices of one replica, between its host and its device."""
 
+    takes_at_once = False  # the device holds a gradient whole
+
     def __init__(self, grid: Grid, share: float, means: Means, device: Device) -> None:
         super().__init__(grid, share, means)
         self.device = device

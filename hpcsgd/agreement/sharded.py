@@ -27,6 +27,11 @@ from hpcsgd.updates import Part
 class Sharded(Sliced):
     """Steps on the slices of one replica, and the messages that make them whole."""
 
+    @property
+    def takes_at_once(self) -> bool:
+        """No gradient is kept whole to add batches up in."""
+        return self.stage > 1
+
     def prepare(self, state: State) -> None:
         """Room for tiles of gradient, and slices of what the rule keeps."""
         whole = self.stage == 1 or self.replicas.size == 1

@@ -13,7 +13,7 @@ from hpcsgd.agreement.decentralised_low import LowPrecision
 from hpcsgd.agreement.gradient import Gradient
 from hpcsgd.agreement.growing import Growing
 from hpcsgd.agreement.infinity import Infinity
-from hpcsgd.agreement.kinds import batches_together, takes_gradients
+from hpcsgd.agreement.kinds import SHARDED, batches_together, takes_gradients
 from hpcsgd.agreement.means import Means
 from hpcsgd.agreement.offload import Offload
 from hpcsgd.agreement.offload_there import OffloadThere
@@ -47,7 +47,7 @@ from hpcsgd.data.sampling import plan_groups
 from hpcsgd.load import Loaded
 from hpcsgd.products.any_batches import AnyBatches
 from hpcsgd.products.base import Array, Product, State, Task
-from hpcsgd.products.micro import MicroBatches
+from hpcsgd.products.micro import AtOnce, MicroBatches
 from hpcsgd.rates import make_rate
 from hpcsgd.updates import make_rule
 from hpcsgd.updates.rules import Linear
@@ -96,10 +96,10 @@ def make_gradient(
     rate = make_rate(config.rate, config.schedule.epochs * each)
 
     def buckets(columns: int, itemsize: int) -> int:
-        """One where the columns of rows cannot be cut, or nobody waits for them."""
-        alone, offloads = grid.replicas.size == 1, config.agreement.kind == "offload"
-        waits = not alone or (offloads and device is not None)  # a host, for its device
-        if not waits or (shard.is_sparse and not alone):
+        """One where nobody waits for them, or to cut sparse rows would save nothing."""
+        alone, kind = grid.replicas.size == 1, config.agreement.kind
+        waits = not alone or (kind == "offload" and device is not None)  # a host
+        if not waits or (shard.is_sparse and kind not in SHARDED):
             return 1
         return bucket_count(columns, task.columns, itemsize, config.agreement.bucket)
 
@@ -154,6 +154,8 @@ def in_exchanges(one: Product, gradient: Gradient, most: int) -> Product:
     """Steps of the product, put together into what `gradient` calls an exchange."""
     if isinstance(gradient, Anybatch):
         return AnyBatches(one, gradient, gradient.stream, most)
+    if isinstance(gradient, Sharded) and gradient.takes_at_once and most > 1:
+        return AtOnce(one, gradient, most)
     return MicroBatches(one, gradient, most)
 
 

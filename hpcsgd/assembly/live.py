@@ -214,7 +214,7 @@ def _task(config: RunConfig, words: Vocabulary, grid: Grid, loaded: Loaded) -> T
 
 def _clip(config: RunConfig, backend: Backend) -> Clip | None:
     update = config.update
-    clip = make_clip(update.clip, update.clip_at, update.clip_over)
+    clip = make_clip(update.clip, update.limit, update.clip_over)
     if takes_gradients(config.agreement.kind):
         return None  # that of all replicas together is clipped, where they agree
     weights = get_format(backend.precision.weights)

@@ -16,7 +16,6 @@ def of_slices(config: RunConfig, precision: Precision) -> tuple[Wrong, ...]:
         return ()
     is_offload = agreement.kind == "offload"
     stage = 2 if is_offload else agreement.stage
-    is_whole = is_offload and config.run.device == "cuda"  # what the GPU adds up
     return (
         (
             is_offload and agreement.stage != 1,
@@ -46,12 +45,6 @@ def of_slices(config: RunConfig, precision: Precision) -> tuple[Wrong, ...]:
         (
             config.update.kind == "nesterov-classic",
             "reads no scores at w + μv, which nobody holds; use --update nesterov",
-        ),
-        (
-            stage > 1 and agreement.accumulate > 1 and not is_whole,
-            f"keeps no whole gradient in stage {stage} to add batches up in, and"
-            f" accumulate = {agreement.accumulate}; use a larger --batch, or"
-            + (" --method zero1" if is_offload else " agreement.stage = 1"),
         ),
         *(_of_stage_3(config) if stage == 3 else ()),
     )

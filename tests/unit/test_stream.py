@@ -21,6 +21,7 @@ from hpcsgd.data.synthetic import write_synthetic
 from hpcsgd.errors import ConfigError
 from hpcsgd.storage import encode
 from tests.equivalence.pairwise import pairwise
+from tests.harness import what_is_read
 
 X = np.random.default_rng(0).normal(size=(137, 3)).astype(np.float32)
 
@@ -140,7 +141,7 @@ def config_for(data, memory, **sections):
     }
     for name, table in sections.items():
         tables[name] = {**tables.get(name, {}), **table}
-    return RunConfig.parse(tables)
+    return RunConfig.parse(what_is_read(tables, "sampling"))
 
 
 FACTORS = {

@@ -20,9 +20,11 @@ from hpcsgd.callbacks import Callback
 from hpcsgd.cli.launch import mpiexec
 from hpcsgd.config import RunConfig
 
-METHODS = ("ddp", "zero1", "zero2", "zero3")
+METHODS = ("ddp", "zero1", "zero2", "offload", "zero3")
 UPDATES = ("sgd", "momentum", "adagrad", "adam")
+STAGES = {"ddp": 0, "zero1": 1, "zero2": 2, "offload": 2, "zero3": 3}
 ROWS, WORD = 2, 4  # of each replica, taken one by one; bytes in float32
+STORED = 100  # values of a sparse row
 KEPT = {"sgd": 0, "momentum": 1, "adagrad": 1, "adam": 2}  # words a weight
 
 
@@ -44,21 +46,36 @@ class Peaks(Callback):
 
 
 def computed(method, update, columns, ranks, tiles):
-    """Bytes by the table: parameters, gradient, state, and tiles beside them."""
+    """Bytes by the table: parameters, gradient, state, and tiles beside them.
+
+    Where the host takes the steps it has slices of w and of the gradient, too.
+    """
     D, s, tile = WORD * columns, KEPT[update], WORD * -(-columns // tiles)
-    stage = 0 if method == "ddp" else int(method[-1])
-    parts = [1, 1, s]
+    stage = STAGES[method]
+    parts = [1, 1, s + 2 * (method == "offload")]
     for number, first in ((2, 1), (1, 2), (0, 3)):
         if stage >= first:
             parts[number] /= ranks
     return D * sum(parts) + 2 * tile * (stage > 1)
 
 
-def peaks_of(world, method, update, columns, tiles):
-    """(bytes at most in steps, and in looks) of this rank, rows left out."""
+def rows_of(count, columns, sparse):
+    """Dense ones, or some with few of their columns stored."""
     rng = np.random.default_rng(0)
+    if not sparse:
+        return rng.standard_normal((count, columns), dtype=np.float32)
+    from scipy.sparse import csr_array
+
+    places = np.sort(rng.choice(columns, (count, STORED), replace=False), axis=1)
+    values = rng.standard_normal(count * STORED, dtype=np.float32)
+    edges = np.arange(0, count * STORED + 1, STORED)
+    return csr_array((values, places.reshape(-1), edges), shape=(count, columns))
+
+
+def peaks_of(world, method, update, columns, tiles, sparse=False):
+    """(bytes at most in steps, and in looks) of this rank, rows left out."""
     n = ROWS * world.size
-    X = rng.standard_normal((n, columns), dtype=np.float32)
+    X = rows_of(n, columns, sparse)
     y = np.arange(n) % 2.0
     config = RunConfig.parse(
         {
@@ -78,7 +95,8 @@ def peaks_of(world, method, update, columns, tiles):
     finally:
         tracemalloc.stop()
     assert result.report["agreement"]["buckets"] == tiles
-    rest = WORD * columns * (1 + good(method, update, world.size))
+    gathered = not sparse  # a row, which is as long as the weights
+    rest = WORD * columns * (gathered + good(method, update, world.size))
     return peaks.steps - rest, peaks.look - rest
 
 
@@ -107,15 +125,18 @@ def main():
     options = parser.parse_args()
     world, table = open_world("mpi"), []
     peaks_of(world, "ddp", "sgd", 16 * options.tiles, options.tiles)  # imports
-    for update in UPDATES:
-        for method in METHODS:
-            shape = update, options.columns
-            found = peaks_of(world, method, *shape, options.tiles)
-            steps, look = np.max(world.exchange_objects(found), axis=0)
-            wanted = computed(method, *shape, world.size, options.tiles)
-            D = WORD * options.columns
-            row = {"update": update, "method": method, "computed": wanted / D}
-            table.append(row | {"steps": steps / D, "look": look / D})
+    cases = [(update, method, False) for update in UPDATES for method in METHODS]
+    cases += [("adam", method, True) for method in METHODS[1:]]
+    for update, method, sparse in cases:
+        shape = update, options.columns
+        found = peaks_of(world, method, *shape, options.tiles, sparse)
+        steps, look = np.max(world.exchange_objects(found), axis=0)
+        wanted = computed(method, *shape, world.size, options.tiles)
+        D = WORD * options.columns
+        row = {"update": update, "method": method, "sparse": sparse}
+        table.append(
+            row | {"computed": wanted / D, "steps": steps / D, "look": look / D}
+        )
     if world.rank == 0:
         print(json.dumps(table, indent=1))
 

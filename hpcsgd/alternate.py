@@ -114,5 +114,10 @@ def _check(first: RunConfig, second: RunConfig) -> None:
                 " train the fits one after the other"
             )
         check_read(config)
+        if config.run.device == "cuda":
+            raise ConfigError(
+                "tick_tock takes turns on processors, and both fits would queue on one"
+                " stream of a GPU; use --device cpu, or train one after the other"
+            )
         if config.sweep.is_many:
             raise ConfigError("[sweep] asks for several models; use hpcsgd.sweep")

@@ -48,7 +48,7 @@ class UpdateConfig:
     )
     snapshot: int = 1  # epochs between the full gradients of svrg
     clip: str = "none"  # too large gradients: by value, in norm, or of a percentile
-    clip_at: float = 1.0  # the largest value, or norm; or the percentile of norms
+    clip_at: float = 0.0  # the largest value or norm, 0 = 1; a percentile, 0 = 5
     clip_over: str = "step"  # exchange: the mean of s gradients, another method
     centre: str = "none"  # gradients less their mean over classes, or over columns
     normalise: bool = False  # gradients of length one
@@ -81,11 +81,16 @@ class UpdateConfig:
             raise ConfigError(
                 f"[update] noise = {self.noise!r} must be at least 0; 0 is none"
             )
-        if self.clip == "percentile" and not 0.0 < self.clip_at <= 100.0:
+        if self.clip == "percentile" and not 0.0 < self.limit <= 100.0:
             raise ConfigError(
                 f"[update] clip_at = {self.clip_at!r} is the percentile of the last"
                 " norms and must lie in (0, 100]; 5 is usual"
             )
+
+    @property
+    def limit(self) -> float:
+        """What is clipped to: the usual one where none was given."""
+        return self.clip_at or (5.0 if self.clip == "percentile" else 1.0)
 
     @property
     def shapes(self) -> str:

@@ -15,11 +15,13 @@ from tests.harness import config_for, make_problem, train_on
 TILE = 0.003  # MiB: several tiles of these 37 columns
 
 
-def config_of(problem, out, replicas=1, resume="no", kind="adam", **agreement):
+def config_of(
+    problem, out, replicas=1, resume="no", kind="adam", epochs=2, **agreement
+):
     return config_for(
         problem,
         agreement={"kind": "infinity", "tile": TILE, "sync": False, **agreement},
-        schedule={"batch": 4, "steps": 1, "epochs": 2},
+        schedule={"batch": 4, "steps": 1, "epochs": epochs},
         products={"kind": "direct"},
         grid={"replicas": replicas},
         update={"kind": kind},
@@ -78,14 +80,25 @@ def without_a_stamp(store, step):
     self.pipeline.update(half, self.plan, step, self.traffic)
 
 
+def arm(where, count):
+    """From now on this process kills itself at a call of that number."""
+    if where == "after-commit":
+        whole, calls = Store.commit, []
+
+        def then_die(self, document):
+            whole(self, document)
+            calls.append(1)
+            if len(calls) == count:
+                die()
+
+        Store.commit = then_die
+        return
+    owner = Stamps if where == "stamp" else StateFile
+    at_call(owner, "write", count, where == "torn-write")
+
+
 def main():
     out, replicas, where, count = sys.argv[1:5]
-    owner, name = {
-        "write": (StateFile, "write"),
-        "torn-write": (StateFile, "write"),
-        "stamp": (Stamps, "write"),
-        "after-commit": (Store, "commit"),
-    }[where]
     if "twin" in sys.argv:
         Store.update = without_a_stamp
         commit = Store.commit
@@ -94,18 +107,7 @@ def main():
             if document["exchanges"] == self.document["exchanges"]
             else commit(self, document)
         )
-    if where == "after-commit":
-        whole, calls = Store.commit, []
-
-        def then_die(self, document):
-            whole(self, document)
-            calls.append(1)
-            if len(calls) == int(count):
-                die()
-
-        Store.commit = then_die
-    else:
-        at_call(owner, name, int(count), where == "torn-write")
+    arm(where, int(count))
     run(out, int(replicas))
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 COMPUTE = (
-    *("architecture", "equivalence", "gpu", "kernels", "precision", "traffic"),
-    "unit",
+    *("architecture", "equivalence", "estimators", "gpu", "jobs", "kernels"),
+    *("precision", "traffic", "unit"),
 )
 WAITS = ("slurm",)  # for a scheduler, most of its time
 COUNTS = "HPCSGD_TEST_COUNTS"  # a file that each run appends what it counted to

@@ -2,6 +2,8 @@
 
 from hpcsgd.advice.of_loss import about_loss, epochs_done, motion
 from hpcsgd.advice.of_time import DOMINATES, about_time, waiting
+from hpcsgd.agreement.beginnings import still_before
+from hpcsgd.config import RunConfig
 from hpcsgd.result import Result, Status
 
 
@@ -54,6 +56,8 @@ def advise(result: Result) -> str:
     # What went to its goal, or on to the optimum, has nothing to hear of its rate.
     goes_on = result.status is Status.COMPLETED and "polish" not in result.report
     found = [*(about_loss(result) if goes_on else ()), *about_time(result)]
+    config = RunConfig.parse(result.config)
+    found += filter(None, [still_before(config, result.exchanges)])
     return "; ".join(found) or "nothing stands out: keep these settings"
 
 

@@ -13,15 +13,14 @@ replicas, Σ den_i x_i / Σ den_i = Σ b_i y_i / Σ b_i, is what evaluation, res
 checkpoints of other grids go by.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from hpcsgd.agreement.anybatch_mixing import PURPOSE, Mixer
-from hpcsgd.agreement.anybatch_rounds import Pace
-from hpcsgd.agreement.buckets import Buffer
+from hpcsgd.agreement.anybatch_rounds import Pace, rows_of
 from hpcsgd.agreement.gradient import Gradient
 from hpcsgd.agreement.means import Means
 from hpcsgd.comm.grid import Grid
@@ -30,7 +29,7 @@ from hpcsgd.products.any_batches import Stream
 from hpcsgd.products.base import Array, Rows, State, Task
 
 DEN = "anybatch_den"  # (1, K) beside the intercept: how much this replica counts
-CHUNKS, ROWS = "chunks", "rows"
+CHUNKS, SKIPPED, ROWS = "chunks", "skipped", "rows"
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,8 @@ class Anybatch(Gradient):
         self.disagreement = 0.0
         self._chunks: list[int] = []  # of every round so far, on this replica
         self._before: Array = np.zeros((grid.replicas.size, 0), dtype=np.int64)
+        # Chunks of its streams that other replicas, in other streams, stood for.
+        self._skipped = self._before
         self._is_regridded = False
         self._settled = -1  # the exchange behind which all became one
         self._started = 0  # chunks of the stream, where this round began
@@ -66,7 +67,8 @@ class Anybatch(Gradient):
         """One buffer for sums, the first point of the map, and its room."""
         shape = len(state.weights), self.columns
         has_intercept = state.intercept is not None
-        self.buffer = Buffer(*shape, state.weights.dtype, 1, has_intercept)
+        given = *shape, state.weights.dtype, 1, has_intercept
+        self.buffer = self.means.buffer(*given)
         self.mirror = self.terms.mirror(len(state.weights) == self.means.total)
         for name in self.mirror.kept:
             state.remember(name, self.columns)
@@ -91,8 +93,10 @@ class Anybatch(Gradient):
         """Other replicas than before begin where full rounds would have ended."""
         if self._is_regridded:
             shape = self.grid.replicas.size, exchanges
-            self._before = np.zeros(shape, dtype=np.int64)
-            self.stream.taken = exchanges * self.means.settings.accumulate
+            most = self.means.settings.accumulate
+            self._chunks, self._before = [], np.zeros(shape, dtype=np.int64)
+            self._skipped = np.full(shape, most, dtype=np.int64)
+            self.stream.taken = exchanges * most
             self.mirror.repair(self._point(state))
             state.shared[DEN][...] = 1.0
 
@@ -106,10 +110,27 @@ class Anybatch(Gradient):
 
     def goes_on(self) -> bool:
         """Asked before every chunk."""
+        if self.terms.pace.has_clock:
+            self.buffer.settle()
         if not self.terms.pace.goes_on(self._taken):
             return False
         self._taken += 1
         return True
+
+    @property
+    def is_last(self) -> bool:
+        """Nobody knows before the time is up: it may be."""
+        return True
+
+    @property
+    def is_full(self) -> bool:
+        """So sums are collected behind a round."""
+        return False
+
+    def ready(self, task: Task, state: State) -> Iterator[slice]:
+        """All of them for the first chunk of a round; they stay as they are."""
+        if self._taken == 1:
+            yield slice(None)
 
     def descend(
         self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
@@ -127,6 +148,7 @@ class Anybatch(Gradient):
         self._chunks.append(self._taken)
         rows = self.stream.rows_in(self._started, self._taken)
         if rows:
+            self.buffer.collect()
             self._descend(state, rows)
         if self.grid.replicas.size > 1:
             self._mix(state, rows)
@@ -245,17 +267,25 @@ class Anybatch(Gradient):
     def logs(self) -> dict[str, Array]:
         """Chunks of every round so far, (R, rounds); called by all ranks."""
         own = np.array(self._chunks, dtype=np.int64)
-        found = self.grid.replicas.exchange_objects(own)
-        return {CHUNKS: np.concatenate([self._before, np.array(found)], axis=1)}
+        found = np.array(self.grid.replicas.exchange_objects(own))
+        none = np.zeros_like(found)
+        return {
+            CHUNKS: np.concatenate([self._before, found], axis=1),
+            SKIPPED: np.concatenate([self._skipped, none], axis=1),
+        }
 
     def recall(self, name: str, log: Array) -> None:
         """Go on from there; other replicas have streams of their own."""
-        self._chunks = []
-        if len(log) == self.grid.replicas.size:
-            self._before = log
-            self.stream.taken = int(log[self.grid.replica].sum())
+        if len(log) != self.grid.replicas.size:
+            self._is_regridded = True
             return
-        self._is_regridded = True
+        self._chunks = []
+        if name == SKIPPED:
+            self._skipped = log
+        else:
+            self._before, self._skipped = log, np.zeros_like(log)
+        passed = self._before + self._skipped
+        self.stream.taken = int(passed[self.grid.replica].sum())
 
     def visited(self, dealt: int) -> int:
         """Of R replicas such as this one; `facts` has what they really were."""
@@ -272,16 +302,7 @@ class Anybatch(Gradient):
             "iterations": self.mixer.iterations,
             "deadline_seconds": getattr(self.terms.pace, "deadline", None),
             "disagreement": self.disagreement,
+            **self.buffer.facts(),
             "rows_by_replica": rows.sum(axis=1).tolist(),
             "rounds": {CHUNKS: chunks.tolist(), ROWS: rows.tolist()},
         }
-
-
-def rows_of(chunks: Array, streams: list[tuple[list[int], int]]) -> Array:
-    """b_i of every round, from the chunks that each stream gave, and has given now."""
-    rows = np.zeros_like(chunks)
-    for own, counts, (sizes, taken) in zip(rows, chunks, streams, strict=True):
-        edges = taken - counts.sum() + np.concatenate([[0], np.cumsum(counts)])
-        whole, each = np.concatenate([[0], np.cumsum(sizes)]), max(len(sizes), 1)
-        own[...] = np.diff(edges // each * whole[-1] + whole[edges % each])
-    return rows

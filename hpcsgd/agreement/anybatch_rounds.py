@@ -22,6 +22,8 @@ CHUNKS, ROWS = "chunks_", "rows_"  # before the number of a replica
 class Pace(Protocol):
     """Says when a round is over."""
 
+    has_clock: bool  # whether it matters what has been computed by now
+
     def begin(self, number: int) -> None:
         """Round `number` of the run, from 0 on, begins here."""
 
@@ -34,6 +36,8 @@ class Pace(Protocol):
 
 class Full:
     """Every round is as many chunks as there may be."""
+
+    has_clock = False
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -67,6 +71,8 @@ class Timed:
     A first round is then half of `most` chunks, and the deadline what these take the
     median replica: one of usual speed takes half, one twice as fast takes all of them.
     """
+
+    has_clock = True
 
     def __init__(
         self,
@@ -167,3 +173,13 @@ def _check_script(chunks: Array, rounds: int, most: int, path: str) -> None:
             f"{path} has rounds of up to {chunks.max()} chunks and agreement.accumulate"
             f" = {most}; set it as in that run"
         )
+
+
+def rows_of(chunks: Array, streams: list[tuple[list[int], int]]) -> Array:
+    """b_i of every round, from the chunks that each stream gave, and has given now."""
+    rows = np.zeros_like(chunks)
+    for own, counts, (sizes, taken) in zip(rows, chunks, streams, strict=True):
+        edges = taken - counts.sum() + np.concatenate([[0], np.cumsum(counts)])
+        whole, each = np.concatenate([[0], np.cumsum(sizes)]), max(len(sizes), 1)
+        own[...] = np.diff(edges // each * whole[-1] + whole[edges % each])
+    return rows

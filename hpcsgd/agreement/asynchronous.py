@@ -25,6 +25,7 @@ from hpcsgd.agreement.overlap import Overlap
 from hpcsgd.agreement.terms import Terms
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.on_device import of_hosts
 from hpcsgd.comm.pending import Pending
 from hpcsgd.products.base import Array, State
 
@@ -65,7 +66,7 @@ class AsyncAverage(Average):
         """A group of all replicas is split off, here, by all ranks together."""
         terms.grid.meet()
         replicas = terms.grid.replicas
-        aside = replicas.split(0, replicas.rank)
+        aside = of_hosts(replicas).split(0, replicas.rank)
         own = terms.grid, terms.share, terms.period, terms.settings.delay, aside
         return cls(*own, *cls.buffers(terms))
 

@@ -61,6 +61,7 @@ class Buffer:
         cuts = [(part.start * unit, min(part.stop * unit, columns)) for part in parts]
         self.tiles = [self._tile(slice(*cut)) for cut in cuts if cut[0] < cut[1]]
         self.tiles.reverse()
+        self.going = self.tiles  # in the order in which they are sent
 
     def _room(self, words: int, dtype: np.dtype) -> Array:
         return np.zeros(words, dtype=dtype)
@@ -100,6 +101,12 @@ class Buffer:
     def flag(self) -> None:
         """Say so."""
         self.tail[-2] = 1.0
+
+    def settle(self) -> None:
+        """Wait until everything that was given to be added is."""
+
+    def collect(self) -> None:
+        """Have the gradient here, wherever it was summed."""
 
     def facts(self) -> dict[str, int]:
         """For the report of a run."""

@@ -19,6 +19,7 @@ from hpcsgd.agreement.senders import Sender
 from hpcsgd.codecs import Moment
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.on_device import of_hosts
 from hpcsgd.errors import ConfigError
 from hpcsgd.products.base import Array
 
@@ -47,8 +48,9 @@ def open_groups(grid: Grid, of: str) -> Groups:
     grid.meet()
     replicas = grid.replicas
     (first,) = label([Level(of, 1)], places(grid))
-    inside = replicas.split(first[grid.replica], replicas.rank)
-    leaders = replicas.split(int(inside.rank > 0), replicas.rank)
+    speakers = of_hosts(replicas)
+    inside = speakers.split(first[grid.replica], replicas.rank)
+    leaders = speakers.split(int(inside.rank > 0), replicas.rank)
     return Groups(inside, leaders, len(set(first)))
 
 

@@ -11,14 +11,13 @@ returns, is what mixing leaves alone.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from hpcsgd.agreement.average import Average
-from hpcsgd.agreement.buckets import Buffer
 from hpcsgd.agreement.flat import (
     positions,
     put_positions,
@@ -48,7 +47,7 @@ class OwnSteps(Gradient, ABC):
 
     def prepare(self, state: State) -> None:
         """Room for a gradient that nobody else is told."""
-        self.buffer = Buffer(
+        self.buffer = self.means.buffer(
             len(state.weights),
             self.columns,
             state.weights.dtype,
@@ -63,6 +62,11 @@ class OwnSteps(Gradient, ABC):
         """The first that an exchange asks for: weights set out before."""
         self._set_out(state)
         super().scores(task, state, rows, point, out)
+
+    def ready(self, task: Task, state: State) -> Iterator[slice]:
+        """Whoever computes elsewhere is given weights that have set out, too."""
+        self._set_out(state)
+        yield slice(None)
 
     def descend(
         self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
@@ -97,7 +101,7 @@ class OwnSteps(Gradient, ABC):
 
     def facts(self) -> dict[str, Any]:
         """For the report of a run."""
-        return self.overlap.facts()
+        return {**self.overlap.facts(), **self.buffer.facts()}
 
     @abstractmethod
     def _depart(self, state: State) -> None:

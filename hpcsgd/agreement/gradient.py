@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.agreement.adding import Adder
+from hpcsgd.agreement.asked import Asked
 from hpcsgd.agreement.base import Agreement
 from hpcsgd.agreement.buckets import Tile
 from hpcsgd.agreement.by_leaders import ByLeaders
@@ -28,7 +29,7 @@ LOSS_SCALE = "loss_scale"
 OF_CODECS = "codec_"  # names of what they keep
 
 
-class Gradient(Agreement):
+class Gradient(Asked, Agreement):
     """Takes the gradient of every batch, and steps when all replicas have said theirs.
 
     As a `Taker` it is given residuals; the sums go into the buckets they travel in.
@@ -88,11 +89,6 @@ class Gradient(Agreement):
         """An exchange of so many batches, whose gradients are one message."""
         self._begin(epoch * self.steps.each + index)
         self._left = batches
-
-    @property
-    def is_last(self) -> bool:
-        """Whether a step follows the next batch."""
-        return self._left == 1
 
     def scores(
         self, task: Task, state: State, rows: Rows, point: Array, out: Array

@@ -18,6 +18,7 @@ import numpy as np
 from hpcsgd.agreement.buckets import Buffer
 from hpcsgd.agreement.gradient import Gradient
 from hpcsgd.agreement.infinity_files import RUN, Place, document_of, put_back
+from hpcsgd.agreement.infinity_network import PURPOSE, Add, Between
 from hpcsgd.agreement.means import Means
 from hpcsgd.agreement.on_disk import OnDisk
 from hpcsgd.comm.grid import Grid
@@ -28,7 +29,6 @@ from hpcsgd.tiles.lock import Lock
 from hpcsgd.tiles.traffic import step_bytes
 from hpcsgd.updates import Part
 
-PURPOSE = "agreement"
 WEIGHTS = "weights"
 
 
@@ -63,8 +63,7 @@ class Infinity(Gradient):
             for name in kept:
                 state.shared.setdefault(name, np.zeros((1, self.columns)))
         self.layout = self.place.layout(self.grid, widths, dtype)
-        self._gradient: Array = np.zeros(self.height * self.columns, dtype=dtype)
-        self._whole = np.zeros_like(self._gradient)
+        self.between = Between(self.grid.replicas, self.height, self.columns, dtype)
         self._state = state
 
     def plan_in_words(self, state: State) -> dict[str, str]:
@@ -155,6 +154,7 @@ class Infinity(Gradient):
             "seconds_waiting": traffic.stood,
             "past_the_page_cache": self.store.is_direct,
             "synced": self.store.sync,
+            **self.between.overlap.facts(),
         }
 
     @property
@@ -182,9 +182,18 @@ class Infinity(Gradient):
 
         Of a step: of q · (w, v), where scores are read.
         """
-        for number, words in self._source(purpose == PURPOSE):
-            own = self._seen(words[WEIGHTS], purpose)
-            yield self.store.plan.tile(number), self._gathered(number, own, purpose)
+        plan, alone = self.store.plan, self.grid.replicas.size == 1
+        own = (
+            (number, self._seen(words[WEIGHTS], purpose))
+            for number, words in self._source(purpose == PURPOSE)
+        )
+        all_of = own if alone else self.between.gathered(own, self._sizes, purpose)
+        for number, words in all_of:
+            yield plan.tile(number), words.reshape(-1, self.columns)
+
+    def _sizes(self, number: int) -> list[int]:
+        """Words of a tile that replicas have."""
+        return [size * self.columns for size in self.store.plan.sizes(number)]
 
     def check_reads(self) -> None:
         """Raise on all ranks what one could not read; a step asks when it commits."""
@@ -212,27 +221,20 @@ class Infinity(Gradient):
         """To such a copy: the run has ended."""
         self.kept = kept
 
-    def _gathered(self, number: int, own: Array, purpose: str) -> Array:
-        replicas = self.grid.replicas
-        if replicas.size == 1:
-            return own
-        counts = [size * self.columns for size in self.store.plan.sizes(number)]
-        out = self._whole[: sum(counts)]
-        flat = np.ascontiguousarray(own).reshape(-1)
-        replicas.gather(flat, counts, out, purpose)
-        return out.reshape(-1, self.columns)
-
     # ------------------------------------------------------------------- the step
 
     def _update(
         self, state: State, task: Task | None, rows: Rows, residuals: Array | None
     ) -> None:
         """All tiles, the intercept, and the commit that makes them the state."""
-        tail = self._tail()
+        tail, plan, between = self._tail(), self.store.plan, self.between
         factor = 1.0 / float(tail[-1])
+        between.restart()
+        add = self._add_tile_of(rows, residuals)
 
         def step(number: int, words: dict[str, Array]) -> None:
-            gradient = self._summed(number, rows, residuals)
+            own = between.sums(number, plan.count, self._sizes, add)
+            gradient = own.reshape(-1, self.columns)
             if not len(gradient):
                 return  # fewer columns than replicas
             kept = {name: words[name] for name in self.steps.rule.kept}
@@ -247,23 +249,20 @@ class Infinity(Gradient):
         if task is not None:
             task.clock.lap("update")
 
+    def _add_tile_of(self, rows: Rows, residuals: Array | None) -> Add:
+        """What adds Y_bᵀr of a tile; nothing where this replica had no rows."""
+
+        def add(number: int, flat: Array) -> None:
+            if residuals is not None:
+                tile = rows.tile(self.store.plan.tile(number))
+                self._add(flat.reshape(-1, self.columns), tile, residuals)
+
+        return add
+
     def _document(self, exchanges: int) -> dict[str, Any]:
         """What is said of a step beside its tiles."""
         said = document_of(self._state, exchanges, self.steps.each)
         return {RUN: self.run, **said}
-
-    def _summed(self, number: int, rows: Rows, residuals: Array | None) -> Array:
-        """The own part of Σ_p Y_bᵀr."""
-        plan, K = self.store.plan, self.columns
-        part = plan.tile(number)
-        flat = self._gradient[: (part.stop - part.start) * K]
-        flat[...] = 0.0
-        if residuals is not None:
-            self._add(flat.reshape(-1, K), rows.tile(part), residuals)
-        counts = [size * K for size in plan.sizes(number)]
-        replicas = self.grid.replicas
-        own = replicas.start_sum_parts(flat, counts, PURPOSE).wait()
-        return own.reshape(-1, K)
 
     def _tail(self) -> Array:
         """Σ [Σr | count], the same on all members, who each summed their own."""

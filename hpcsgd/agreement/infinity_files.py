@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.agreement.infinity_network import ALONE, TOGETHER
 from hpcsgd.comm.grid import Grid
 from hpcsgd.errors import DataError
 from hpcsgd.products.base import Array, State
@@ -155,14 +156,21 @@ def _nothing(folder: Path) -> DataError:
 
 
 def tile_height(
-    budget: float, widest: int, columns: int, words: int, rows: int, itemsize: int
+    budget: float,
+    widest: int,
+    columns: int,
+    words: int,
+    rows: int,
+    itemsize: int,
+    replicas: int = 1,
 ) -> int:
     """Columns of a tile, of which so many bytes are held at a time.
 
-    The ring of states, w and G whole, what a rule makes on its way, `rows` of the
-    batch, and the tile once more in float64 where a loss is taken.
+    The ring of states, w and G whole, both twice where they travel, what a rule makes
+    on its way, `rows` of the batch, and the tile in float64 where a loss is taken.
     """
-    held = RING * words + (2 + TEMPORARY) * columns + rows
+    whole = TOGETHER if replicas > 1 else ALONE
+    held = RING * words + (whole + TEMPORARY) * columns + rows
     height = columns_for(budget, held * itemsize + 8 * columns, widest)
     page = PAGE // itemsize
     return height if height < 8 * page else height // page * page

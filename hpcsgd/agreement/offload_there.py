@@ -50,6 +50,11 @@ class ScatterThere(Scatter):
         """Whether it sums them, for an intercept; else it counts them."""
         return self.tail.words.size > 1
 
+    @property
+    def gradient(self) -> Any:
+        """All of it, where batches are added up."""
+        return self.there
+
     def arriving(self, complete: bool) -> Arriving:
         """What the agreement takes for rows: nothing comes down before it is summed."""
         return Arriving(self, False)
@@ -83,10 +88,17 @@ class ScatterThere(Scatter):
 class OffloadThere(Offload):
     """The slices of one replica, between its host and its device."""
 
+    takes_at_once = False  # the device holds a gradient whole
+
     def __init__(self, grid: Grid, share: float, means: Means, device: Device) -> None:
         super().__init__(grid, share, means)
         self.device = device
         self.link: PinnedLink = PinnedLink(device.layer, device.stream)
+
+    @property
+    def sums(self) -> Any:
+        """A whole gradient, of which slices come down."""
+        return self.scatter
 
     def prepare(self, state: State) -> None:
         """And room for slices on their way up, on both sides."""
@@ -117,6 +129,12 @@ class OffloadThere(Offload):
             self.link.up(rising, own)
             self.joining.start(own, cut, tile, PURPOSE)
         state.wrote("weights")
+
+    def settle(self, state: State, exchanges: int) -> None:
+        """No gradient has come down since the last slices went up: wait for these."""
+        if self.late is not None:
+            self.device.settle()
+        super().settle(state, exchanges)
 
     def facts(self) -> dict[str, Any]:
         """For the report of a run."""

@@ -11,12 +11,12 @@ before (`arrive`). Scores are always added up tile by tile in one order, so that
 depends on what was under way when.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from hpcsgd.agreement.buckets import Tile
+from hpcsgd.agreement.buckets import Buffer, Tile
 from hpcsgd.agreement.gradient import Gradient
 from hpcsgd.agreement.means import Made
 from hpcsgd.agreement.scheduled_queue import Queue
@@ -25,6 +25,7 @@ from hpcsgd.agreement.scheduled_wire import AsTheyAre, Encoded, Ordered
 from hpcsgd.agreement.senders import Plain
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.grid import duplicate
+from hpcsgd.comm.on_device import of_hosts
 from hpcsgd.products.base import Array, Rows, State, Task
 from hpcsgd.products.direct import probed
 
@@ -41,6 +42,7 @@ class Scheduled(Gradient):
         asked = self.means.settings
         self.wire = self._open()
         self.order = self.buffer.in_order(asked.order)
+        self.buffer.going = [self.buffer.tiles[number] for number in self.order]
         # Nor where two fits take turns at waits, which have to be those of the program.
         has_turns = self.grid.world.ledger.gives_way is not None
         polls = self.order == sorted(self.order) and not has_turns
@@ -52,7 +54,8 @@ class Scheduled(Gradient):
         self.tuning = Tuning(self, state) if asked.tune_schedule else None
 
     def _make_buffer(self, state: State, kind: type[Made]) -> Ordered:  # type: ignore[override]
-        return super()._make_buffer(state, Ordered)
+        # What a device sums into is made there, and in this order already.
+        return super()._make_buffer(state, Ordered if kind is Buffer else kind)  # type: ignore[return-value]
 
     def _open(self) -> AsTheyAre | Encoded:
         """Pieces start when there is credit, here earlier and there later: between them
@@ -61,7 +64,7 @@ class Scheduled(Gradient):
         if not isinstance(self.sender, Plain):
             return Encoded(self.sender, self.buffer)
         self.grid.meet()
-        self.own = duplicate(self.grid.replicas)
+        self.own = duplicate(of_hosts(self.grid.replicas))
         self.sender = Plain(self.own)
         return AsTheyAre(self.sender)
 
@@ -93,6 +96,13 @@ class Scheduled(Gradient):
             out += room
             self.queue.pump()
 
+    def ready(self, task: Task, state: State) -> Iterator[slice]:
+        """Tile by tile, as they arrive; after the last one their room is free."""
+        for number, tile in enumerate(self.buffer.tiles):
+            self._need(state, number, task)
+            yield tile.columns
+        self._begin(self._coming)
+
     def descend(
         self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
     ) -> None:
@@ -118,12 +128,13 @@ class Scheduled(Gradient):
         if self._done != exchanges - 1:
             self.arrive(state)
             self._begin(exchanges - 1)
+            self.buffer.say_nothing()
             self.sender.begin(self.buffer, self._moment)
             for number in self.order:
                 self._is_ready(number, self.buffer.tiles[number])
         if self.tuning is not None:
             self.tuning.after_exchange(state)
-        self.check.after_exchange(state, exchanges)
+        self.check.after_exchange(state, exchanges, self._alike(state))
 
     def arrive(self, state: State) -> None:
         """All tiles, and their steps."""

@@ -27,6 +27,11 @@ from hpcsgd.updates import Part
 class Sharded(Sliced):
     """Steps on the slices of one replica, and the messages that make them whole."""
 
+    @property
+    def takes_at_once(self) -> bool:
+        """No gradient is kept whole to add batches up in."""
+        return self.stage > 1
+
     def prepare(self, state: State) -> None:
         """Room for tiles of gradient, and slices of what the rule keeps."""
         whole = self.stage == 1 or self.replicas.size == 1
@@ -105,7 +110,7 @@ class Sharded(Sliced):
         seen = state
         if self.stage == 3:
             seen = replace(state, weights=state.weights[:0])
-        self.check.after_exchange(seen, exchanges)
+        self.check.after_exchange(seen, exchanges, list(state.shared.values()))
 
     def _begin(self, number: int) -> None:
         self.scatter.begin()

@@ -67,20 +67,35 @@ class BufferThere(Buffer):
             self.device.layer,
             self.device.stream,
         )
-        layer.to_host(self.there[part], self.flat[part], stream)
+        layer.to_host(self.there[part], self.here(part), stream)
         self._landed[tile.columns.start] = layer.record(stream)
-        self.down += self.flat[part].nbytes
+        self.down += self.here(part).nbytes
+
+    def here(self, part: slice) -> Array:
+        """The same words on the host."""
+        return self.flat[part]
 
     def arriving(self, complete: bool) -> "Arriving":
         """What the agreement takes for rows; complete: no batch follows."""
         comes = complete and not self.stays
-        for tile in self if comes else ():  # in the order in which they will be sent
+        for tile in self.going if comes else ():
             self.bring(tile)
         return Arriving(self, comes)
 
     def land(self, first: int) -> None:
         """Wait for the tile that begins at this column."""
         self.device.layer.wait(self._landed.pop(first))
+
+    def collect(self) -> None:
+        """Down, and wait for all of it."""
+        for tile in self:
+            self.bring(tile)
+        for tile in self:
+            self.land(tile.columns.start)
+
+    def settle(self) -> None:
+        """For whoever looks at a clock."""
+        self.device.settle()
 
     def put_tail(self) -> None:
         """What the host counted, behind the sums of the device."""

@@ -28,7 +28,7 @@ class TickTock(Gradient):
     def prepare(self, state: State) -> None:
         """Two buffers, and two communicators."""
         super().prepare(state)
-        buffers = self.buffer, self._make_buffer(state, Buffer)
+        buffers = self.buffer, self._make_buffer(state, self.means.buffer)
         self.grid.meet()
         self.items = make_items(buffers, self.grid.replicas)
         self.sender = self.items[0].sender
@@ -39,6 +39,16 @@ class TickTock(Gradient):
         """An exchange of so many batches: the tick's, then the tock's."""
         self._begin(epoch * self.steps.each + index)
         self._left = batches
+
+    @property
+    def is_full(self) -> bool:
+        """That of either item."""
+        return self._seen + 1 == self.half or self.is_last
+
+    @property
+    def sums(self) -> Buffer:
+        """The tick's, then the tock's."""
+        return self.items[self._seen >= self.half].buffer
 
     def descend(
         self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
@@ -65,7 +75,7 @@ class TickTock(Gradient):
             self.items[1].begin()
             self._say(self.items[1])
             self._step(state, None)
-        self.check.after_exchange(state, exchanges)
+        self.check.after_exchange(state, exchanges, self._alike(state))
 
     def facts(self) -> dict[str, Any]:
         """For the report of a run; transfers of both items together."""
@@ -76,11 +86,17 @@ class TickTock(Gradient):
         )
         return {
             **super().facts(),
+            **self._bytes(),
             "mode": self.means.settings.mode,
             "transfer_seconds": transfer,
             "hidden_seconds": hidden,
             "hidden_share": hidden / transfer if transfer else 0.0,
         }
+
+    def _bytes(self) -> dict[str, int]:
+        """Between host and device, of both items."""
+        tick, tock = (item.buffer.facts() for item in self.items)
+        return {name: said + tock[name] for name, said in tick.items()}
 
     def close(self) -> None:
         """Both communicators, with all replicas."""
@@ -109,7 +125,8 @@ class TickTock(Gradient):
             task.clock.start()  # what a sum takes is booked by the ledger
 
     def _say(self, item: Item) -> None:
-        """Whatever is in it."""
+        """Nothing: it is as it began."""
+        item.buffer.say_nothing()
         for tile in item.buffer:
             item.send(tile)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.agreement.buckets import Buffer
 from hpcsgd.agreement.ticktock import TickTock
 from hpcsgd.agreement.ticktock_items import Item
 from hpcsgd.products.base import Array, Rows, State, Task
@@ -46,7 +47,7 @@ class LateTickTock(TickTock):
             self._begin(exchanges - 1)
             self._say(self._own)
             self._turn(state, None)
-        self.check.after_exchange(state, exchanges)
+        self.check.after_exchange(state, exchanges, self._alike(state))
 
     def arrive(self, state: State) -> None:
         """What travels comes to rest in the state, and is applied in its turn."""
@@ -83,6 +84,16 @@ class LateTickTock(TickTock):
         """What is late is the same on all replicas."""
         own = set(state.memory) - {GRADIENT, *self.steps.rule.kept}
         return self.grid.replicas.size == 1 or not own
+
+    @property
+    def is_full(self) -> bool:
+        """An item is a whole exchange."""
+        return self.is_last
+
+    @property
+    def sums(self) -> Buffer:
+        """Of the item whose turn it is."""
+        return self._own.buffer
 
     @property
     def _own(self) -> Item:

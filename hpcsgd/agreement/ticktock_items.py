@@ -9,6 +9,7 @@ from hpcsgd.agreement.senders import Plain
 from hpcsgd.codecs import Moment
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.grid import duplicate
+from hpcsgd.comm.on_device import of_hosts
 
 
 @dataclass
@@ -51,5 +52,5 @@ def make_items(
     buffers: tuple[Buffer, Buffer], replicas: Communicator
 ) -> tuple[Item, Item]:
     """Both, each with a duplicate of the communicator; called by all replicas."""
-    tick, tock = (Plain(duplicate(replicas)) for _ in buffers)
+    tick, tock = (Plain(duplicate(of_hosts(replicas))) for _ in buffers)
     return Item(0, buffers[0], tick), Item(1, buffers[1], tock)

@@ -13,13 +13,14 @@ from hpcsgd.agreement.decentralised_low import LowPrecision
 from hpcsgd.agreement.gradient import Gradient
 from hpcsgd.agreement.growing import Growing
 from hpcsgd.agreement.infinity import Infinity
-from hpcsgd.agreement.kinds import batches_together, takes_gradients
+from hpcsgd.agreement.kinds import SHARDED, batches_together, takes_gradients
 from hpcsgd.agreement.means import Means
 from hpcsgd.agreement.offload import Offload
 from hpcsgd.agreement.offload_there import OffloadThere
 from hpcsgd.agreement.qadam import QAdam
 from hpcsgd.agreement.replica_check import ReplicaCheck
 from hpcsgd.agreement.scheduled import Scheduled
+from hpcsgd.agreement.scheduled_there import OrderedThere
 from hpcsgd.agreement.senders import Coded, Plain, Sender
 from hpcsgd.agreement.sharded import Sharded
 from hpcsgd.agreement.steps import Steps
@@ -46,7 +47,7 @@ from hpcsgd.data.sampling import plan_groups
 from hpcsgd.load import Loaded
 from hpcsgd.products.any_batches import AnyBatches
 from hpcsgd.products.base import Array, Product, State, Task
-from hpcsgd.products.micro import MicroBatches
+from hpcsgd.products.micro import AtOnce, MicroBatches
 from hpcsgd.rates import make_rate
 from hpcsgd.updates import make_rule
 from hpcsgd.updates.rules import Linear
@@ -66,6 +67,8 @@ KINDS: dict[str, type[Gradient]] = {
     "offload": Offload,
     "infinity": Infinity,
 }
+# Of these replicas say sums of gradients, all at once: devices may add them up.
+SUMS = (Gradient, AsOne, Growing)
 
 
 def of_feed(config: RunConfig) -> RunConfig:
@@ -93,13 +96,14 @@ def make_gradient(
     rate = make_rate(config.rate, config.schedule.epochs * each)
 
     def buckets(columns: int, itemsize: int) -> int:
-        """One where the columns of rows cannot be cut, or nobody waits for them."""
-        alone, offloads = grid.replicas.size == 1, config.agreement.kind == "offload"
-        waits = not alone or (offloads and device is not None)  # a host, for its device
-        if not waits or (shard.is_sparse and not alone):
+        """One where nobody waits for them, or to cut sparse rows would save nothing."""
+        alone, kind = grid.replicas.size == 1, config.agreement.kind
+        waits = not alone or (kind == "offload" and device is not None)  # a host
+        if not waits or (shard.is_sparse and kind not in SHARDED):
             return 1
         return bucket_count(columns, task.columns, itemsize, config.agreement.bucket)
 
+    kind = _kind(config, words.agreement, grid, shard.total_rows)
     rule = make_rule(config.update, words.update)
     means = Means(
         steps=Steps(rule, config.problem.l2, rate.at, each),
@@ -107,7 +111,7 @@ def make_gradient(
         columns=task.columns,
         held=shard.columns,
         buckets=buckets,
-        opener=lambda state, buffer: _sender(config, grid, state, buffer),
+        opener=lambda state, buffer: _sender(kind, config, grid, state, buffer),
         check=ReplicaCheck(grid.replicas, config.run.check_members),
         settings=config.agreement,
         rows=lengths(shard.total_rows, grid.replicas.size),
@@ -118,21 +122,22 @@ def make_gradient(
         place=place_of(config, loaded, task, rule),
         loss_scale=_loss_scale(task.backend),
         shapers=make_shapers(config, shard.total_columns, task.columns),
-        buffer=_buffers(device),
+        buffer=_buffers(device, config.agreement.kind),
         owes=lambda kept, rate: owed(
             config.agreement.codec, config.codec, config.accordion, kept, rate
         ),
     )
-    kind = _kind(config, words.agreement, grid, shard.total_rows)
     share = shard.height / shard.total_rows
     if device is not None:
         return _there(kind, config, grid, means, device)(grid, share, means)
     return kind(grid, share, means)
 
 
-def _buffers(device: Device | None) -> Any:
+def _buffers(device: Device | None, kind: str) -> Any:
     """What makes one; of a device it lies there, too."""
-    return Buffer if device is None else partial(BufferThere, device)
+    if device is None:
+        return Buffer
+    return partial(OrderedThere if kind == "scheduled" else BufferThere, device)
 
 
 def _kind(config: RunConfig, name: str, grid: Grid, rows: int) -> type[Gradient]:
@@ -149,6 +154,8 @@ def in_exchanges(one: Product, gradient: Gradient, most: int) -> Product:
     """Steps of the product, put together into what `gradient` calls an exchange."""
     if isinstance(gradient, Anybatch):
         return AnyBatches(one, gradient, gradient.stream, most)
+    if isinstance(gradient, Sharded) and gradient.takes_at_once and most > 1:
+        return AtOnce(one, gradient, most)
     return MicroBatches(one, gradient, most)
 
 
@@ -167,8 +174,12 @@ def _loss_scale(backend: Backend) -> LossScale | None:
     return backend.loss_scale
 
 
-def _sums_there(config: RunConfig, replicas: Communicator) -> bool:
+def _sums_there(
+    kind: type[Gradient], config: RunConfig, replicas: Communicator
+) -> bool:
     """By way of the host would be twice the way that gradients take anyhow."""
+    if kind not in SUMS:
+        return False
     if replicas.size == 1:
         return True
     asked, feedback = config.agreement, config.codec.feedback
@@ -189,14 +200,17 @@ def _there(
         return partial(OffloadThere, device=device)
     rule = means.steps.rule
     linear = isinstance(rule, Linear) and (rule.states == 1 or means.columns == 1)
-    steps = linear and not means.shapers and kind is Gradient
-    return GradientThere if steps and _sums_there(config, grid.replicas) else kind
+    steps = linear and not means.shapers and kind in (Gradient, AsOne)
+    there = steps and _sums_there(kind, config, grid.replicas)
+    return GradientThere if there else kind
 
 
-def _sender(config: RunConfig, grid: Grid, state: State, buffer: Buffer) -> Sender:
+def _sender(
+    kind: type[Gradient], config: RunConfig, grid: Grid, state: State, buffer: Buffer
+) -> Sender:
     """Of all replicas, or of the leaders of groups of them."""
     replicas, of = grid.replicas, config.agreement.hierarchical
-    if isinstance(buffer, BufferThere) and _sums_there(config, replicas):
+    if isinstance(buffer, BufferThere) and _sums_there(kind, config, replicas):
         buffer.stays = True
         return PlainThere(replicas)
     if of == "off" or replicas.size == 1:

@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 from hpcsgd.agreement.gradient import Gradient
-from hpcsgd.agreement.offload_there import OffloadThere, ScatterThere
-from hpcsgd.agreement.there import BufferThere, GradientThere
+from hpcsgd.agreement.offload_there import OffloadThere
+from hpcsgd.agreement.there import GradientThere
+from hpcsgd.agreement.ticktock import TickTock
 from hpcsgd.assembly.feed import Feed
 from hpcsgd.assembly.gpu import check_room
 from hpcsgd.backends.device import Device
@@ -14,7 +15,7 @@ from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
 from hpcsgd.products import GATHERS, RECURS
 from hpcsgd.products.base import Product, Task
-from hpcsgd.products.device_gradient import DeviceGradient, Sums
+from hpcsgd.products.device_gradient import DeviceGradient
 from hpcsgd.products.device_kinds import make_on_device
 from hpcsgd.products.micro import MicroBatches
 from hpcsgd.products.on_device import OnDevice
@@ -54,20 +55,12 @@ def make_gradient_on_gpu(
     two = replace(task, states=2)  # as wide as weights and their gradient
     own = task.shard.width // grid.replicas.size + 1  # of what goes up in slices
     offloads = isinstance(gradient, OffloadThere)
-    kept = 4 * own * task.columns * offloads
+    again = task.shard.width if isinstance(gradient, TickTock) else 0
+    kept = 4 * (own * offloads + again) * task.columns
     check_room(device, two, plans, grid.world, kept=kept)
-    product = DeviceGradient(task, device, gradient, lambda: _sums_of(gradient))
+    product = DeviceGradient(task, device, gradient)
     product.holds_weights = offloads or isinstance(gradient, GradientThere)
     return product
-
-
-def _sums_of(gradient: Gradient) -> Sums:
-    """Where the device adds."""
-    if isinstance(gradient, OffloadThere):
-        assert isinstance(gradient.scatter, ScatterThere)
-        return gradient.scatter
-    assert isinstance(gradient.buffer, BufferThere)
-    return gradient.buffer
 
 
 def on_gpu(product: Product) -> OnDevice | None:

@@ -4,6 +4,7 @@ import numpy as np
 
 from hpcsgd.agreement.by_leaders import check_groups
 from hpcsgd.agreement.kinds import is_on_disk, takes_gradients
+from hpcsgd.assembly.gpu_kinds import of_gpus
 from hpcsgd.assembly.kind_checks import (
     Wrong,
     check_asynchronous,
@@ -23,7 +24,6 @@ from hpcsgd.updates import ADAPTIVE
 UPDATES = ("sgd", "momentum", "nesterov", "nesterov-classic", *ADAPTIVE)
 ONE_WORD = Bucket(0, 1, 1, np.dtype(np.float32))
 MOMENTA = ("momentum", "nesterov", "nesterov-classic", "adam")
-ON_GPUS = ("gradient", "growing", "offload")
 
 
 def check(config: RunConfig, precision: Precision) -> None:
@@ -74,10 +74,7 @@ def _of_settings(config: RunConfig) -> tuple[Wrong, ...]:
             f"needs the gradient of every step and [products] kind = {kind!r} is for s"
             " steps together; use --products direct or gather",
         ),
-        (
-            config.run.device == "cuda" and config.agreement.kind not in ON_GPUS,
-            "is not built for GPUs yet; use --device cpu, or --agreement gradient",
-        ),
+        *of_gpus(config),
         (
             config.run.device == "cuda" and kind in GATHERS,
             f"adds gradients on GPUs where rows are, and [products] kind = {kind!r}"

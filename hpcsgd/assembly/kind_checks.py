@@ -82,17 +82,13 @@ def _takes_tail(config: RunConfig) -> bool:
 
 
 def check_asynchronous(config: RunConfig) -> None:
-    """One average at a time, of what is on the host and belongs to steps alone."""
+    """One average at a time, of what belongs to steps alone."""
     delay, period = config.agreement.delay, config.schedule.period
     for is_wrong, why in (
         (
             delay > period,
             f"sends one average at a time: [agreement] delay = {delay} must be at most"
             f" [schedule] period = {period}; use a longer --period",
-        ),
-        (
-            config.run.device == "cuda",
-            "is not built for GPUs yet; use --device cpu, or --agreement average",
         ),
         (
             config.update.kind == "svrg",

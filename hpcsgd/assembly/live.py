@@ -159,7 +159,7 @@ def assemble(
             product = _sharing(config, name, task, gradient)
         else:
             one = make_gradient_on_gpu(config, task, feed, grid, device, gradient)
-            product = in_exchanges(one, gradient, config.agreement.accumulate)
+            product = in_exchanges(one, gradient, batches_together(config.agreement))
     elif device is None:
         product = _product(name, look_ahead, task)
     else:
@@ -214,7 +214,7 @@ def _task(config: RunConfig, words: Vocabulary, grid: Grid, loaded: Loaded) -> T
 
 def _clip(config: RunConfig, backend: Backend) -> Clip | None:
     update = config.update
-    clip = make_clip(update.clip, update.clip_at, update.clip_over)
+    clip = make_clip(update.clip, update.limit, update.clip_over)
     if takes_gradients(config.agreement.kind):
         return None  # that of all replicas together is clipped, where they agree
     weights = get_format(backend.precision.weights)

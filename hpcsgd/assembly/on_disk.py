@@ -32,6 +32,7 @@ def place_of(config: RunConfig, loaded: Loaded, task: Task, rule: Rule) -> Place
         words=(task.states + len(rule.kept)) * task.columns,
         rows=rows,
         itemsize=np.dtype(task.precision.working).itemsize,
+        replicas=max(config.grid.replicas, 1),
     )
     return Place(
         folder=Path(asked.store)

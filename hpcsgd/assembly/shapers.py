@@ -20,7 +20,7 @@ def make_shapers(config: RunConfig, columns: int, classes: int) -> tuple[Shaper,
         )
     found: list[Shaper] = []
     if update.clip != "none":
-        found.append(CLIPS[update.clip](update.clip_at))
+        found.append(CLIPS[update.clip](update.limit))
     if update.centre == "classes":
         found.append(OverClasses())
     if update.centre == "columns":

@@ -46,12 +46,6 @@ def of_slices(config: RunConfig, precision: Precision) -> tuple[Wrong, ...]:
             config.update.kind == "nesterov-classic",
             "reads no scores at w + μv, which nobody holds; use --update nesterov",
         ),
-        (
-            stage > 1 and agreement.accumulate > 1,
-            f"keeps no whole gradient in stage {stage} to add batches up in, and"
-            f" accumulate = {agreement.accumulate}; use a larger --batch, or"
-            + (" --method zero1" if is_offload else " agreement.stage = 1"),
-        ),
         *(_of_stage_3(config) if stage == 3 else ()),
     )
 

@@ -83,7 +83,7 @@ class Backend(Protocol):
         """
 
     def some_columns(self, rows: Any, part: slice) -> Any:
-        """Gathered rows of these columns alone, no copy; None where that cannot be."""
+        """Gathered rows of these columns alone; of dense ones no copy."""
 
     def round(self, values: Array, name: str) -> None:
         """Each value to the nearest that format `name` has, in place."""

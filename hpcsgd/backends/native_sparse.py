@@ -16,6 +16,7 @@ from hpcsgd.backends.host_plan import HostPlan
 from hpcsgd.backends.native import NativeBackend
 from hpcsgd.backends.sparse import SparseHostBackend, SparseRows
 from hpcsgd.csr import Csr
+from hpcsgd.csr_columns import ByColumns
 from hpcsgd.precision import Precision
 from hpcsgd.schedule import Blocks
 
@@ -41,6 +42,11 @@ class SampledCsr:
         """As the backend of SciPy takes them."""
         taken = self.stored.take(self.rows)
         return SparseHostBackend.widen(self.backend, taken, None)
+
+    @cached_property
+    def by_columns(self) -> ByColumns:
+        """A copy as it is stored, for tiles of columns."""
+        return ByColumns(self.stored.take(self.rows))
 
     @property
     def csr(self) -> Csr:
@@ -68,6 +74,12 @@ class NativeSparseBackend(SparseHostBackend, NativeBackend):
         if not self._is_for_kernels(stored):
             return super().widen(stored, out)
         return SampledCsr(self, stored, np.arange(len(stored), dtype=np.int64))
+
+    def some_columns(self, rows: Any, part: slice) -> Any:
+        """A copy of their values, which kernels take, too."""
+        if not isinstance(rows, SampledCsr):
+            return super().some_columns(rows, part)
+        return self.widen(rows.by_columns.tile(part), None)
 
     def scores(self, rows: Any, weights: Array, out: Array) -> Array:
         """out ← Y W over stored values."""

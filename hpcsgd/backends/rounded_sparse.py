@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.backends.rounded import RoundedBackend
@@ -55,8 +56,11 @@ class RoundedSparseBackend(RoundedBackend):
         """The sampled rows, widened."""
         return self.widen(self.pick(matrix, rows), out)
 
-    def some_columns(self, rows: Any, part: slice) -> None:
-        """None: rows are stored row by row, and a column is anywhere in them."""
+    def some_columns(self, rows: Compact, part: slice) -> Compact:
+        """Those of them that occur."""
+        first, last = np.searchsorted(rows.touched, (part.start, part.stop))
+        touched = rows.touched[first:last] - part.start
+        return Compact(rows.dense[:, first:last], touched)
 
     def scores(self, rows: Compact, weights: Array, out: Array) -> Array:  # type: ignore[override]
         """out ← Y W."""

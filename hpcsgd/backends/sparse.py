@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hpcsgd.backends.host import HostBackend, block_rows
 from hpcsgd.csr import Csr
+from hpcsgd.csr_columns import ByColumns
 from hpcsgd.schedule import Blocks
 from hpcsgd.storage import decode
 
@@ -69,6 +70,11 @@ class SparseRows:
         parts = self.csr.indptr, indices, self.csr.data
         return touched, Csr(*parts, len(touched)).to_scipy()
 
+    @cached_property
+    def by_columns(self) -> ByColumns:
+        """The same, for tiles of columns."""
+        return ByColumns(self.csr)
+
     def __len__(self) -> int:
         return len(self.csr)
 
@@ -98,8 +104,9 @@ class SparseHostBackend(HostBackend):
         """The sampled rows, widened."""
         return self.widen(self.pick(matrix, rows), out)
 
-    def some_columns(self, rows: Any, part: slice) -> None:
-        """None: rows are stored row by row, and a column is anywhere in them."""
+    def some_columns(self, rows: Any, part: slice) -> Any:
+        """A copy of their values, sorted by column for the first who asks."""
+        return SparseRows(rows.by_columns.tile(part), rows.marks)
 
     def scores(self, rows: SparseRows, weights: Array, out: Array) -> Array:  # type: ignore[override]
         """out ← Y W over stored values."""

@@ -204,6 +204,12 @@ def _title(found: Comparison) -> str:
 def _notes(found: Comparison) -> list[str]:
     """What stands below the table."""
     notes = [f"{refusal.name}: {REFUSED}: {refusal.why}" for refusal in found.refused]
+    notes += [f"{name}: {why}" for name, why in found.before.items()]
+    notes += [
+        f"{', '.join(names)}: steps by {rule}, not by {found.reference.update}: its gap"
+        " is of the rule, and of a rate meant for another"
+        for rule, names in found.others.items()
+    ]
     if found.baseline:
         notes.insert(0, f"{MARK.strip()} the baseline of methods that send fewer bytes")
     return notes

@@ -14,6 +14,7 @@ from hpcsgd.cli.summary import summary
 from hpcsgd.cli.written import chosen
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.grid import parse_grid
+from hpcsgd.comm.network import parse_network
 from hpcsgd.config import RunConfig, apply_settings, read_toml
 from hpcsgd.errors import ConfigError
 from hpcsgd.result import Result
@@ -91,9 +92,11 @@ def configuration(arguments: argparse.Namespace) -> RunConfig:
 
 
 def check_data(config: RunConfig) -> None:
-    """Refuse a run without data here, where one process can say so."""
+    """Refuse a run without data, or on no network, where one process can say so."""
     if not config.data.path:
         raise ConfigError("no data: add --data FILE.h5, or [data] path in the file")
+    if config.run.network:
+        parse_network(config.run.network)
 
 
 def overlaid(

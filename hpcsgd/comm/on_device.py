@@ -221,3 +221,11 @@ class OnDevice(Communicator):
 
     def _objects(self, item: Any) -> list[Any]:
         return self.host._objects(item)
+
+
+def of_hosts(group: Communicator) -> Communicator:
+    """The same ranks, who say nothing that is on a GPU: a part of them opens none."""
+    if not isinstance(group, OnDevice):
+        return group
+    group.host.reproducible = group.reproducible  # may have been lent a new one
+    return group.host

@@ -55,8 +55,15 @@ def open_hdf5(path: Path, **driver: Any) -> Any:
     except OSError as error:
         raise DataError(
             f"{path} cannot be read as HDF5 (truncated, or another format);"
-            " write it again, for example with: hpcsgd data synth"
+            f" {_remedy(path)}"
         ) from error
+
+
+def _remedy(path: Path) -> str:
+    """By its name: text is converted, and what should have been HDF5 is not."""
+    if path.suffix in (".h5", ".hdf5", ".hdf", ""):
+        return "write it again, for example with: hpcsgd data synth"
+    return f"convert text first: hpcsgd data convert {path} {path.with_suffix('.h5')}"
 
 
 def check_finished(path: Path, file: Any) -> None:

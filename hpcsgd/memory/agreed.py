@@ -37,6 +37,21 @@ def of_state(
     return word * (weights + kept + gradient + beside) + 4 * tile
 
 
+def tile_of(config: RunConfig, held: int, precision: Precision) -> int:
+    """Columns of sparse rows that are worked on together."""
+    asked, word = config.agreement, get_format(precision.weights).carrier.itemsize
+    if asked.kind not in SHARDED or config.grid.replicas < 2:
+        return held
+    return -(-held // bucket_count(held, 1, word, asked.bucket))
+
+
+def at_once(config: RunConfig) -> int:
+    """Batches that are one where replicas hold slices of their gradient."""
+    asked = config.agreement
+    is_whole = asked.kind == "sharded" and asked.stage == 1
+    return asked.accumulate if asked.kind in SHARDED and not is_whole else 1
+
+
 def of_slow(config: RunConfig, held: int, precision: Precision) -> int:
     """Slow momentum's x_old and u with their copies; averages that come late."""
     asked = config.agreement

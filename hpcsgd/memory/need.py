@@ -14,7 +14,14 @@ from hpcsgd.data.readers import CHUNK_BYTES, RowReader, is_sparse, stored_in
 from hpcsgd.data.stream import WINDOWS
 from hpcsgd.formats import get_format
 from hpcsgd.load import SCANNED
-from hpcsgd.memory.agreed import of_codec, of_gradients, of_slow, of_state
+from hpcsgd.memory.agreed import (
+    at_once,
+    of_codec,
+    of_gradients,
+    of_slow,
+    of_state,
+    tile_of,
+)
 from hpcsgd.objective import block_rows
 from hpcsgd.polish.lbfgs import depth_for
 from hpcsgd.precision import Precision
@@ -56,6 +63,7 @@ def predict(
     m = max(min(schedule.batch * schedule.most_steps, rows), 1)
     working = precision.working.itemsize
     words = m * max(m - schedule.batch, 0) // 2
+    m = max(min(m * at_once(config), rows), 1)
     gram = words * get_format(precision.gram_wire).carrier.itemsize
     # What is sent and received lies beside a Gram that travels in narrow words.
     travelling = words * bytes_of_word(precision.gram_wire, grid.members.size)
@@ -91,7 +99,8 @@ def predict(
     if is_sparse(reader):
         density = stored_in(reader) / (reader.rows * reader.cols)
         sampled, own = int(m * held * density), int(rows * cols * density)
-        need = _sparse(need, own, sampled, rows, m, held, precision)
+        marked = tile_of(config, held, precision)
+        need = _sparse(need, own, sampled, rows, m, held, marked, precision)
     return _by_tiles(need, config, sampled * working)
 
 
@@ -134,7 +143,14 @@ def _of_finisher(config: RunConfig, rows: int, cols: int, columns: int) -> int:
 
 
 def _sparse(
-    need: Need, own: int, sampled: int, rows: int, m: int, held: int, form: Precision
+    need: Need,
+    own: int,
+    sampled: int,
+    rows: int,
+    m: int,
+    held: int,
+    marked: int,
+    form: Precision,
 ) -> Need:
     """The same where `own` values are stored here and `sampled` in an exchange."""
     matrix = own * (_bytes(form.matrix) + COLUMN) + 8 * rows
@@ -150,7 +166,7 @@ def _sparse(
         - dense
         + (2 * COPIES * sampled + panel) * working
         # which columns are touched, and the part of the Gram of light columns
-        + held * (1 + COLUMN)
+        + marked * (1 + COLUMN)
         + square,
         # Pieces lie beside the whole while they are put together.
         reading=matrix + 3 * min(CHUNK_BYTES, 16 * (own + rows)),

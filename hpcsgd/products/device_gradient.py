@@ -4,7 +4,7 @@ Scores, residuals and Yᵀr are the device's; replicas agree on what it sums, an
 takes the step. What scores are read at goes up once an exchange.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -30,6 +30,17 @@ class Shares(Protocol):
     def is_last(self) -> bool:
         """Whether a step follows the next batch."""
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the sums that it is added to are complete with it."""
+
+    @property
+    def sums(self) -> "Sums":
+        """Those sums."""
+
+    def ready(self, task: Task, state: State) -> Iterator[slice]:
+        """Columns of w, as soon as scores may be read there."""
+
 
 class Sums(Protocol):
     """Where a device adds the gradients of an exchange."""
@@ -49,24 +60,22 @@ class Sums(Protocol):
 class DeviceGradient(DeviceDirect):
     """Up to Yᵀr as `DeviceDirect`; weights of the host, read at one point."""
 
-    def __init__(
-        self, task: Task, device: Device, shares: Shares, sums_of: Callable[[], Sums]
-    ) -> None:
+    def __init__(self, task: Task, device: Device, shares: Shares) -> None:
         super().__init__(replace(task, states=1, probe=np.ones(1)), device)
-        self.asked, self.shares, self.sums_of = task, shares, sums_of
+        self.asked, self.shares = task, shares
         self.point: Any = None
         self.intercept: Any = None
         self.plain = adding(self.scale)
         self.holds_weights = False  # True: the state's are there, and stay
         self._is_old = True  # what is there is from before a step
-        self._known: dict[int, Cycle] = {}  # by the rows of a batch
+        self._known: dict[tuple[int, int], Cycle] = {}  # by rows of a batch, and sums
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Add Yᵀr of one batch, and hand on what the agreement is to take."""
-        sums, rows = self.sums_of(), group.blocks.rows
+        sums, rows = self.shares.sums, group.blocks.rows
         if self._is_old:
             self._send(state, sums)
-        self._is_old = is_last = self.shares.is_last
+        self._is_old, is_full = self.shares.is_last, self.shares.is_full
         exchange = self.exchange_of(group.blocks)
         self.order.seek(*group.place, rows)
         exchange.coefficients.load(self.plain)
@@ -75,7 +84,7 @@ class DeviceGradient(DeviceDirect):
         task = self.asked
         task.clock.lap("steps")
         assert task.gradient is not None
-        arriving = sums.arriving(is_last)
+        arriving = sums.arriving(is_full)
         task.gradient.descend(task, state, arriving, residuals, None)
         task.clock.lap("update")
         return state
@@ -113,13 +122,16 @@ class DeviceGradient(DeviceDirect):
         launch(*blend(count)[:2], (weights, *sizes, self._probe, self.point))
 
     def _send_point(self, state: State, sums: Sums) -> None:
-        point = probed(self.asked, state.weights)
-        if self.scale != 1.0:
-            point = point / point.dtype.type(self.scale)
+        task = self.asked
         if self.point is None:
-            self.point = self.device.empty(point.shape, np.float32)
-        self.device.fill(self.point, np.ascontiguousarray(point, dtype=np.float32))
-        sums.up += self.point.nbytes
+            shape = len(state.weights), task.columns
+            self.point = self.device.empty(shape, np.float32)
+        for columns in self.shares.ready(task, state):
+            point, there = probed(task, state.weights[columns]), self.point[columns]
+            if self.scale != 1.0:
+                point = point / point.dtype.type(self.scale)
+            self.device.fill(there, np.ascontiguousarray(point, dtype=np.float32))
+            sums.up += there.nbytes
 
     def _send_intercept(self, intercept: Array, sums: Sums) -> None:
         read = np.ascontiguousarray(self.asked.probe @ intercept)[None]
@@ -130,9 +142,10 @@ class DeviceGradient(DeviceDirect):
 
     def _cycle(self, exchange: DeviceExchange, sums: Sums) -> Cycle:
         """The same launches every time: what they write to stays where it is."""
-        found = self._known.get(exchange.blocks.rows)
+        key = exchange.blocks.rows, id(sums)
+        found = self._known.get(key)
         if found is None:
-            found = self._known[exchange.blocks.rows] = Cycle(
+            found = self._known[key] = Cycle(
                 *(self.device, self.sums),
                 lambda: exchange.before(self.point),
                 self.messages(exchange),

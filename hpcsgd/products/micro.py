@@ -55,3 +55,14 @@ class MicroBatches:
                 update, l2, backend, of_group.rates[:1], (size,)
             )
         return self._known[size]
+
+
+class AtOnce(MicroBatches):
+    """All batches as one, for whoever would send its tiles once for each of them."""
+
+    def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
+        """One pass over the tiles serves all of them."""
+        self.gathering.begin(group.epoch, group.index, 1)
+        coefficients = self._coefficients(group.coefficients, len(group.rows))
+        one = replace(group, coefficients=coefficients)
+        return self.product.advance(state, one, None)

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.csr import Csr, edges_of, index_dtype
+from hpcsgd.csr import Csr
+from hpcsgd.csr_columns import ByColumns
 from hpcsgd.data.unheld import Unheld
 from hpcsgd.products.base import Array, Rows, Scratch, Task
 
@@ -38,31 +39,10 @@ class TiledRows:
         return flat[: shape[0] * shape[1]].reshape(shape)
 
     @cached_property
-    def _sparse(self) -> "SparseTiles":
+    def _sparse(self) -> ByColumns:
         """Sorted once, for both passes over the tiles."""
-        return SparseTiles(self.task.backend.pick(*self._held), self.height)
+        return ByColumns(self.task.backend.pick(*self._held))
 
     @property
     def _held(self) -> Any:
         return self.task.shard.at(self.rows)
-
-
-class SparseTiles:
-    """Stored values in the order of their tiles, each tile's row after row."""
-
-    def __init__(self, whole: Csr, height: int) -> None:
-        self.whole, self.height = whole, height
-        number = whole.indices // height
-        self.order = np.argsort(number, kind="stable")
-        count = -(-whole.width // height)
-        self.edges = np.searchsorted(number[self.order], np.arange(count + 1))
-        self.row_of = np.repeat(np.arange(len(whole)), whole.lengths)
-
-    def tile(self, part: slice) -> Csr:
-        """The values of one tile, whose columns begin at 0."""
-        number, width = part.start // self.height, part.stop - part.start
-        chosen = self.order[self.edges[number] : self.edges[number + 1]]
-        lengths = np.bincount(self.row_of[chosen], minlength=len(self.whole))
-        indices = self.whole.indices[chosen] - part.start
-        indices = indices.astype(index_dtype(width), copy=False)
-        return Csr(edges_of(lengths), indices, self.whole.data[chosen], width)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcsgd.agreement.beginnings import still_before
 from hpcsgd.comm.ledger import TRAINING
 from hpcsgd.errors import ConfigError
 from hpcsgd.files import write_text
@@ -48,6 +49,11 @@ class Row:
         report = self.result.report
         sums_each = report["products"] == "direct" and report["grid"]["replicas"] == 1
         return 1 if sums_each else int(report["schedule"]["steps"])
+
+    @property
+    def update(self) -> str:
+        """The rule of its steps."""
+        return self.setting.config.update.kind
 
     def traffic(self, figure: str) -> int:
         """Calls, words or bytes of rank 0, sent for products and agreements."""
@@ -92,6 +98,24 @@ class Comparison:
     def diverged(self) -> list[str]:
         """The settings whose run diverged."""
         return [row.name for row in self.rows if row.diverged]
+
+    @property
+    def before(self) -> dict[str, str]:
+        """Rows that were over before their method began -> what they were instead."""
+        said = {
+            row.name: still_before(row.setting.config, row.result.exchanges)
+            for row in self.rows
+        }
+        return {name: why for name, why in said.items() if why}
+
+    @property
+    def others(self) -> dict[str, list[str]]:
+        """Rules of steps that are not the reference's -> the rows that step by them."""
+        found: dict[str, list[str]] = {}
+        for row in self.rows:
+            if row.update != self.reference.update:
+                found.setdefault(row.update, []).append(row.name)
+        return found
 
     def loss_gap(self, row: Row) -> float:
         """(loss − loss of the reference) / |that|."""
@@ -166,6 +190,7 @@ class Comparison:
             "products": report["products"],
             "look_ahead": report["look_ahead"],
             "precision": row.setting.config.precision.recipe,
+            "update": row.update,
             "status": result.status.value,
             "loss": result.loss,
             "loss_gap": self.loss_gap(row),
@@ -186,7 +211,7 @@ class Comparison:
 # Of a line of the table, in `rows` of the document.
 BRIEF = (
     *("loss", "loss_gap", "seconds", "speed_up", "messages", "words", "bytes"),
-    *("grid", "global_batch", "steps", "period", "products", "iterations"),
+    *("grid", "global_batch", "steps", "period", "products", "update", "iterations"),
 )
 
 

@@ -78,5 +78,6 @@ class Linear(Rule):
             return
         parts = weights.reshape(len(weights), len(carry), -1)
         moved = np.einsum("pq,dqk->dpk", carry.astype(weights.dtype), parts)
-        moved += np.multiply.outer(gain, gradient).astype(weights.dtype).swapaxes(0, 1)
+        for state, share in enumerate(gain):  # one at a time: no copy of all states
+            moved[:, state] += gradient.dtype.type(share) * gradient
         weights[...] = moved.reshape(weights.shape)

@@ -17,6 +17,7 @@ LAYERS = (
         "storage",
         "schedule",
         "csr",
+        "csr_columns",
         "assets",
         "timing",
         "files",

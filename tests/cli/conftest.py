@@ -7,27 +7,61 @@ import sys
 
 import pytest
 
+from tests.cli.forge import Forge
+
 LAUNCH_VARIABLES = ("PMI_", "PMIX_", "OMPI_", "MPI_", "HPCSGD_", "HYDI_")
 
 
+def environment():
+    """That of a command which no launcher has started."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(LAUNCH_VARIABLES)}
+
+
+@pytest.fixture(scope="session")
+def forge():
+    """What processes of commands are forked from."""
+    found = Forge(environment())
+    yield found
+    found.close()
+
+
 @pytest.fixture
-def hpcsgd(tmp_path):
+def hpcsgd(tmp_path, tmp_path_factory, forge):
     """Run `hpcsgd ...` in an empty folder; returns the finished process."""
+    said = tmp_path_factory.mktemp("said")
 
     def run(*arguments, timeout=60):
-        environment = {
-            k: v for k, v in os.environ.items() if not k.startswith(LAUNCH_VARIABLES)
-        }
-        return subprocess.run(
-            [sys.executable, "-m", "hpcsgd", *map(str, arguments)],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
+        words = list(map(str, arguments))
+        if not forge.makes(environment()):
+            return started(words, tmp_path, timeout)
+        out, errors = said / "out", said / "errors"
+        code = forge.run(words, tmp_path, out, errors, timeout)
+        texts = out.read_text(), errors.read_text()
+        return subprocess.CompletedProcess(["hpcsgd", *words], code, *texts)
 
     return run
+
+
+@pytest.fixture
+def interpreter(tmp_path):
+    """The same from the very start: where that is what is tested."""
+
+    def run(*arguments, timeout=60):
+        return started(list(map(str, arguments)), tmp_path, timeout)
+
+    return run
+
+
+def started(words, folder, timeout):
+    """`python -m hpcsgd` with these words."""
+    return subprocess.run(
+        [sys.executable, "-m", "hpcsgd", *words],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
 
 
 @pytest.fixture

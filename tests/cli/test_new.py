@@ -2,6 +2,7 @@
 
 import tomllib
 from dataclasses import asdict
+from functools import cache
 
 import pytest
 
@@ -46,7 +47,7 @@ def read(path, *flags):
 def test_its_defaults_are_in_the_way_of_no_method(tmp_path, name):
     """Named by a flag all of a method is set; named in the file what makes it one."""
     path = tmp_path / "run.toml"
-    path.write_text(template())
+    path.write_text(whole())
     asked = RunConfig.parse({"agreement": {"method": name}})
     assert read(path, "--method", name) == asked
     path.write_text(template().replace('method = ""', f'method = "{name}"'))
@@ -87,9 +88,15 @@ def test_every_key_is_there_and_optional_ones_are_commented_out():
             assert start in body(section), (section, key)
 
 
+@cache
+def whole():
+    """The file, made once for all who look into it."""
+    return template()
+
+
 def body(section):
     """A section of the file without its head and without the sections below it."""
-    return "\n" + template().split(f"\n[{section}]\n")[1].split("\n[")[0]
+    return "\n" + whole().split(f"\n[{section}]\n")[1].split("\n[")[0]
 
 
 def test_optional_keys_can_be_switched_on():

@@ -29,8 +29,8 @@ def flags(data, *more):
     ]
 
 
-def test_json_is_all_of_standard_output_and_complete(hpcsgd, susy):
-    said = only_json(hpcsgd(*flags(susy, "--products", "gram", "--json")))
+def test_json_is_all_of_standard_output_and_complete(interpreter, susy):
+    said = only_json(interpreter(*flags(susy, "--products", "gram", "--json")))
     assert set(said) >= DEMANDED
     assert said["status"] == "completed"
     assert said["iterations"] == 2 * 63

@@ -99,6 +99,15 @@ def test_a_delay_is_the_recurrence(kind, delay):
         np.testing.assert_allclose(results[0].intercept, b, 0, 1e-13)
 
 
+def test_batches_that_travel_together_are_one_late_gradient():
+    problem = make_problem("logistic")
+    config = offloaded(problem, 3, delay=1, agreement={"accumulate": 3})
+    w, b = late(config, problem)
+    result = train_on(3, config, problem)
+    np.testing.assert_allclose(result.weights, w, 0, 1e-13)
+    np.testing.assert_allclose(result.intercept, b, 0, 1e-13)
+
+
 def test_a_step_that_is_not_late_is_another():
     """The broken twin: the gradient at once, or the last one forgotten."""
     problem = make_problem("logistic")
@@ -125,6 +134,11 @@ def test_losses_are_of_all_gradients():
     half = replace(config, schedule=replace(config.schedule, epochs=1))
     assert result.history[1]["loss"] == train_on(3, half, problem).loss
     assert result.history[-1]["loss"] == result.loss
+    for asked, loss in ((half, result.history[1]["loss"]), (config, result.loss)):
+        w, b = late(asked, problem)
+        scores = problem.X @ w + b
+        seen = np.mean(np.logaddexp(0.0, scores) - (problem.y > 0) * scores)
+        assert loss == pytest.approx(seen + config.problem.l2 / 2 * w @ w, rel=1e-12)
 
 
 @pytest.mark.parametrize("columns, replicas", [(7, 3), (13, 4)])
@@ -278,7 +292,6 @@ def test_no_thread_outlives_a_run_that_fails(monkeypatch):
 
 REFUSED = [
     ({"agreement": {"stage": 3}}, "leave agreement.stage out"),
-    ({"agreement": {"accumulate": 2}}, "method zero1"),
     ({"agreement": {"kind": "gradient", "delay_after": 3}}, "use --method offload"),
     ({"agreement": {"kind": "average", "delay_after": 3}}, "use --method offload"),
     ({"agreement": {"delay_after": -2}}, "-1 for never"),

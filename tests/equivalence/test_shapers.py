@@ -174,6 +174,18 @@ def test_a_percentile_is_of_the_last_hundred_norms():
         assert g[0, 0] == pytest.approx(min(np.percentile(seen, 10), number + 1.0))
 
 
+def test_limits_that_nobody_gave_are_the_usual_ones():
+    """1 of values and norms, the lowest twentieth of norms; written or not."""
+    problem = make_problem("logistic")
+    for how, usual, other in (("norm", 1.0, 0.05), ("percentile", 5.0, 100.0)):
+        found = [
+            train_on(2, agreed(problem, 2, update={"clip": how, **at}), problem)
+            for at in ({}, {"clip_at": usual}, {"clip_at": other})
+        ]
+        plain, same, another = (one.weights_sha256 for one in found)
+        assert plain == same != another
+
+
 def test_steps_that_were_left_out_are_no_short_ones():
     """Of forty steps every second one overflowed, and is no norm of zero."""
     clip = ByPercentile(at=10.0)

@@ -340,8 +340,8 @@ def test_where_nothing_can_hide_it_is_plain(replicas, batch):
     assert "mode" not in result.report["agreement"]
 
 
-def test_communicators_are_closed(monkeypatch):
-    """As many as were opened: an MPI has some two thousand."""
+def test_each_item_has_a_communicator_of_its_own(monkeypatch):
+    """Which are closed with the run, as tests/unit/test_closed_groups.py has it."""
     closed = []
     close = TickTock.close
 

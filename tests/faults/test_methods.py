@@ -39,6 +39,7 @@ KINDS = {
     "parts-of-a-sum": ("slowmo", PERIOD, "exchange of pieces", 3, 2),
     "swap": ("decentralized-low", {}, "start of the swap", 5, 4),
     "mixing": ("anybatch", {}, "start of the swap", 3, 4),
+    "leaders": ("bagua", {"agreement": {"hierarchical": "2"}}, "reduction", 7, 4),
     "sum-of-parts": ("zero2", {}, "start of the sum of parts", 5, 2),
 }
 KINDS = {name: kind for name, kind in KINDS.items() if kind[0] in METHODS}

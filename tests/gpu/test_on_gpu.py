@@ -202,6 +202,11 @@ AGREED = {
     "a codec": {"agreement": {"kind": "gradient", "codec": "fp16"}},
     "offload": {"agreement": {"kind": "offload"}, "update": {"kind": "adam"}},
     "offload, late": {"agreement": {"kind": "offload", "delay_after": 2}},
+    "by priority": {"agreement": {"kind": "scheduled", "partition": 2.0**-14}},
+    "halves": {"agreement": {"kind": "ticktock"}},
+    "late": {"agreement": {"kind": "ticktock", "mode": "delayed"}},
+    "mixed": {"agreement": {"kind": "decentralized"}},
+    "rounds": {"agreement": {"kind": "anybatch", "accumulate": 3, "rounds": "full"}},
 }
 
 

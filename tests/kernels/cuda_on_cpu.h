@@ -61,6 +61,7 @@ namespace emulated {
 constexpr size_t STACK = 64 * 1024;
 constexpr unsigned char POISON = 0xff; /* in every float format here: not a number */
 constexpr unsigned PATIENCE = 200000;  /* rounds in which nothing happens */
+constexpr unsigned IDLE = 4;           /* turns of some, in which nothing happens */
 
 struct Barrier {
     unsigned came = 0, alive = 0, turn = 0;
@@ -133,6 +134,7 @@ struct Fiber {
 
 inline thread_local Fiber *now = nullptr;
 inline thread_local Fiber scheduler;
+inline thread_local std::vector<Fiber> kept; /* for the next launch: stacks cost most */
 
 #if defined(__x86_64__)
 extern "C" void emulated_switch(void **save, void *load);
@@ -304,28 +306,40 @@ inline void run_some(std::vector<Fiber> &fibers, unsigned first, unsigned last)
     }
 }
 
+/* So many turns, or fewer where all that are left would only wait. */
+template <class F> inline void take_turns(const Group &group, unsigned most, F turn)
+{
+    for (unsigned t = 0, idle = 0; t < most && idle < IDLE; t++) {
+        uint64_t seen = group.events;
+        turn();
+        idle = group.events == seen ? idle + 1 : 0;
+    }
+}
+
 /* Warps in an order that is drawn anew every round; some have many turns, and now and
    then one block of a cluster has none for a while. Seed 0: in their own order. */
-inline void run_round(Launch &launch, std::vector<Fiber> &fibers, Random &random,
+inline void run_round(Group &group, std::vector<Fiber> &fibers, Random &random,
                       std::vector<unsigned> &order)
 {
-    unsigned total = (unsigned)fibers.size();
+    Launch &launch = *group.launch;
     unsigned each = launch.block.x * launch.block.y * launch.block.z;
+    unsigned total = each * launch.cluster;
     for (unsigned i = (unsigned)order.size(); launch.seed && i > 1; i--)
         std::swap(order[i - 1], order[random.below(i)]);
     if (launch.seed && launch.cluster > 1 && random.below(3) == 0) {
         unsigned late = random.below(launch.cluster);
-        for (int times = 0; times < 400; times++)
+        take_turns(group, 400, [&] {
             for (unsigned b = 0; b < launch.cluster; b++)
                 if (b != late)
                     run_some(fibers, b * each, (b + 1) * each);
+        });
     }
     for (unsigned warp : order) {
         unsigned first = warp / ((each + 31) / 32) * each + warp % ((each + 31) / 32) * 32;
         unsigned end = (warp / ((each + 31) / 32) + 1) * each;
         unsigned turns = launch.seed && random.below(4) == 0 ? 64 : 1;
-        for (unsigned t = 0; t < turns; t++)
-            run_some(fibers, first, min(first + 32, min(end, total)));
+        take_turns(group, turns,
+                   [&] { run_some(fibers, first, min(first + 32, min(end, total))); });
     }
 }
 
@@ -340,7 +354,7 @@ inline void run_group(Launch &launch, unsigned first, std::vector<Fiber> &fibers
     Random random{launch.seed * 0x9E3779B97F4A7C15ull + first + 1};
     uint64_t seen = 0;
     for (unsigned idle = 0;; idle++) {
-        run_round(launch, fibers, random, order);
+        run_round(group, fibers, random, order);
         if (group.barrier.alive == 0)
             return;
         if (group.events != seen)
@@ -395,7 +409,9 @@ int run(void (*kernel)(A...), const unsigned *grid, const unsigned *block, unsig
     unsigned threads = block[0] * block[1] * block[2] * cluster;
     auto work = [&] {
         Flushed flushed;
-        std::vector<Fiber> fibers(threads);
+        std::vector<Fiber> &fibers = kept;
+        if (fibers.size() < threads)
+            fibers.resize(threads);
         for (unsigned first; (first = launch.next.fetch_add(cluster)) < blocks;) {
 #if defined(LAST_BLOCK_FIRST) /* for kernels whose blocks meet only at the end */
             first = blocks - cluster - first;

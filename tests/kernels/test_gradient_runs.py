@@ -374,7 +374,6 @@ def test_looks_see_the_weights_of_that_moment(devices):
     "sections, remedy",
     [
         ({"products": {"kind": "gather"}}, "use --products direct"),
-        ({"agreement": {"kind": "decentralized"}}, "or --agreement gradient"),
         ({"precision": {"recipe": "fp64"}}, "use --device cpu"),
     ],
 )

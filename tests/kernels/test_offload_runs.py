@@ -16,6 +16,7 @@ from tests.harness import make_problem, train_on
 from tests.kernels.fake_device import FakeDevice
 from tests.kernels.test_gradient_runs import both, near, near_weights, shared
 from tests.sparse import make_sparse
+from tests.unit.test_gradient import in_folder
 
 
 def offloaded(delay=-1, **sections):
@@ -290,3 +291,28 @@ def test_looks_see_the_weights_of_that_moment(devices):
     assert len(losses[0]) == 4
     np.testing.assert_allclose(*losses, rtol=1e-5)
     near(there, here)
+
+
+def test_batches_are_added_up_on_the_device(devices):
+    """Where the gradient is whole: the steps of stage 1, which hosts accumulate in."""
+    problem, asked = make_problem("logistic", n=13, d=13), {"accumulate": 2}
+    more = {"schedule": {"batch": 2}, "update": {"kind": "adam"}}
+    more["rate"] = {"value": 0.01}
+    offloads = offloaded(agreement=asked, **more)
+    there = train_on(3, shared(problem, 3, **offloads), problem)
+    sliced = {"agreement": {"kind": "sharded", **asked}, "run": {"device": "cpu"}}
+    near(there, train_on(3, shared(problem, 3, **sliced, **more), problem))
+
+
+@pytest.mark.parametrize("delay", [-1, 1])
+def test_runs_that_were_preempted_go_on(devices, tmp_path, delay):
+    """In the middle, with looks on the way, which see every gradient taken."""
+    problem = make_problem("logistic", n=25, d=13)
+    more = {"schedule": {"epochs": 2}, "run": {"evaluate_every": 1}}
+    config = shared(problem, 2, **offloaded(delay, **more))
+    whole = in_folder(tmp_path / "whole", config, 2, problem)
+    first = in_folder(tmp_path / "half", config, 2, problem, 5)
+    assert {one.status for one in first} == {Status.PREEMPTED}
+    again = in_folder(tmp_path / "half", config, 2, problem)
+    for one, other in zip(again, whole, strict=True):
+        np.testing.assert_array_equal(one.weights, other.weights)

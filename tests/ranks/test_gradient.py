@@ -36,18 +36,27 @@ def test_replicas_are_one_process_on_the_union(comm):
             assert len(hashes(comm, result)) == 1
 
 
+HEADS = {"threshold": 1, "wangni": 3}  # counts ahead of a bucket, as flags are
+
+
 @pytest.mark.ranks(2, 4)
 def test_every_codec(comm):
-    """The same bits on all ranks, members too; the bytes of its formula."""
+    """The same bits on all ranks, members too; what MPI was asked for is booked."""
     problem = make_problem("softmax")
     for name in NAMES:
         for members in (1, 2) if comm.size == 4 else (1,):
             replicas = comm.size // members
             config = coded(problem, name, replicas, members, codec=ROWS[name].rough)
-            world = MpiCommunicator(comm.Dup())
+            proxy = CountingComm(comm.Dup())
+            world = MpiCommunicator(proxy)
             result = train(config, X=problem.X, y=problem.y, world=world)
             assert len(hashes(comm, result)) == 1, name
             assert result.loss < result.history[0]["loss"], name
+            if members == 1:
+                said = sum(result.ledger[p]["words"] for p in ("agreement", "evaluate"))
+                sent = result.exchanges * result.report["agreement"]["buckets"]
+                asked = proxy.counts["words"] - proxy.flags["words"]
+                assert asked == said - HEADS.get(name, 0) * sent, name
 
 
 @pytest.mark.ranks(2, 4)

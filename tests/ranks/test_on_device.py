@@ -91,6 +91,16 @@ def test_an_mpi_says_whether_it_reads_device_memory(comm):
         check_support()
 
 
+KINDS = (
+    {"kind": "offload"},
+    {"kind": "scheduled", "partition": 2.0**-17, "credit": 2.0**-16},
+    {"kind": "ticktock"},
+    {"kind": "ticktock", "mode": "delayed"},
+    {"kind": "decentralized", "peers": "shift_one"},
+    {"kind": "anybatch", "accumulate": 2, "rounds": "full"},
+)
+
+
 @pytest.mark.ranks(2, 4, timeout=120)
 def test_gradients_of_devices_are_shared(comm, monkeypatch):
     """Runs of the host to roundoff, the same bits on all ranks, the same messages."""
@@ -105,6 +115,7 @@ def test_gradients_of_devices_are_shared(comm, monkeypatch):
         {"run": {"transport": "mpi-cuda"}},
         {"run": {"transport": "mpi-cuda"}, "update": {"kind": "momentum"}},
         {"run": {"transport": "mpi-host"}, "agreement": {"codec": "topk"}},
+        *({"run": {"transport": "mpi-cuda"}, "agreement": kind} for kind in KINDS),
     ):
         found = []
         for device in ("cuda", "cpu"):

@@ -12,7 +12,15 @@ from hpcsgd.codecs.regime import Regime
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
-from tests.contracts.codec import coded, gap_of, moments, on_all, opened, parts_of
+from tests.contracts.codec import (
+    Alone,
+    coded,
+    gap_of,
+    moments,
+    on_all,
+    opened,
+    parts_of,
+)
 from tests.harness import make_problem, train_on, what_is_read
 from tests.unit.test_gradient import in_folder
 
@@ -254,6 +262,57 @@ def test_columns_of_q_are_taken_along():
     np.testing.assert_array_equal(high, low[:, :1])
     codec.low.take_over(opened("powersgd", {**RANKS, "rank": 3}, 37).codec)
     np.testing.assert_array_equal(high, low[:, :1])  # another shape: as it was
+
+
+def test_a_turn_takes_them_along():
+    """The first exchange of the other mode begins where the last one ended."""
+    settings = {**RANKS, "feedback": "off", "accordion": {"interval": 1, "eta": inf}}
+
+    def on_rank(world):
+        line, codec = ReplicaLine(world), opened("accordion", settings)
+        part, lost = parts_of(37, 1)[0], []
+        for moment in moments(21):
+            mean = codec.start(part.copy(), line, moment)().mean
+            lost.append(np.linalg.norm(part - mean))
+        return codec.low.kept["guess"], codec.high.kept["guess"], lost
+
+    low, high, lost = run_ranks(2, on_rank)[0]
+    alone = opened("powersgd", {**RANKS, "rank": 1, "feedback": "off"})
+    begins = alone.start(parts_of(37, 1)[0], Alone(), moments(1)[0])().mean
+    # Rank 1 from a guess that twenty steps have made, not from that of dice.
+    assert lost[20] < 0.999 * np.linalg.norm(parts_of(37, 1)[0] - begins)
+    assert (low != 0).any() and high.shape[1] == 1
+
+
+def test_gradients_are_watched_in_their_own_units():
+    """A rate that grows is no change of gradients, though it is in what is sent."""
+
+    def on_rank(world):
+        settings = {**RANKS, "accordion": {"interval": 1, "eta": 0.25}}
+        codec, line, seen = opened("accordion", settings), ReplicaLine(world), ""
+        for epoch in range(5):
+            rate = 2.0**epoch
+            part = rate * parts_of(37, 1)[0]
+            codec.start(part, line, Moment(epoch, epoch, rate, rate))()
+            seen += "l" if codec.codec.regime.is_low else "h"
+        return seen
+
+    assert run_ranks(2, on_rank) == ["llhhh"] * 2
+
+
+def test_looks_are_in_what_it_says_it_sent():
+    """The ledger and the sum of all payloads, four bytes a look among them."""
+
+    def on_rank(world):
+        settings = {**RANKS, "accordion": {"interval": 1}}
+        codec, line, said = opened("accordion", settings), ReplicaLine(world), 0
+        for moment in moments(30):
+            part = parts_of(37, 3, moment.number)[world.rank]
+            said += codec.start(part, line, moment)().payload
+        return said, world.ledger.entries["agreement"].bytes
+
+    for said, sent in run_ranks(3, on_rank):
+        assert said == sent
 
 
 REFUSED = [

@@ -47,6 +47,34 @@ def test_the_slope_is_that_of_the_cost(mean, deviation):
         assert slope(law, p, 8) == pytest.approx((up - down) / (2 * step), 1e-6, 1e-9)
 
 
+def test_ratios_weigh_what_they_cost():
+    """Σ N² r, Σ N² r² and Σ N² of words that are not zero, chunk by chunk."""
+    part = np.array([4.0, -1.0, 0.0, 2.0, 0.5, 0.25, 0.0])
+    codec = opened("alq", {"chunk": 4}, 7)
+    wanted = np.zeros(3)
+    for chunk in (part[:4], part[4:]):
+        norm = np.abs(chunk).max()
+        for r in np.abs(chunk[chunk != 0]) / norm:
+            wanted += norm**2 * np.array([r, r**2, 1.0])
+    np.testing.assert_allclose(codec._sums(part), wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name, starts", [("alq", 3), ("amq", 10)])
+def test_the_best_of_all_starts_is_kept(name, starts, monkeypatch):
+    """By Ψ: of levels that one start found, all others are worse or the same."""
+    law, seen = Truncated(0.02, 0.05), []
+    cost = Truncated.variance
+
+    def noted(self, levels):
+        seen.append(cost(self, levels))
+        return seen[-1]
+
+    monkeypatch.setattr(Truncated, "variance", noted)
+    found = opened(name, {"bits": 5}).fit(law)
+    assert len(seen) == starts and max(seen) > 1.02 * min(seen)
+    assert cost(law, found) == min(seen)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_adapted_levels_cost_less(name):
     """True variance on data, before and after; never adapting is the broken twin."""

@@ -11,6 +11,7 @@ from hpcsgd.agreement.anybatch_rounds import Timed
 from hpcsgd.api import train
 from hpcsgd.assembly.any_batches import terms_of
 from hpcsgd.assembly.feed import Rounds
+from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.stream import Streamed
 from hpcsgd.errors import HpcsgdError
@@ -117,6 +118,22 @@ def test_a_deadline_ends_rounds(monkeypatch):
     assert result.report["agreement"]["deadline_seconds"] == 4.5
 
 
+def test_members_take_what_their_first_says():
+    """Whose clock it is: that of another member is never at the deadline."""
+
+    def on_rank(world):
+        grid = Grid(world, 1, 2)
+        pace = Timed(grid, 6, 4.5, Ticks([1.0, 1e-9][grid.member]))
+        pace.begin(0)
+        taken = 0
+        while pace.goes_on(taken):
+            taken += 1
+        grid.close()
+        return taken
+
+    assert run_ranks(2, on_rank) == [4, 4]
+
+
 def test_the_first_round_finds_a_deadline(monkeypatch):
     """Half of eight chunks at the median of 1, 1.5 and 4 seconds: 6 seconds."""
     clocked(monkeypatch, [1.0, 1.5, 4.0])
@@ -209,6 +226,43 @@ def test_another_number_of_replicas_goes_on_from_the_mean(name, tmp_path):
     assert before and rounds["rows"][0][before:] == sizes[taken % 12].sum(1).tolist()
     if name == "entropy":
         np.testing.assert_allclose(again[0].weights.sum(axis=0), 2.0, rtol=1e-12)
+
+
+def test_another_grid_goes_on_twice_bit_for_bit(tmp_path):
+    """By two of what three began: their streams did not begin at the first chunk."""
+    problem, found = make_problem("softmax", n=90), []
+    told = {
+        "agreement": {"graph": "ring", "accumulate": 2},
+        "sampling": {"mode": "reshuffle"},
+    }
+    config = any_batch(problem, 2, **told)
+    for stop in (None, 8, 11):
+        place = tmp_path / str(stop)
+        in_folder(place, any_batch(problem, 3, **told), 3, problem, stop=4)
+        if stop:
+            assert in_folder(place, config, 2, problem, stop=stop)[0].exchanges == stop
+        found.append(in_folder(place, config, 2, problem)[0])
+    assert len({result.weights_sha256 for result in found}) == 1
+    assert len({str(r.report["agreement"]["rounds"]) for r in found}) == 1
+
+
+def test_streams_of_another_grid_begin_where_full_rounds_would_have_ended(tmp_path):
+    """Full rounds of two chunks, four of them: the ninth chunk is the next."""
+    problem, seen = make_problem("logistic", n=90), []
+    told = {"agreement": {"graph": "ring", "accumulate": 2}}
+    first = any_batch(problem, 3, **told)
+    done = in_folder(tmp_path, first, 3, problem, stop=2)[0].exchanges
+    take = Stream.next
+
+    def noted(self):
+        seen.append(self.taken)
+        return take(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stream, "next", noted)
+        in_folder(tmp_path, any_batch(problem, 2, **told), 2, problem)
+    # The round that was under way when the checkpoint was read is counted in full.
+    assert done == 2 and min(seen) % 2 == 0 and min(seen) >= 2 * done
 
 
 # --------------------------------------------------------------------------- edges

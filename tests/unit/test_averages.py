@@ -6,6 +6,7 @@ import pytest
 from hpcsgd import sweep
 from hpcsgd.agreement.fedavg import draw, drawn_of
 from hpcsgd.agreement.nested import Level, label, plan_levels
+from hpcsgd.agreement.postlocal import exchanges_in
 from hpcsgd.api import train
 from hpcsgd.build import build
 from hpcsgd.callbacks import Callback
@@ -215,6 +216,29 @@ def test_replicas_that_rest_do_nothing():
     # Two epochs in which one of four replicas works at a time.
     assert results[0].history[-1]["rows"] == 2 * 64 // 4
     assert results[0].iterations == 8
+
+
+def test_a_switch_is_at_an_exchange():
+    """Parts of an epoch are rounded up, but for what is only rounding."""
+    asked = ((0.1, 30, 3), (0.101, 30, 4), (0.3, 7, 3), (2.0, 7, 14), (0.0, 7, 0))
+    for epochs, each, exchanges in asked:
+        assert exchanges_in(epochs, each) == exchanges
+
+
+@pytest.mark.parametrize("row", ["slowmo", "sharded"])
+def test_one_copy_of_the_slow_state_says_all(row):
+    """Where replicas agree they hold the same of it: checkpoints keep one."""
+    problem = make_problem("logistic", n=58, d=7)
+
+    def on_rank(world):
+        config = config_of(problem, row)
+        reader = MemoryReader(problem.X, problem.y)
+        live = build(config, world, lambda _: reader, [], Clock())
+        held = live.engine.agreement.holds_one_state(live.state, 3)
+        live.close()
+        return held
+
+    assert run_ranks(4, on_rank) == [True] * 4
 
 
 NODES = [Address("a", "1"), Address("a", "1"), Address("a", "2"), Address("b", "3")]

@@ -55,7 +55,6 @@ REFUSED = [
     ("all", 4, {"agreement": {"hierarchical": "2"}}, "has no sums for leaders"),
     ("qadam", 4, {"update": {"kind": "sgd"}}, "use --update adam"),
     ("async", 4, {"agreement": {"delay": 4}}, "must be at most.*period = 3"),
-    ("async", 4, {"run": {"device": "cuda"}}, "use --device cpu"),
     ("async", 4, {"update": {"kind": "svrg"}}, "use --agreement average"),
     ("async", 4, {"agreement": {"hierarchical": "2"}}, "use --agreement gradient"),
     ("async", 4, {"average": {"kind": "tail"}}, "set average.kind=none"),

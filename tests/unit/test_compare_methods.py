@@ -11,6 +11,7 @@ import pytest
 import scipy.sparse
 
 from hpcsgd.api import train
+from hpcsgd.cli.compare import _notes
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
 from hpcsgd.loss_plots import COSTS, loss_curves
@@ -351,3 +352,30 @@ def test_states_on_disk_have_a_folder_for_the_time_of_a_run(tmp_path, monkeypatc
     )[0]
     names = [row.name for row in found.rows if not isinstance(row, Refusal)]
     assert names == ["ddp", "infinity"] and not list(tmp_path.iterdir())
+
+
+def test_rows_that_step_by_another_rule_are_named():
+    """Their losses say something of the rule, and of a rate that was meant for sgd."""
+    found = compared(2, "sgd,ddp,qadam")
+    assert found.others == {"adam": ["qadam"]}
+    assert [row["update"] for row in found.as_dict()["rows"]] == ["sgd", "sgd", "adam"]
+    assert "qadam: steps by adam, not by sgd" in "\n".join(_notes(found))
+    assert compared(2, "sgd,ddp").others == {}
+
+
+def test_rows_that_never_began_are_named():
+    """A comparison of few exchanges would hold nuqsgd against nuqsgd."""
+    names = "ddp,powersgd,alq,qadam,nuqsgd"
+    begun = {"codec": {"start": 2, "adapt": 2}, "agreement": {"warmup_steps": 2}}
+    found = compared(2, names)
+    exchanges = found.rows[0].result.exchanges
+    assert 10 < exchanges < 100
+    assert set(found.before) == {"alq", "qadam"}
+    said = "\n".join(_notes(found))
+    assert (
+        f"it was nuqsgd until codec.adapt = 100 exchanges, and the run had {exchanges}"
+        in said
+    )
+    assert compared(2, names, **begun).before == {}
+    late = compared(2, names, codec={"start": exchanges})
+    assert "all words went as they are" in late.before["powersgd"]

@@ -119,16 +119,22 @@ def slices():
 
 def zero():
     found = figures_of("bench_zero")
-    rows, methods = [], ("ddp", "zero1", "zero2", "zero3")
-    for update in ("sgd", "momentum", "adagrad", "adam"):
-        mine = {row["method"]: row for row in found if row["update"] == update}
+    rows, methods = [], ("ddp", "zero1", "zero2", "offload", "zero3")
+    for name in ("sgd", "momentum", "adagrad", "adam", "adam, sparse rows"):
+        update, _, sparse = name.partition(", ")
+        case = update, bool(sparse)
+        mine = {
+            row["method"]: row
+            for row in found
+            if (row["update"], row["sparse"]) == case
+        }
         for title, key in (
             ("computed, tiles included", "computed"),
             ("measured, steps", "steps"),
             ("measured, a look at the loss", "look"),
         ):
-            first = update if key == "computed" else None
-            rows.append([first, title, *(f"{mine[m][key]:.2f}" for m in methods)])
+            said = [f"{mine[m][key]:.2f}" if m in mine else None for m in methods]
+            rows.append([name if key == "computed" else None, title, *said])
     yield table(["", "", *methods], *rows)
 
 

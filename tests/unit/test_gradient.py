@@ -9,6 +9,7 @@ from hpcsgd.agreement.buckets import Buffer, bucket_count
 from hpcsgd.agreement.overlap import Overlap
 from hpcsgd.api import train
 from hpcsgd.callbacks import Callback, Wish
+from hpcsgd.codecs import Bucket, CodecConfig, Feedback, make_codec
 from hpcsgd.comm.delayed import Delayed
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.comm.network import Network
@@ -214,8 +215,17 @@ def in_folder(folder, config, ranks, problem, stop=None):
     return run_ranks(ranks, on_rank)
 
 
-@pytest.mark.parametrize("feedback", ["auto", "on"])
-@pytest.mark.parametrize("name", NAMES)
+def memories():
+    """What "auto" makes of every codec, and "on" where that is something else."""
+    bucket = Bucket(0, 8, 3, np.dtype(float))
+    for name in NAMES:
+        codec = make_codec(name, bucket, CodecConfig())
+        yield name, "auto"
+        if not isinstance(codec, Feedback) and not codec.has_own_memory:
+            yield name, "on"
+
+
+@pytest.mark.parametrize("name, feedback", list(memories()))
 def test_a_run_goes_on_bit_for_bit(name, feedback, tmp_path):
     """Errors that were kept and everything else, on replicas of members."""
     problem = make_problem("softmax")
@@ -329,6 +339,40 @@ def test_what_steps_are_divided_by_is_mended_with_the_weights(monkeypatch, bits)
     )
     plain = on_all(2, config, problem)
     monkeypatch.setattr(Gradient, "_step", flipped)
+    results = on_all(2, config, problem)
+    assert {r.report["agreement"]["mended_replicas"] for r in results} == {1}
+    assert {r.weights_sha256 for r in results} == {plain[0].weights_sha256}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"kind": "gradient"},
+        {"kind": "scheduled", "bucket": 2.0**-15},
+        {"kind": "ticktock"},
+        {"kind": "ticktock", "mode": "delayed"},
+        {"kind": "sharded"},  # of the intercept: others are one replica's alone
+    ],
+    ids=lambda asked: asked.get("mode", asked["kind"]),
+)
+def test_moments_are_compared_wherever_gradients_are_shared(asked, monkeypatch):
+    """Moments alone differ, where they are about to be compared: they are mended."""
+    from hpcsgd.agreement.replica_check import ReplicaCheck
+
+    problem = make_problem("softmax")
+    update = {"kind": "adam"}
+    sections = {"problem": {"intercept": True}, "run": {"check_members": 1}}
+    config = agreed(problem, 2, agreement=asked, update=update, **sections)
+    plain = on_all(2, config, problem)
+    compare = ReplicaCheck.after_exchange
+
+    def flipped(self, state, exchanges, *more):
+        if exchanges == 3 and self.replicas.rank == 1:
+            own = state.shared if asked["kind"] == "sharded" else state.memory
+            own["adam_v"][0, 0] *= 2
+        compare(self, state, exchanges, *more)
+
+    monkeypatch.setattr(ReplicaCheck, "after_exchange", flipped)
     results = on_all(2, config, problem)
     assert {r.report["agreement"]["mended_replicas"] for r in results} == {1}
     assert {r.weights_sha256 for r in results} == {plain[0].weights_sha256}

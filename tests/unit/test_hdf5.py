@@ -50,7 +50,9 @@ def test_files_that_are_none(tmp_path):
     (tmp_path / "folder.h5").mkdir()
     refuse(tmp_path / "folder.h5", "is a folder")
     (tmp_path / "text.h5").write_text("1,2,3\n")
-    refuse(tmp_path / "text.h5", "cannot be read as HDF5")
+    refuse(tmp_path / "text.h5", "cannot be read as HDF5", "hpcsgd data synth")
+    (tmp_path / "rows.svm").write_text("1 1:2\n")
+    refuse(tmp_path / "rows.svm", "hpcsgd data convert ", "rows.h5")
 
 
 @pytest.mark.parametrize(

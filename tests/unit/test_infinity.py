@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tracemalloc
 from math import ceil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,8 +16,10 @@ from scipy.sparse import csr_array
 
 import hpcsgd
 from hpcsgd import fit
+from hpcsgd.agreement.infinity_network import Between
 from hpcsgd.api import train
 from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.pending import Pending
 from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
@@ -36,6 +39,7 @@ from tests.equivalence.test_gradient import agreed
 from tests.harness import make_problem, relative_error, train_on, union_oracle
 from tests.infinity_child import TILE, config_of, problem, run
 from tests.sparse import make_sparse
+from tests.unit.test_gradient import in_folder
 
 RULES = ("sgd", "momentum", "nesterov", "nesterov-classic", "adagrad", "adam")
 
@@ -326,6 +330,28 @@ def test_another_grid_goes_on_from_the_same_weights(tmp_path, monkeypatch):
     assert there.any()
 
 
+@pytest.mark.parametrize("kind", ["adam", "nesterov"])
+def test_another_grid_takes_the_steps_that_ddp_would_take_there(tmp_path, kind):
+    """Four replicas stop after an epoch; 1, 3 and 8 go on, on disk and in memory."""
+    drawn = make_problem("softmax", n=64, d=23)
+    more = {"update": {"kind": kind}, "problem": {"intercept": True}}
+
+    def after(folder, replicas, make):
+        for ranks, stop in ((4, 4), (replicas, None)):
+            config = make(ranks)
+            result = in_folder(folder, config, ranks, drawn, stop)[0]
+        assert result.status.value == "completed" and result.report["resumes"] == 1
+        return result.weights
+
+    for replicas in (1, 3, 8) if kind == "adam" else (3,):
+        there, here = tmp_path / f"ddp{replicas}", tmp_path / f"disk{replicas}"
+        expected = after(there, replicas, lambda n: agreed(drawn, n, **more))
+        disk = after(
+            here, replicas, lambda n, to=here: on_disk(drawn, to / "t", n, **more)
+        )
+        np.testing.assert_allclose(disk, expected, 0, 1e-12)
+
+
 class StopsAtOnce:
     """A callback that ends a run before its first step."""
 
@@ -560,3 +586,69 @@ def test_weights_within_the_budget_are_an_array(tmp_path):
     result = train_on(1, config_of(drawn, tmp_path / "a", kind="sgd"), drawn)
     assert type(result.weights) is np.ndarray
     assert type(load_result(tmp_path / "a").weights) is np.ndarray
+
+
+# ------------------------------------------------------------------------ the network
+
+
+class Logged:
+    """Replicas of which this is one of two, and what was said when."""
+
+    def __init__(self):
+        self.size, self.rank, self.charged, self.said = 2, 0, None, []
+        self.ledger = SimpleNamespace(gives_way=None)
+
+    def _pending(self, what, buffer, arrive=lambda: None):
+        number = sum(w == f"begin {what}" for w, _ in self.said)
+        self.said.append((f"begin {what}", number))
+
+        def finish():
+            arrive()
+            self.said.append((f"end {what}", number))
+
+        return Pending(buffer, finish)
+
+    def start_gather(self, part, counts, out, purpose):
+        """What is sent is read when it is waited for."""
+        arrive = lambda: np.copyto(out[: part.size], part)  # noqa: E731
+        return self._pending("gather", out, arrive)
+
+    def start_sum_parts(self, buffer, counts, purpose):
+        return self._pending("sum", buffer[: counts[0]])
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_a_tile_travels_while_another_is_used(count):
+    """Gather i + 1 before tile i is used, G of i + 1 before tile i is stepped."""
+    replicas = Logged()
+    between = Between(replicas, 4, 1, np.dtype(float))
+    ring = np.empty((2, 1))  # read into again as soon as the next tile is asked for
+    parts = ((k, np.add(0.0, k + 1.0, out=ring)) for k in range(count))
+    for number, whole in between.gathered(parts, lambda k: [2, 2], "agreement"):
+        assert (whole[:2] == number + 1).all()
+        replicas.said.append(("use", number))
+    for _ in range(2):  # exchanges
+        between.restart()
+        for number in range(count):
+            own = between.sums(
+                number, count, lambda k: [2, 2], lambda k, flat: flat.__iadd__(k + 1.0)
+            )
+            assert (own == number + 1).all()
+            replicas.said.append(("step", number))
+    said = replicas.said
+    for number in range(count - 1):
+        before = said.index(("begin gather", number + 1))
+        assert before < said.index(("end gather", number)) < said.index(("use", number))
+        before = said.index(("begin sum", number + 1))
+        assert before < said.index(("end sum", number)) < said.index(("step", number))
+    assert [w for w, _ in said].count("end sum") == 2 * count
+
+
+def test_what_hides_is_measured(tmp_path):
+    """Messages that travel are in the report; one replica has none."""
+    drawn = problem()
+    for replicas in (1, 2):
+        result = train_on(replicas, config_of(drawn, tmp_path, replicas), drawn)
+        said = result.report["agreement"]
+        assert 0.0 <= said["hidden_seconds"] <= said["transfer_seconds"]
+        assert (said["transfer_seconds"] > 0.0) == (replicas > 1)

@@ -217,3 +217,36 @@ def test_slices_count_as_what_they_are(kind, kept):
     for method, words in wanted.items():
         assert found[method] == pytest.approx(words + tiles, rel=1e-6), method
     assert found["ddp"] >= found["zero1"] - tiles
+
+
+@pytest.mark.parametrize("method", ["zero2", "zero3", "offload"])
+def test_batches_that_are_one_need_room_for_all_their_rows(method):
+    """Of zero1, which adds them up, for one."""
+    taken = {}
+    for name in ("zero1", method):
+        for times in (1, 3):
+            asked = {"method": name, "accumulate": times}
+            sections = {"agreement": asked, "grid": {"replicas": 2}}
+            taken[name, times] = need(1000, 50, **sections).exchange
+    assert taken["zero1", 3] == taken["zero1", 1] == taken[method, 1]
+    assert taken[method, 3] == 3 * taken[method, 1]
+
+
+def test_sparse_rows_of_slices_are_marked_a_tile_at_a_time():
+    from scipy.sparse import csr_array
+
+    from hpcsgd.data.memory import MemoryReader
+    from hpcsgd.memory import predict
+
+    columns = 10**6
+    edges = np.arange(0, 2001, 10)
+    X = csr_array((np.ones(2000), np.arange(2000) % columns, edges), (200, columns))
+    reader, found = MemoryReader(X, np.zeros(200)), []
+    for method in ("ddp", "zero3"):
+        tables = {"agreement": {"method": method, "bucket": 0.4}}
+        tables |= {"grid": {"replicas": 2}, "precision": {"recipe": "fp32"}}
+        config = RunConfig.parse(tables)
+        grid = Grid(SerialCommunicator(), 1, 1)
+        found.append(predict(grid, reader, config, config.precision.resolve(), 1))
+    saved = found[0].exchange - found[1].exchange
+    assert saved == 5 * (columns - 10**5)  # a mark and a place for each column

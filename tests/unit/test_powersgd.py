@@ -137,6 +137,18 @@ def test_a_lost_rank_comes_back():
         np.testing.assert_allclose(told.mean, part, 0, 1e-11)
 
 
+def test_lost_columns_begin_by_other_dice_every_time():
+    """By those of one exchange they could be lost for the same reason again."""
+    codec = opened("powersgd", {**EAGER, "rank": 3, "feedback": "off"}, 30)
+    thin, seen = np.zeros(30), [codec.kept["guess"].copy()]
+    thin[7] = 3.0
+    for moment in moments(3):
+        codec.start(thin.copy(), Alone(), moment)()
+        seen.append(codec.kept["guess"].copy())
+    for one, other in zip(seen, seen[1:], strict=False):
+        assert np.abs(one[:, 1:] - other[:, 1:]).max() > 1e-3
+
+
 # ------------------------------------------------------------------ broken twins
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.agreement.scheduled_queue import Piece, Queue
-from hpcsgd.agreement.scheduled_tuner import MOST, ROUNDS, Search, log_grid
+from hpcsgd.agreement.scheduled_tuner import MOST, ROUNDS, Search, Tuning, log_grid
 from hpcsgd.agreement.scheduled_wire import Ordered, cut
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
@@ -176,6 +176,40 @@ def test_all_ranks_switch_alike_and_no_bit_changes():
     assert len(said) == 1 and said.pop()[2]
     assert {r.weights_sha256 for r in tuned} == {r.weights_sha256 for r in plain}
     assert 1 <= tuned[0].report["agreement"]["tuned_points"] <= MOST
+
+
+def test_nothing_is_under_way_where_the_schedule_changes(monkeypatch):
+    """Else what comes back would be credit of another limit."""
+    flying, allow = [], Queue.allow
+
+    def noted(self, credit):
+        flying.append(self.in_flight)
+        allow(self, credit)
+
+    monkeypatch.setattr(Queue, "allow", noted)
+    problem = make_problem("softmax")
+    epochs = -(-(MOST + 1) * ROUNDS // 5)
+    asked = {"tune_schedule": True}
+    config = scheduled(problem, 2, schedule={"epochs": epochs}, agreement=asked)
+    train_on(2, config, problem)
+    assert len(flying) > 4 and not any(flying)
+
+
+def test_a_point_costs_the_median_of_its_rounds(monkeypatch):
+    """But for the first, which still has what was under way before."""
+    problem, told, decide = make_problem("softmax"), [], Tuning._decide
+
+    def scripted(self, state):
+        self._seconds = [99.0, 1.0, 5.0, 2.0, 4.0, 3.0]
+        decide(self, state)
+        told.append(self.costs[self._told - 1])
+
+    monkeypatch.setattr(Tuning, "_decide", scripted)
+    config = scheduled(
+        problem, 2, schedule={"epochs": 3}, agreement={"tune_schedule": True}
+    )
+    train_on(2, config, problem)
+    assert told and set(told) == {3.0}
 
 
 def test_a_run_goes_on_with_what_was_measured(tmp_path):

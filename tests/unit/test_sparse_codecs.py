@@ -206,6 +206,17 @@ def test_words_of_a_size_are_sent_however_many():
         assert told.mean[:5].tolist() == [1 / 3] * 5 and (told.mean[8:39] == 0).all()
 
 
+def test_words_that_are_zero_are_not_sent():
+    """As of a sparse gradient: fewer than the share are there, and τ is 0."""
+    parts = np.zeros((2, 40))
+    parts[0, 3], parts[1, :2] = 1.0, -2.0
+    settings = {"share": 0.5, "feedback": "off"}
+    found = exchange(2, "threshold", settings, parts)
+    for (told, entry, _), sent in zip(found, (1, 2), strict=True):
+        assert entry.bytes == 8 + record_bytes(sent, 40, 8)
+        assert told.mean.tolist() == parts.mean(axis=0).tolist()
+
+
 def test_many_words_of_one_replica_make_all_of_them_send_all():
     """The sum of all records decides, not the own one."""
     parts = np.zeros((2, 40))

@@ -3,7 +3,7 @@
 import pytest
 
 from hpcsgd.methods import METHODS
-from tests.harness import config_for, make_problem
+from tests.harness import config_for, make_problem, what_is_read
 from tests.unit.test_gradient import in_folder
 
 FEW = ("anybatch", "alq", "local")  # by default; anybatch in a test of its own, too
@@ -23,14 +23,17 @@ def config_of(problem, name, replicas):
     adam = name in ("qadam", "infinity")
     update = {"kind": "adam"} if adam else {"kind": "momentum", "momentum": 0.5}
     period = 3 if "schedule.period" in row.defaults else 1
+    tables = {
+        "agreement": asked,
+        "codec": {"share": 0.2, "start": 2, "min_rate": 0, "adapt": 3},
+    }
     return config_for(
         problem,
-        agreement=asked,
+        **what_is_read(tables, *tables),
         schedule={"batch": 4, "steps": 1, "epochs": 3, "period": period},
         products={"kind": "auto"},
         problem={"intercept": True, "l2": 0.05},
         update={} if "update.kind" in row.fixed and not adam else update,
-        codec={"share": 0.2, "start": 2, "min_rate": 0, "adapt": 3},
         grid={"replicas": replicas, "members": 1},
         rate={"value": 0.01 if adam else 0.1},
         sampling={"mode": "reshuffle"},

@@ -15,7 +15,7 @@ from hpcsgd.products.device_gradient import DeviceGradient
 from hpcsgd.result import Status
 from tests.contracts.codec import NAMES, ROWS, sections_of
 from tests.fake_cuda import FakeLayer
-from tests.harness import make_problem, train_on
+from tests.harness import make_problem, train_on, what_is_read
 from tests.kernels.fake_device import FakeDevice
 from tests.kernels.test_runs import on_gpu
 from tests.sparse import make_sparse
@@ -33,7 +33,7 @@ def shared(problem, replicas, members=1, /, **sections):
     }
     for name, table in sections.items():
         tables[name] = {**tables.get(name, {}), **table}
-    return on_gpu(problem, **tables)
+    return on_gpu(problem, **what_is_read(tables, "agreement"))
 
 
 def both(problem, replicas, members=1, /, data=None, **sections):

@@ -20,6 +20,7 @@ from hpcsgd.config import RunConfig
 from hpcsgd.data import unheld
 from hpcsgd.data.store_writer import StoreWriter
 from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.memory import need
 from tests.fake_cuda import Node
 from tests.fake_cupy import FakeCupy
 from tests.harness import make_problem
@@ -235,8 +236,8 @@ def test_the_host_need_not_hold_what_a_gpu_holds(monkeypatch):
         given = (grid, Sized(), config, config.precision.resolve(), 1)
         if device == "cuda":
             assert memory.check_memory(*given)
-            need = memory.streamed(memory.predict(*given), *given[:4])
-            assert need.matrix == 2 * uploads.PIECE and need.total < 2**30
+            found = need.streamed(need.predict(*given), *given[:4])
+            assert found.matrix == 2 * uploads.PIECE and found.total < 2**30
         else:
             with pytest.raises(ConfigError, match="stream it with --sampling blocks"):
                 memory.check_memory(*given)

@@ -7,6 +7,7 @@ and belongs to the user who runs the tests; /etc and /run are not touched.
 import getpass
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -134,7 +135,9 @@ class Cluster:
         """As if it had lost its power: its slurmd, and all that runs there."""
         own = set(keeper.family(self.folder))
         daemons = own & set(keeper.with_variable(keeper.DAEMON, node))
-        keeper.kill(daemons.union(*map(launcher.descendants, daemons)))
+        found = daemons.union(*map(launcher.descendants, daemons))
+        keeper.kill(found, signal.SIGSTOP)  # without power nobody tells of the others
+        keeper.kill(found)
 
     def ranks(self, job):
         """Number of a rank -> its processes, of a job that runs."""

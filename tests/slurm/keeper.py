@@ -94,11 +94,11 @@ def end(folder):
                 pass
 
 
-def kill(pids):
+def kill(pids, sign=signal.SIGKILL):
     """At once, those that are still there."""
     for pid in pids:
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, sign)
 
 
 def family(folder):

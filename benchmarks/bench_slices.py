@@ -18,6 +18,7 @@ from benchmarks.bench_buckets import NETWORKS
 from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
+from hpcsgd.unread import without_unread
 
 ROWS = {
     "ddp": {"method": "ddp"},
@@ -34,21 +35,16 @@ HELD = 208  # bytes a column of what a rank holds of a tile, with 32 dense rows
 def run(X, y, asked, network):
     """(ms an exchange, hidden share of transfers, and of the host's steps)."""
     tile, folder = X.shape[1] / 8 / 2**20, tempfile.mkdtemp()
-    config = RunConfig.parse(
-        {
-            "schedule": {"batch": 32, "epochs": 8},
-            "agreement": {
-                **asked,
-                "bucket": 4 * tile,
-                "tile": HELD * tile,
-                "store": folder,
-            },
-            "update": {"kind": "adam"},
-            "grid": {"replicas": 2},
-            "rate": {"value": 1e-3},
-            "run": {"evaluate_every": 0, "network": network},
-        }
-    )
+    each = {"bucket": 4 * tile, "tile": HELD * tile, "store": folder}
+    tables = {
+        "schedule": {"batch": 32, "epochs": 8},
+        "agreement": {**asked, **each},
+        "update": {"kind": "adam"},
+        "grid": {"replicas": 2},
+        "rate": {"value": 1e-3},
+        "run": {"evaluate_every": 0, "network": network},
+    }
+    config = RunConfig.parse(without_unread(tables, {"agreement": each}))
     try:
         result = run_ranks(2, lambda world: train(config, X=X, y=y, world=world))[0]
     finally:

@@ -19,6 +19,7 @@ from hpcsgd.assembly import live
 from hpcsgd.comm import open_world
 from hpcsgd.comm.base import Communicator
 from hpcsgd.errors import ConfigError
+from tests.harness import what_is_read
 
 PURPOSE = "agreement"
 
@@ -81,7 +82,8 @@ def train(world, row, sections):
         for name, table in more.items():
             tables[name] = {**tables.get(name, {}), **table}
     X, y = data()
-    return hpcsgd.train(tables, X=X, y=y, world=world)
+    read = what_is_read(tables, "agreement", "codec")
+    return hpcsgd.train(read, X=X, y=y, world=world)
 
 
 def refused(world, row, sections):

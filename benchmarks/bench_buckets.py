@@ -6,18 +6,16 @@ Two replicas that are threads of one process, behind a network (`lan`: 50 µs,
 1.25 GB/s); runs of one bucket and of several in turns, medians of seconds an exchange.
 """
 
-import argparse
-import json
 from statistics import median
 
 import numpy as np
 
+from benchmarks.two_networks import main, on_both
 from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
 
 BUCKETS = (1, 2, 4, 8, 16)
-NETWORKS = {"lan": "lan", "125 MB/s": "alpha=5e-5,bandwidth=1.25e8"}
 
 
 def run(X, y, buckets, network):
@@ -39,7 +37,7 @@ def run(X, y, buckets, network):
     return each, said["hidden_share"], said["transfer_seconds"] / result.exchanges
 
 
-def figures(network, columns=400_000, repeats=5):
+def figures(network, columns, repeats):
     """A row for each number of buckets."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((128, columns), dtype=np.float32)
@@ -61,18 +59,9 @@ def figures(network, columns=400_000, repeats=5):
 
 
 def measure():
-    """A fast network, and one of a tenth of its bandwidth."""
-    return {name: figures(network) for name, network in NETWORKS.items()}
-
-
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--columns", type=int, default=400_000)
-    parser.add_argument("--network", default="lan")
-    parser.add_argument("--repeats", type=int, default=5)
-    given = parser.parse_args()
-    print(json.dumps(figures(given.network, given.columns, given.repeats)))
+    """On both networks."""
+    return on_both(figures)
 
 
 if __name__ == "__main__":
-    main()
+    main(figures)

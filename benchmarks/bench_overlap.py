@@ -23,8 +23,8 @@ from time import perf_counter
 
 import numpy as np
 
-from benchmarks.bench_buckets import NETWORKS
 from benchmarks.own_core import now, own_cores
+from benchmarks.two_networks import NETWORKS
 from hpcsgd.agreement import Scheduled
 from hpcsgd.alternate import tick_tock
 from hpcsgd.api import train

@@ -6,15 +6,13 @@ Two replicas that are threads of one process, behind a network (`lan`: 50 µs,
 1.25 GB/s); Adam, eight tiles, runs in turns, medians.
 """
 
-import argparse
-import json
 import shutil
 import tempfile
 from statistics import median
 
 import numpy as np
 
-from benchmarks.bench_buckets import NETWORKS
+from benchmarks.two_networks import main, on_both
 from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
@@ -56,7 +54,7 @@ def run(X, y, asked, network):
     return each, said["hidden_share"], share
 
 
-def figures(network, columns=400_000, repeats=5):
+def figures(network, columns, repeats):
     """A row for each method."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((128, columns), dtype=np.float32)
@@ -77,18 +75,9 @@ def figures(network, columns=400_000, repeats=5):
 
 
 def measure():
-    """A fast network, and one of a tenth of its bandwidth."""
-    return {name: figures(network) for name, network in NETWORKS.items()}
-
-
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--columns", type=int, default=400_000)
-    parser.add_argument("--network", default="lan")
-    parser.add_argument("--repeats", type=int, default=5)
-    given = parser.parse_args()
-    print(json.dumps(figures(given.network, given.columns, given.repeats), indent=1))
+    """On both networks."""
+    return on_both(figures)
 
 
 if __name__ == "__main__":
-    main()
+    main(figures)

@@ -127,16 +127,19 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_what_else_a_run_may_be(devices, case):
+def same_on_three(family, sections):
     """Weights and offsets of rows, three replicas of uneven rows, one without."""
-    family, sections = CASES[case]
     members = sections.get("grid", {}).get("members", 1)
     problem = make_problem(family, n=13, d=13)
     data = {"weights": True, "offset": True}
     there, here = both(problem, 3, members, data=data, **sections)
     near(there, here)
     assert there.report["agreement"]["mended_replicas"] == 0
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_else_a_run_may_be(devices, case):
+    same_on_three(*CASES[case])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,13 @@ from hpcsgd.result import Status
 from tests.fake_cuda import FakeLayer
 from tests.harness import make_problem, train_on
 from tests.kernels.fake_device import FakeDevice
-from tests.kernels.test_gradient_runs import both, near, near_weights, shared
+from tests.kernels.test_gradient_runs import (
+    both,
+    near,
+    near_weights,
+    same_on_three,
+    shared,
+)
 from tests.sparse import make_sparse
 from tests.unit.test_gradient import in_folder
 
@@ -75,14 +81,8 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_else_a_run_may_be(devices, case):
-    """Weights and offsets of rows, three replicas of uneven rows, one without."""
     family, sections = CASES[case]
-    members = sections.get("grid", {}).get("members", 1)
-    problem = make_problem(family, n=13, d=13)
-    data = {"weights": True, "offset": True}
-    there, here = both(problem, 3, members, data=data, **offloaded(**sections))
-    near(there, here)
-    assert there.report["agreement"]["mended_replicas"] == 0
+    same_on_three(family, offloaded(**sections))
 
 
 @pytest.mark.parametrize("recipe, most", [("fp32", 1e-5), ("c", 2e-4)])

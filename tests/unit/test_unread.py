@@ -20,6 +20,7 @@ from hpcsgd.study.compare import compare_methods
 from hpcsgd.study.methods import get_method
 from hpcsgd.study.settings import make_setting
 from hpcsgd.unread import NEEDS, USUAL, check_read, is_read, unread, value_of
+from tests.contracts.codec_bucket import Alone
 from tests.harness import config_for, train_on
 from tests.problems import make_problem
 
@@ -73,28 +74,11 @@ class Noted(CodecConfig):
         return found
 
 
-class Alone:
-    """A line to nobody else."""
-
-    rank, size = 0, 1
-
-    def sum(self, array):
-        return array
+class Rounded(Alone):
+    """The same to codecs that have their words rounded on the wire."""
 
     def start_sum(self, array, form=""):
         return lambda: array.astype(np.float32)
-
-    def start_gather(self, record, lengths=None):
-        return lambda: [record]
-
-    def gather_unequal(self, record):
-        return [record]
-
-    def start_exchange(self, pieces):
-        return lambda: pieces
-
-    def broadcast(self, array, root=0):
-        return array
 
 
 def asked_of(codec, **settings):
@@ -107,7 +91,7 @@ def asked_of(codec, **settings):
     rng = np.random.default_rng(3)
     for number in range(12):
         part = rng.normal(size=bucket.words).astype(np.float32)
-        made.start(part, Alone(), Moment(number, number // 4, 0.1, 0.1))()
+        made.start(part, Rounded(), Moment(number, number // 4, 0.1, 0.1))()
     return object.__getattribute__(config, "__dict__")["_seen"]
 
 

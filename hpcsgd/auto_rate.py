@@ -91,7 +91,7 @@ def _scaled(config: RunConfig, steepness: float) -> RunConfig:
     most = 2.0 * slowed / growth(config) / steepness if is_bounded else asked
     if asked > most:
         log.warning(
-            "a rate of %.3g, scaled from %d to %d rows a step, is above 2/L and would"
+            "a rate of %.3g, scaled from %d to %d rows a step, is above 2/L and may"
             " diverge; it is %.3g, so fewer replicas or smaller batches lose nothing",
             *(asked, rate.per_batch, rows_of_step(config), most),
             extra={"on_all_ranks": True},

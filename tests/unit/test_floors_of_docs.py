@@ -186,7 +186,25 @@ def floors_of_anybatch():
     )
 
 
+def supporting():
+    found = figures_of("bench_supporting")
+    rows = [
+        [name, f"{run['rate']:g}", *(f"{run['loss'][at]:.5f}" for at in (1, 4, 8))]
+        for name, run in found.items()
+    ]
+    assert {f"{run['loss'][0]:.5f}" for run in found.values()} == {"0.69315"}
+    yield table(["", "rate", "after 1 epoch", "4", "8"], *rows)
+    last = {name: run["loss"][-1] for name, run in found.items()}
+    for near, to in (
+        ("matrix in int8", "sgd"),
+        ("momentum, 8 bits", "momentum"),
+        ("adam, 8 bits", "adam"),
+    ):
+        assert abs(last[near] - last[to]) < 1e-5
+
+
 PAGES = [
+    ("updates", supporting),
     *(("methods", accordion), ("bagua", bagua), ("averages", averages)),
     *(("methods", floors_of_codecs), ("averages", floors_of_averages)),
     *(("bagua", floors_of_mixed), ("anybatch", floors_of_anybatch)),

@@ -85,18 +85,24 @@ def library(path):
     return ctypes.CDLL(str(path))
 
 
+def launcher(loaded, entry):
+    """What LAUNCHABLE made for an entry."""
+    call = getattr(loaded, f"launch_{entry}")
+    call.argtypes = [
+        *(ctypes.POINTER(ctypes.c_uint), ctypes.POINTER(ctypes.c_uint)),
+        *(ctypes.c_uint, ctypes.c_size_t, ctypes.c_uint64, ctypes.c_int),
+        ctypes.c_void_p,
+    ]
+    return call
+
+
 class Kernel:
     """One kernel with its defines, ready to be launched."""
 
     def __init__(self, name, *defines, text=None, entry=None, folder=KERNELS):
         self.name = name
         path = build(name, defines, text, folder)
-        self.call = getattr(library(path), f"launch_{entry or name}")
-        self.call.argtypes = [
-            *(ctypes.POINTER(ctypes.c_uint), ctypes.POINTER(ctypes.c_uint)),
-            *(ctypes.c_uint, ctypes.c_size_t, ctypes.c_uint64, ctypes.c_int),
-            ctypes.c_void_p,
-        ]
+        self.call = launcher(library(path), entry or name)
 
     def __call__(
         self, grid, block, arguments, *, shared=0, cluster=1, seed=0, workers=1

@@ -62,9 +62,9 @@ def tile_for(rows: int, cols: int) -> int:
     return LARGE if rows >= LARGE_ROWS and cols >= LARGE_COLS else SMALL
 
 
-def shared_bytes(tile: int, stages: int = STAGES) -> int:
-    """Stages, and where the rows of two sides begin."""
-    return stages * STAGE_BYTES + 2 * tile * 8
+def shared_bytes(stages: int = STAGES) -> int:
+    """Of all stages."""
+    return stages * STAGE_BYTES
 
 
 def step_of(tile: int, itemsize: int) -> int:
@@ -114,7 +114,7 @@ def launch_of(
     return GramLaunch(
         grid=tiles * splits + (-(-rows // warps) if margins else 0),
         block=2 * tile,
-        shared=shared_bytes(tile, stages),
+        shared=shared_bytes(stages),
         splits=splits,
         per_split=per_split_of(splits, cols, tile, itemsize),
         result=words,

@@ -71,6 +71,14 @@ INLINE void copy_async_16(void *to, const void *from, int bytes)
                  : "r"(in_shared(to)), "l"(from), "r"(bytes)
                  : "memory");
 }
+/* All 16: where a number of them is given, the processor makes seven instructions of it. */
+INLINE void copy_async_16(void *to, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                 :
+                 : "r"(in_shared(to)), "l"(from)
+                 : "memory");
+}
 INLINE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int LEFT> INLINE void copy_wait()
 {
@@ -84,13 +92,15 @@ INLINE u32 first_bytes(u32 word, int count)
 }
 INLINE void copy_async_16(void *to, const void *from, int bytes)
 {
-    uint4 value = *(const uint4 *)from; /* what is behind `bytes` may be read as well */
+    /* What is behind `bytes` may be read as well. */
+    uint4 value = bytes > 0 ? *(const uint4 *)from : make_uint4(0, 0, 0, 0);
     value.x = first_bytes(value.x, bytes);
     value.y = first_bytes(value.y, bytes - 4);
     value.z = first_bytes(value.z, bytes - 8);
     value.w = first_bytes(value.w, bytes - 12);
     *(uint4 *)to = value;
 }
+INLINE void copy_async_16(void *to, const void *from) { *(uint4 *)to = *(const uint4 *)from; }
 INLINE void copy_commit() {}
 template <int LEFT> INLINE void copy_wait() {}
 #endif

@@ -518,6 +518,7 @@ inline void copy_async_16(void *to, const void *from, int bytes)
 {
     emulated::now->copies.push_back({to, from, bytes, 16, emulated::now->batch});
 }
+inline void copy_async_16(void *to, const void *from) { copy_async_16(to, from, 16); }
 inline void copy_commit() { emulated::now->batch++; }
 template <int LEFT> inline void copy_wait() { emulated::land(*emulated::now, LEFT); }
 

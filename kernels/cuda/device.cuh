@@ -44,14 +44,30 @@ INLINE u32 load_acquire(const u32 *at)
 
 INLINE u32 in_shared(const void *at) { return (u32)__cvta_generic_to_shared(at); }
 
-/* 16 bytes that nobody writes, asked for here: what the compiler may move it puts behind
-   the branch that uses it, where each load waits for the one before. */
-INLINE uint4 load_now(const void *at)
+/* Asked for here: what the compiler may move it puts behind the branch or the barrier in
+   front of its use, where each load waits for the one before. */
+INLINE uint4 load_now(const uint4 *at)
 {
     uint4 found;
-    asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];"
+    asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w)
-                 : "l"(at));
+                 : "l"(at)
+                 : "memory");
+    return found;
+}
+INLINE float4 load_now(const float4 *at)
+{
+    float4 found;
+    asm volatile("ld.global.v4.f32 {%0,%1,%2,%3}, [%4];"
+                 : "=f"(found.x), "=f"(found.y), "=f"(found.z), "=f"(found.w)
+                 : "l"(at)
+                 : "memory");
+    return found;
+}
+INLINE float load_now(const float *at)
+{
+    float found;
+    asm volatile("ld.global.f32 %0, [%1];" : "=f"(found) : "l"(at) : "memory");
     return found;
 }
 

@@ -54,14 +54,14 @@ INLINE int row_of(int own, int rank) { return own * NC + rank; }
 /* Where the residual of a batch's row lies: as its column in G, to 16 bytes. */
 INLINE int place_in(int row, int first) { return row - (first & ~3); }
 
-INLINE void tell(float *at, float value)
+/* To all blocks: a lane of the eight of a row tells one of them. */
+INLINE void tell(float *at, int part, float value)
 {
 #if NC == 1
-    *at = value;
+    if (part == 0)
+        *at = value;
 #else
-#pragma unroll 1
-    for (u32 rank = 0; rank < NC; rank++)
-        cluster_store(at, rank, value);
+    cluster_store(at, (u32)part, value);
 #endif
 }
 
@@ -81,68 +81,131 @@ INLINE void wait()
 #endif
 }
 
-/* Four columns of some rows; at the ends of a batch G may hold anything beside it. */
-template <int ABREAST>
-INLINE void add_products(const room &in, const int (&rows)[ABREAST], int col, int first,
-                         int last, const float *residuals, float (&sums)[ABREAST])
+/* The first row of a warp in a range from `low` on; a lane's others are GROUPS apart. */
+template <int ABREAST> INLINE int base_of(int low)
 {
-    const float *factors = residuals + place_in(col, first);
-    if (col >= first && col + 4 <= last) {
-        float4 r = *(const float4 *)factors, g[ABREAST];
-#pragma unroll
-        for (int i = 0; i < ABREAST; i++)
-            g[i] = __ldg((const float4 *)entry_of(in.gram, in.map, in.across, in.shift,
-                                                   rows[i], col));
-#pragma unroll
-        for (int i = 0; i < ABREAST; i++) {
-            sums[i] = fmaf(g[i].x, r.x, sums[i]);
-            sums[i] = fmaf(g[i].y, r.y, sums[i]);
-            sums[i] = fmaf(g[i].z, r.z, sums[i]);
-            sums[i] = fmaf(g[i].w, r.w, sums[i]);
-        }
-        return;
-    }
-#pragma unroll 1
-    for (int c = max(0, first - col); c < min(4, last - col); c++)
-#pragma unroll
-        for (int i = 0; i < ABREAST; i++)
-            sums[i] = fmaf(*entry_of(in.gram, in.map, in.across, in.shift, rows[i], col + c),
-                           factors[c], sums[i]);
+    int base = (int)((u32)low / GROUPS * GROUPS) + (threadIdx.x >> 5) * 4;
+    return base + 4 + (ABREAST - 1) * GROUPS <= low ? base + ABREAST * GROUPS : base;
 }
 
-/* The part of batch `from` (columns first to last) in the scores of own rows low to high.
-   Eight lanes a row; ABREAST rows of each are under way at once, those outside the range
-   as copies of one inside. */
+/* Which of its rows a lane ends up with the sum of, and whether its neighbour has it too. */
+template <int ABREAST> INLINE int row_among(int part) { return ABREAST == 1 ? 0 : part >> 1; }
+
+/* The sums of eight lanes, each in one order; with four rows a lane gives two away, then
+   one, and has the third part of all shuffles. */
+INLINE float sum_of(const float (&sums)[1], int)
+{
+    float sum = sums[0];
+    for (int mask = 4; mask; mask >>= 1)
+        sum += __shfl_xor_sync(0xffffffffu, sum, mask);
+    return sum;
+}
+
+INLINE float sum_of(const float (&sums)[4], int part)
+{
+    bool upper = part & 4, odd = part & 2;
+    float first = upper ? sums[2] : sums[0], second = upper ? sums[3] : sums[1];
+    first += __shfl_xor_sync(0xffffffffu, upper ? sums[0] : sums[2], 4);
+    second += __shfl_xor_sync(0xffffffffu, upper ? sums[1] : sums[3], 4);
+    float sum = odd ? second : first;
+    sum += __shfl_xor_sync(0xffffffffu, odd ? first : second, 2);
+    return sum + __shfl_xor_sync(0xffffffffu, sum, 1);
+}
+
+/* What of a product is there before its residuals are known: asked for a barrier ahead,
+   it comes from the GPU's cache while others compute. */
+template <int ABREAST> struct Ahead {
+    int base;
+    float4 g[ABREAST];
+    float share; /* of the row that a lane ends up with */
+    sides at;
+};
+
+/* Four columns of a lane's rows; those outside the range as copies of one inside. */
 template <int ABREAST>
-INLINE void apply(const room &in, int from, int first, int last, const float *residuals,
+INLINE void fetch(const room &in, float4 (&g)[ABREAST], int base, int col, int last,
                   int low, int high)
 {
-    int lane = threadIdx.x & 31, part = lane & 7;
-    int base = (int)((u32)low / GROUPS * GROUPS) + (threadIdx.x >> 5) * 4;
-#pragma unroll 1
-    for (; low < high && base < high; base += ABREAST * GROUPS) {
-        if (base + 4 + (ABREAST - 1) * GROUPS <= low)
-            continue;
-        float sums[ABREAST];
-        int rows[ABREAST], own = base + (lane >> 3);
+    int own = base + (threadIdx.x >> 3 & 3);
+    if (col >= last)
+        return;
 #pragma unroll
-        for (int i = 0; i < ABREAST; i++) {
-            sums[i] = 0.0f;
-            rows[i] = row_of(min(max(own + i * GROUPS, low), high - 1), in.rank);
-        }
-#pragma unroll 1
-        for (int col = (first & ~3) + 4 * part; col < last; col += 32)
-            add_products(in, rows, col, first, last, residuals, sums);
+    for (int i = 0; i < ABREAST; i++) {
+        int row = row_of(min(max(own + i * GROUPS, low), high - 1), in.rank);
+        g[i] = load_now(
+            (const float4 *)entry_of(in.gram, in.map, in.across, in.shift, row, col));
+    }
+}
+
+template <int ABREAST> INLINE int kept_row(int base, int low, int high)
+{
+    int own = base + (threadIdx.x >> 3 & 3) + row_among<ABREAST>(threadIdx.x & 7) * GROUPS;
+    return min(max(own, low), high - 1);
+}
+
+INLINE float share_of(const room &in, int at, int from)
+{
+    return load_now(in.couple + couple_place(in.batch_of[at], from));
+}
+
+/* For the part of batch `from` (columns first to last) in scores of own rows low to high. */
+template <int ABREAST>
+INLINE void look(const room &in, Ahead<ABREAST> &ahead, int from, int first, int last,
+                 int low, int high)
+{
+    ahead.base = base_of<ABREAST>(low);
+    if (low >= high || ahead.base >= high)
+        return;
+    int col = (first & ~3) + 4 * (threadIdx.x & 7);
+    fetch(in, ahead.g, ahead.base, col, last, low, high);
+    ahead.share = share_of(in, kept_row<ABREAST>(ahead.base, low, high), from);
+}
+
+/* At the ends of a batch G and what lies beside residuals may be anything. */
+template <int ABREAST>
+INLINE void add_products(const float4 (&g)[ABREAST], int col, int first, int last,
+                         const float *residuals, float (&sums)[ABREAST])
+{
+    float4 r = *(const float4 *)(residuals + place_in(col, first));
+    bool inside[4];
 #pragma unroll
-        for (int i = 0; i < ABREAST; i++) {
-            for (int mask = 4; mask; mask >>= 1)
-                sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], mask);
-            int at = own + i * GROUPS;
-            if (part == 0 && at >= low && at < high) {
-                float couple = __ldg(in.couple + couple_place(in.batch_of[at], from));
-                in.scores[at] = fmaf(couple, sums[i], in.scores[at]);
-            }
+    for (int c = 0; c < 4; c++)
+        inside[c] = col + c >= first && col + c < last;
+#pragma unroll
+    for (int i = 0; i < ABREAST; i++) {
+        sums[i] = inside[0] ? fmaf(g[i].x, r.x, sums[i]) : sums[i];
+        sums[i] = inside[1] ? fmaf(g[i].y, r.y, sums[i]) : sums[i];
+        sums[i] = inside[2] ? fmaf(g[i].z, r.z, sums[i]) : sums[i];
+        sums[i] = inside[3] ? fmaf(g[i].w, r.w, sums[i]) : sums[i];
+    }
+}
+
+/* That part, with what was looked for. `done` gets a row and its score, in every lane
+   that has it. */
+template <int ABREAST, class F>
+INLINE void apply(const room &in, Ahead<ABREAST> &ahead, int from, int first, int last,
+                  const float *residuals, int low, int high, F done)
+{
+    int part = threadIdx.x & 7;
+    bool is_there = true;
+#pragma unroll 1
+    for (int base = ahead.base; low < high && base < high; base += ABREAST * GROUPS) {
+        int at = kept_row<ABREAST>(base, low, high);
+        float score = in.scores[at], sums[ABREAST] = {};
+        if (!is_there)
+            ahead.share = share_of(in, at, from);
+#pragma unroll 1
+        for (int col = (first & ~3) + 4 * part; col < last; col += 32) {
+            if (!is_there)
+                fetch(in, ahead.g, base, col, last, low, high);
+            is_there = false;
+            add_products(ahead.g, col, first, last, residuals, sums);
         }
+        is_there = false;
+        float sum = sum_of(sums, part);
+        int own = base + (threadIdx.x >> 3 & 3) + row_among<ABREAST>(part) * GROUPS;
+        if (own == at)
+            done(at, fmaf(ahead.share, sum, score));
     }
 }
 
@@ -221,15 +284,35 @@ recurrence(const float *__restrict__ gram, const int *__restrict__ map, int acro
     arrive(); /* every block of the cluster runs, and has read the intercept */
     wait();
 
+    int part = threadIdx.x & 7, before = 0, first = starts[0], last = starts[1];
+    Ahead<1> near;
+    Ahead<4> far;
 #pragma unroll 1
-    for (int j = 0, before = 0; j <= steps; j++) {
-        int first = starts[j], last = starts[min(j + 1, steps)];
-        int own = own_below(first, rank) + threadIdx.x, end = own_below(last, rank);
+    for (int j = 0; j <= steps; j++) {
+        int low = own_below(first, rank), end = own_below(last, rank);
         const float *known = buffers + (j + BUFFERS - 1) % BUFFERS * pitch;
         float *next = buffers + j % BUFFERS * pitch;
-        sides at = sides_of(targets, sample_weights, row_of(own, rank), last);
-        if (j) {
-            if (intercept && is_last_warp) {
+        auto settle = [&](int own, float score, const sides &at) {
+            int row = row_of(own, rank);
+            float r = residual_of<FAMILY>(score + *start, at.target, setting);
+            r *= at.weight;
+            tell(next + place_in(row, first), part, r);
+            if (part == 0) {
+                residuals[row] = r;
+#pragma unroll 1
+                for (int a = 0; a < states; a++)
+                    factors[row * states + a] = gain[j * states + a] * r;
+            }
+        };
+        if (j && !intercept) /* who has a score knows its residual: no barrier between */
+            apply(in, near, j - 1, before, first, known, low, end,
+                  [&](int own, float score) {
+                      bool looked = own < near.base + GROUPS;
+                      settle(own, score, looked ? near.at : sides_of(
+                          targets, sample_weights, row_of(own, rank), last));
+                  });
+        if (j && intercept) {
+            if (is_last_warp) {
                 double total = total_of(known + place_in(before, before), first - before);
                 if ((threadIdx.x & 31) == 0) {
                     advance_intercept(beta, carry + (j - 1) * states * states,
@@ -237,28 +320,33 @@ recurrence(const float *__restrict__ gram, const int *__restrict__ map, int acro
                     *start = start_of(beta, probe, states, 1);
                 }
             }
-            apply<1>(in, j - 1, before, first, known, own_below(first, rank), end);
+            apply(in, near, j - 1, before, first, known, low, end,
+                  [&](int own, float score) { scores[own] = score; });
             __syncthreads();
         }
         if (j == steps)
             break;
+        int after = starts[min(j + 2, steps)], further = own_below(after, rank);
+        if (j == 0 || intercept)
 #pragma unroll 1
-        for (; own < end; own += THREADS) {
-            int row = row_of(own, rank);
-            float r = residual_of<FAMILY>(scores[own] + *start, at.target, setting);
-            r *= at.weight;
-            tell(next + place_in(row, first), r);
-            residuals[row] = r;
-#pragma unroll 1
-            for (int a = 0; a < states; a++)
-                factors[row * states + a] = gain[j * states + a] * r;
-            at = sides_of(targets, sample_weights, row_of(own + THREADS, rank), last);
-        }
+            for (int own = low + (threadIdx.x >> 3); own < end; own += GROUPS)
+                settle(own, scores[own],
+                       sides_of(targets, sample_weights, row_of(own, rank), last));
+        look(in, near, j, first, last, end, further);
+        near.at = sides_of(targets, sample_weights, row_of(
+            kept_row<1>(near.base, end, further), rank), after);
         arrive();
-        if (j)
-            apply<4>(in, j - 1, before, first, known, end, own_rows);
+        if (j) {
+            apply(in, far, j - 1, before, first, known, end, own_rows,
+                  [&](int own, float score) {
+                      if (!(part & 1))
+                          scores[own] = score;
+                  });
+            __syncwarp(); /* another lane of these eight reads it */
+        }
+        look(in, far, j, first, last, further, own_rows);
         wait();
-        before = first;
+        before = first, first = last, last = after;
     }
     if (intercept && rank == 0 && threadIdx.x < states)
         intercept[threadIdx.x] = beta[threadIdx.x];

@@ -510,7 +510,7 @@ inline unsigned load_acquire(const unsigned *at)
 {
     return __atomic_load_n(at, __ATOMIC_ACQUIRE);
 }
-inline uint4 load_now(const void *at) { return *(const uint4 *)at; }
+template <class T> inline T load_now(const T *at) { return *at; }
 inline void fetch_ahead(const void *at) { (void)*(const volatile char *)at; }
 
 /* Copies to shared memory land as late as they may: at the wait that asks for them. */

@@ -23,6 +23,7 @@ from tests.kernels.mutants import Mutant
 ARCH = "90"
 RAGGED = (5, 32, 1, 7, 0, 30, 13, 2, 11)
 LONG = (1100, 20)  # a batch of more rows than a block has threads
+TALL = {1: (5, 150, 3), 8: (6, 270, 40)}  # more than 128 rows, more than 32 a block
 SIZES = [(1,), (1,) * 9, (5,) * 4, (32,) * 5, RAGGED, (150, 40), LONG]
 MUTANTS = [
     Mutant("recurrence", name, before, after)
@@ -113,6 +114,12 @@ def test_a_cluster_has_the_bits_of_one_block():
         many = agrees("logistic", sizes, update, SIDES, CLUSTER, seeds=(0, 1, 2))
         for left, right in zip(one, many, strict=True):
             np.testing.assert_array_equal(left, right)
+
+
+@pytest.mark.parametrize("cluster", [1, CLUSTER])
+@pytest.mark.parametrize("sides", [SIDES, SIDES - {"intercept"}], ids=len)
+def test_later_batches_of_more_rows_than_are_under_way(sides, cluster):
+    agrees("logistic", TALL[cluster], "sgd", sides, cluster, seeds=(1, 2))
 
 
 def test_larger_tiles():

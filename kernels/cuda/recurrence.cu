@@ -21,10 +21,14 @@
 #define NC 1 /* blocks of the cluster: 1, or 8 from sm_90 on */
 #endif
 #if NC == 1
-#define THREADS 1024
+#define THREADS 512
+#define ABREAST 8 /* later rows of a lane that are under way at once */
+#define APART 4   /* from one to the next: warps that are done have nothing to do */
 #define CLUSTER
 #else
 #define THREADS 256
+#define ABREAST 4
+#define APART GROUPS /* a row stays with its warp: no barrier of the block is needed */
 #define CLUSTER __cluster_dims__(NC, 1, 1)
 #endif
 #define WARPS (THREADS / 32)
@@ -39,7 +43,7 @@ typedef struct {
     const float *couple;
     float *scores;       /* of own rows */
     const u16 *batch_of; /* own rows' batches */
-    int rank;
+    int rank, own_rows;
 } room;
 
 typedef struct {
@@ -81,98 +85,121 @@ INLINE void wait()
 #endif
 }
 
-/* The first row of a warp in a range from `low` on; a lane's others are GROUPS apart. */
-template <int ABREAST> INLINE int base_of(int low)
+/* Eight lanes have a row, and AT_ONCE of those APART. */
+INLINE int row_of_lane(int base) { return base + (threadIdx.x >> 3 & 3); }
+
+/* The first row of a warp in a range from `low` on. */
+template <int AT_ONCE> INLINE int base_of(int low)
 {
-    int base = (int)((u32)low / GROUPS * GROUPS) + (threadIdx.x >> 5) * 4;
-    return base + 4 + (ABREAST - 1) * GROUPS <= low ? base + ABREAST * GROUPS : base;
+    const int all = AT_ONCE * GROUPS, own = AT_ONCE > 1 && APART == 4 ? 4 * AT_ONCE : 4;
+    const int reach = own == 4 ? 4 + (AT_ONCE - 1) * GROUPS : own;
+    int base = (int)((u32)low / (own == 4 ? GROUPS : all) * (own == 4 ? GROUPS : all)) +
+               (int)(threadIdx.x >> 5) * own;
+    return base + reach <= low ? base + all : base;
 }
 
-/* Which of its rows a lane ends up with the sum of, and whether its neighbour has it too. */
-template <int ABREAST> INLINE int row_among(int part) { return ABREAST == 1 ? 0 : part >> 1; }
-
-/* The sums of eight lanes, each in one order; with four rows a lane gives two away, then
-   one, and has the third part of all shuffles. */
-INLINE float sum_of(const float (&sums)[1], int)
+/* The one of its rows that a lane ends up with the sum of, as its neighbours may. */
+template <int AT_ONCE> INLINE int kept_row(int base)
 {
-    float sum = sums[0];
-    for (int mask = 4; mask; mask >>= 1)
-        sum += __shfl_xor_sync(0xffffffffu, sum, mask);
-    return sum;
+    return row_of_lane(base) + (int)(threadIdx.x & 7) * AT_ONCE / 8 * APART;
 }
 
-INLINE float sum_of(const float (&sums)[4], int part)
+/* The sums of eight lanes, each in the order of sum_of_warp. A lane gives half of its rows
+   away for the other half's sums: eight rows take seven shuffles, not 24. */
+template <int AT_ONCE> INLINE float sum_of(float (&sums)[AT_ONCE])
 {
-    bool upper = part & 4, odd = part & 2;
-    float first = upper ? sums[2] : sums[0], second = upper ? sums[3] : sums[1];
-    first += __shfl_xor_sync(0xffffffffu, upper ? sums[0] : sums[2], 4);
-    second += __shfl_xor_sync(0xffffffffu, upper ? sums[1] : sums[3], 4);
-    float sum = odd ? second : first;
-    sum += __shfl_xor_sync(0xffffffffu, odd ? first : second, 2);
-    return sum + __shfl_xor_sync(0xffffffffu, sum, 1);
+#pragma unroll
+    for (int mask = 4, left = AT_ONCE; mask; mask >>= 1) {
+        bool upper = threadIdx.x & mask;
+        left = left > 1 ? left / 2 : 0;
+        if (left == 0)
+            sums[0] += __shfl_xor_sync(0xffffffffu, sums[0], mask);
+#pragma unroll
+        for (int i = 0; i < left; i++) {
+            float given = upper ? sums[i] : sums[i + left];
+            sums[i] = upper ? sums[i + left] : sums[i];
+            sums[i] += __shfl_xor_sync(0xffffffffu, given, mask);
+        }
+    }
+    return sums[0];
 }
 
 /* What of a product is there before its residuals are known: asked for a barrier ahead,
    it comes from the GPU's cache while others compute. */
-template <int ABREAST> struct Ahead {
-    int base;
-    float4 g[ABREAST];
-    float share; /* of the row that a lane ends up with */
-    sides at;
+template <int AT_ONCE> struct Ahead {
+    float4 g[AT_ONCE];
+    float share;          /* of the kept row: its coefficient */
+    int base, across;     /* what places are those of: rows, and a column of tiles */
+    u32 at[AT_ONCE], own; /* words of G; of the kept row's coefficients */
 };
 
-/* Four columns of a lane's rows; those outside the range as copies of one inside. */
-template <int ABREAST>
-INLINE void fetch(const room &in, float4 (&g)[ABREAST], int base, int col, int last,
+template <int AT_ONCE>
+INLINE void place(const room &in, Ahead<AT_ONCE> &ahead, int base, int across)
+{
+    u32 last = (1u << in.shift) - 1;
+    ahead.base = base, ahead.across = across;
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+        int own = min(row_of_lane(base) + i * APART, in.own_rows - 1);
+        u32 row = (u32)row_of(own, in.rank);
+        u32 tile = (u32)__ldg(in.map + (row >> in.shift) * (u32)in.across + across);
+        ahead.at[i] = (tile << 2 * in.shift) + ((row & last) << in.shift);
+    }
+    int own = min(kept_row<AT_ONCE>(base), in.own_rows - 1);
+    ahead.own = couple_place(in.batch_of[own], 0);
+}
+
+/* Four columns of a lane's rows, and where to find the next. */
+template <int AT_ONCE>
+INLINE void fetch(const room &in, Ahead<AT_ONCE> &ahead, int base, int col, int last,
                   int low, int high)
 {
-    int own = base + (threadIdx.x >> 3 & 3);
+    int across = (int)((u32)min(col, last - 1) >> in.shift), own = row_of_lane(base);
+    if (base != ahead.base || across != ahead.across)
+        place(in, ahead, base, across);
     if (col >= last)
         return;
+    const float *gram = in.gram + ((u32)col & ((1u << in.shift) - 1));
+    bool is_whole = base >= low && base + 4 + (AT_ONCE - 1) * APART <= high;
 #pragma unroll
-    for (int i = 0; i < ABREAST; i++) {
-        int row = row_of(min(max(own + i * GROUPS, low), high - 1), in.rank);
-        g[i] = load_now(
-            (const float4 *)entry_of(in.gram, in.map, in.across, in.shift, row, col));
-    }
-}
-
-template <int ABREAST> INLINE int kept_row(int base, int low, int high)
-{
-    int own = base + (threadIdx.x >> 3 & 3) + row_among<ABREAST>(threadIdx.x & 7) * GROUPS;
-    return min(max(own, low), high - 1);
-}
-
-INLINE float share_of(const room &in, int at, int from)
-{
-    return load_now(in.couple + couple_place(in.batch_of[at], from));
+    for (int i = 0; i < AT_ONCE; i++)
+        if (is_whole || (own + i * APART >= low && own + i * APART < high))
+            ahead.g[i] = load_now((const float4 *)(gram + ahead.at[i]));
 }
 
 /* For the part of batch `from` (columns first to last) in scores of own rows low to high. */
-template <int ABREAST>
-INLINE void look(const room &in, Ahead<ABREAST> &ahead, int from, int first, int last,
+template <int AT_ONCE>
+INLINE void look(const room &in, Ahead<AT_ONCE> &ahead, int from, int first, int last,
                  int low, int high)
 {
-    ahead.base = base_of<ABREAST>(low);
-    if (low >= high || ahead.base >= high)
+    int base = base_of<AT_ONCE>(low);
+    if (low >= high || base >= high)
         return;
-    int col = (first & ~3) + 4 * (threadIdx.x & 7);
-    fetch(in, ahead.g, ahead.base, col, last, low, high);
-    ahead.share = share_of(in, kept_row<ABREAST>(ahead.base, low, high), from);
+    fetch(in, ahead, base, (first & ~3) + 4 * (int)(threadIdx.x & 7), last, low, high);
+    __syncwarp();
+    ahead.share = load_now(in.couple + ahead.own + from);
 }
 
 /* At the ends of a batch G and what lies beside residuals may be anything. */
-template <int ABREAST>
-INLINE void add_products(const float4 (&g)[ABREAST], int col, int first, int last,
-                         const float *residuals, float (&sums)[ABREAST])
+template <int AT_ONCE>
+INLINE void add_products(const float4 (&g)[AT_ONCE], int col, int first, int last,
+                         const float *residuals, float (&sums)[AT_ONCE])
 {
     float4 r = *(const float4 *)(residuals + place_in(col, first));
-    bool inside[4];
+    if (col >= first && col + 4 <= last) {
 #pragma unroll
-    for (int c = 0; c < 4; c++)
-        inside[c] = col + c >= first && col + c < last;
+        for (int i = 0; i < AT_ONCE; i++) {
+            sums[i] = fmaf(g[i].x, r.x, sums[i]);
+            sums[i] = fmaf(g[i].y, r.y, sums[i]);
+            sums[i] = fmaf(g[i].z, r.z, sums[i]);
+            sums[i] = fmaf(g[i].w, r.w, sums[i]);
+        }
+        return;
+    }
+    bool inside[4] = {col >= first, col + 1 >= first && col + 1 < last,
+                      col + 2 >= first && col + 2 < last, col + 3 < last};
 #pragma unroll
-    for (int i = 0; i < ABREAST; i++) {
+    for (int i = 0; i < AT_ONCE; i++) {
         sums[i] = inside[0] ? fmaf(g[i].x, r.x, sums[i]) : sums[i];
         sums[i] = inside[1] ? fmaf(g[i].y, r.y, sums[i]) : sums[i];
         sums[i] = inside[2] ? fmaf(g[i].z, r.z, sums[i]) : sums[i];
@@ -182,30 +209,29 @@ INLINE void add_products(const float4 (&g)[ABREAST], int col, int first, int las
 
 /* That part, with what was looked for. `done` gets a row and its score, in every lane
    that has it. */
-template <int ABREAST, class F>
-INLINE void apply(const room &in, Ahead<ABREAST> &ahead, int from, int first, int last,
+template <int AT_ONCE, class F>
+INLINE void apply(const room &in, Ahead<AT_ONCE> &ahead, int from, int first, int last,
                   const float *residuals, int low, int high, F done)
 {
-    int part = threadIdx.x & 7;
-    bool is_there = true;
+    int base = base_of<AT_ONCE>(low), left = (first & ~3) + 4 * (int)(threadIdx.x & 7);
 #pragma unroll 1
-    for (int base = ahead.base; low < high && base < high; base += ABREAST * GROUPS) {
-        int at = kept_row<ABREAST>(base, low, high);
-        float score = in.scores[at], sums[ABREAST] = {};
-        if (!is_there)
-            ahead.share = share_of(in, at, from);
+    for (bool is_there = true; low < high && base < high; base += AT_ONCE * GROUPS) {
+        int kept = kept_row<AT_ONCE>(base);
+        bool is_own = kept >= low && kept < high;
+        float score = is_own ? in.scores[kept] : 0.0f, sums[AT_ONCE] = {};
+        if (is_there && left < last)
+            add_products(ahead.g, left, first, last, residuals, sums);
 #pragma unroll 1
-        for (int col = (first & ~3) + 4 * part; col < last; col += 32) {
-            if (!is_there)
-                fetch(in, ahead.g, base, col, last, low, high);
-            is_there = false;
+        for (int col = is_there ? left + 32 : left; col < last; col += 32) {
+            fetch(in, ahead, base, col, last, low, high);
             add_products(ahead.g, col, first, last, residuals, sums);
         }
+        float sum = sum_of(sums);
+        if (!is_there && is_own)
+            ahead.share = load_now(in.couple + couple_place(in.batch_of[kept], from));
+        if (is_own)
+            done(kept, fmaf(ahead.share, sum, score));
         is_there = false;
-        float sum = sum_of(sums, part);
-        int own = base + (threadIdx.x >> 3 & 3) + row_among<ABREAST>(part) * GROUPS;
-        if (own == at)
-            done(at, fmaf(ahead.share, sum, score));
     }
 }
 
@@ -270,7 +296,7 @@ recurrence(const float *__restrict__ gram, const int *__restrict__ map, int acro
     int rank = NC == 1 ? 0 : (int)cluster_rank(), own_rows = own_below(starts[steps], rank);
     u16 *batch_of = (u16 *)(scores + own_rows);
     bool is_last_warp = threadIdx.x >> 5 == WARPS - 1; /* it has the fewest rows */
-    room in = {gram, map, across, shift, couple, scores, batch_of, rank};
+    room in = {gram, map, across, shift, couple, scores, batch_of, rank, own_rows};
 
     begin(z, offsets, starts, steps, read, lead, rank, scores, batch_of);
     if (threadIdx.x == 0) {
@@ -286,12 +312,13 @@ recurrence(const float *__restrict__ gram, const int *__restrict__ map, int acro
 
     int part = threadIdx.x & 7, before = 0, first = starts[0], last = starts[1];
     Ahead<1> near;
-    Ahead<4> far;
+    Ahead<ABREAST> far;
+    sides near_by; /* of the next batch */
+    near.base = far.base = -1;
+    float *next = buffers, *known = next;
 #pragma unroll 1
     for (int j = 0; j <= steps; j++) {
         int low = own_below(first, rank), end = own_below(last, rank);
-        const float *known = buffers + (j + BUFFERS - 1) % BUFFERS * pitch;
-        float *next = buffers + j % BUFFERS * pitch;
         auto settle = [&](int own, float score, const sides &at) {
             int row = row_of(own, rank);
             float r = residual_of<FAMILY>(score + *start, at.target, setting);
@@ -307,8 +334,8 @@ recurrence(const float *__restrict__ gram, const int *__restrict__ map, int acro
         if (j && !intercept) /* who has a score knows its residual: no barrier between */
             apply(in, near, j - 1, before, first, known, low, end,
                   [&](int own, float score) {
-                      bool looked = own < near.base + GROUPS;
-                      settle(own, score, looked ? near.at : sides_of(
+                      bool is_there = own < base_of<1>(low) + GROUPS;
+                      settle(own, score, is_there ? near_by : sides_of(
                           targets, sample_weights, row_of(own, rank), last));
                   });
         if (j && intercept) {
@@ -333,20 +360,23 @@ recurrence(const float *__restrict__ gram, const int *__restrict__ map, int acro
                 settle(own, scores[own],
                        sides_of(targets, sample_weights, row_of(own, rank), last));
         look(in, near, j, first, last, end, further);
-        near.at = sides_of(targets, sample_weights, row_of(
-            kept_row<1>(near.base, end, further), rank), after);
+        int following = kept_row<1>(base_of<1>(end));
+        if (following < further)
+            near_by = sides_of(targets, sample_weights, row_of(max(following, end), rank),
+                               after);
         arrive();
         if (j) {
             apply(in, far, j - 1, before, first, known, end, own_rows,
                   [&](int own, float score) {
-                      if (!(part & 1))
+                      if (ABREAST == 8 || !(part & 1))
                           scores[own] = score;
                   });
-            __syncwarp(); /* another lane of these eight reads it */
+            __syncwarp(); /* other lanes of these eight read it */
         }
         look(in, far, j, first, last, further, own_rows);
         wait();
-        before = first, first = last, last = after;
+        before = first, first = last, last = after, known = next;
+        next = next == buffers + (BUFFERS - 1) * pitch ? buffers : next + pitch;
     }
     if (intercept && rank == 0 && threadIdx.x < states)
         intercept[threadIdx.x] = beta[threadIdx.x];

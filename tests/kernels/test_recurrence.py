@@ -157,7 +157,7 @@ def test_residuals_that_are_no_numbers_or_beyond_all_bounds():
 
 def test_shapes_of_launches():
     one = launch.recurrence_launch(8192, 256, 4, 1, "75")
-    assert (one.grid, one.block) == (1, 1024) and one.shared <= 64 * 1024
+    assert (one.grid, one.block) == (1, 512) and one.shared <= 64 * 1024
     many = launch.recurrence_launch(8192, 256, 4, CLUSTER, "90a")
     assert (many.grid, many.block) == (CLUSTER, 256) and many.shared < one.shared
     assert launch.softmax_launch(512, 2) == launch.Launch(1, 1024, 1024)

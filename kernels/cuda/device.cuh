@@ -261,4 +261,18 @@ INLINE float sum_of_warp(float value)
     return value;
 }
 
+/* Whether this block is the last of `splits` that come here. `flag` is any place in
+   shared memory: behind the first barrier nothing in it is needed any more. */
+INLINE bool is_last(u32 *ticket, int splits, u32 *flag)
+{
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0)
+        *flag = atomicAdd(ticket, 1u);
+    __syncthreads();
+    bool last = *flag == (u32)splits - 1u;
+    __threadfence();
+    return last;
+}
+
 #endif

@@ -218,20 +218,6 @@ INLINE void sum_tile(Sums &sums, u8 *stages, Source &source, bool diagonal, int 
     }
 }
 
-/* Whether this block is the last of `splits` that come here. `flag` is any place in
-   shared memory: behind the first barrier nothing in it is needed any more. */
-INLINE bool is_last(u32 *ticket, int splits, u32 *flag)
-{
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0)
-        *flag = atomicAdd(ticket, 1u);
-    __syncthreads();
-    bool last = *flag == (u32)splits - 1u;
-    __threadfence();
-    return last;
-}
-
 INLINE void add_parts(float *to, const float *parts, size_t apart, int splits)
 {
     for (int at = threadIdx.x * 4; at < TB * TB; at += THREADS * 4) {

@@ -127,23 +127,24 @@ template <int AT_ONCE> INLINE float sum_of(float (&sums)[AT_ONCE])
 /* What of a product is there before its residuals are known: asked for a barrier ahead,
    it comes from the GPU's cache while others compute. */
 template <int AT_ONCE> struct Ahead {
+    /* Rows of a warp that lie side by side are rows of one tile: 32, and it has 64. */
+    static constexpr int TILES = AT_ONCE == 1 || APART == 4 ? 1 : AT_ONCE;
     float4 g[AT_ONCE];
-    float share;          /* of the kept row: its coefficient */
-    int base, across;     /* what places are those of: rows, and a column of tiles */
-    u32 at[AT_ONCE], own; /* words of G; of the kept row's coefficients */
+    float share;        /* of the kept row: its coefficient */
+    int base, across;   /* what places are those of: rows, and a column of tiles */
+    u32 at[TILES], own; /* words of G; of the kept row's coefficients */
 };
 
 template <int AT_ONCE>
 INLINE void place(const room &in, Ahead<AT_ONCE> &ahead, int base, int across)
 {
-    u32 last = (1u << in.shift) - 1;
+    u32 last = (1u << in.shift) - 1, below = (u32)row_of(row_of_lane(0), 0) << in.shift;
     ahead.base = base, ahead.across = across;
 #pragma unroll
-    for (int i = 0; i < AT_ONCE; i++) {
-        int own = min(row_of_lane(base) + i * APART, in.own_rows - 1);
-        u32 row = (u32)row_of(own, in.rank);
+    for (int i = 0; i < ahead.TILES; i++) {
+        u32 row = (u32)row_of(min(base + i * APART, in.own_rows - 1), in.rank);
         u32 tile = (u32)__ldg(in.map + (row >> in.shift) * (u32)in.across + across);
-        ahead.at[i] = (tile << 2 * in.shift) + ((row & last) << in.shift);
+        ahead.at[i] = (tile << 2 * in.shift) + ((row & last) << in.shift) + below;
     }
     int own = min(kept_row<AT_ONCE>(base), in.own_rows - 1);
     ahead.own = couple_place(in.batch_of[own], 0);
@@ -164,7 +165,9 @@ INLINE void fetch(const room &in, Ahead<AT_ONCE> &ahead, int base, int col, int 
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++)
         if (is_whole || (own + i * APART >= low && own + i * APART < high))
-            ahead.g[i] = load_now((const float4 *)(gram + ahead.at[i]));
+            ahead.g[i] = load_now((const float4 *)(
+                gram + (ahead.TILES > 1 ? ahead.at[i]
+                                        : ahead.at[0] + ((u32)(i * APART) << in.shift))));
 }
 
 /* For the part of batch `from` (columns first to last) in scores of own rows low to high. */

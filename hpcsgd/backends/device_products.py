@@ -147,8 +147,9 @@ class DenseProducts:
 
     def _plan_update(self, item: int) -> None:
         """Its launch, and where parts of the rows are added."""
-        cols, plan = self.matrix.width, launch_steps.update(
-            *(self.count, self.matrix.width, item)
+        cols, plan = (
+            self.matrix.width,
+            launch_steps.update(*(self.count, self.matrix.width, item)),
         )
         room = launch_steps.update_room(cols, plan) if self.widths.weights == 1 else 0
         self._update = plan

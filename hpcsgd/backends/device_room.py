@@ -125,7 +125,5 @@ def exchange_bytes(
     )
     words = plan.result + plan.workspace + places.size + 2 * count
     if wide == 1:
-        words += launch_steps.update_room(
-            width, launch_steps.update(rows, width, item)
-        )
+        words += launch_steps.update_room(width, launch_steps.update(rows, width, item))
     return 4 * (words + (5 + 3 * wide) * rows)

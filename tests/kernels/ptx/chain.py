@@ -1,8 +1,8 @@
 """How long a block takes at least: its instructions in order, each when it can begin.
 
 A thread of every warp stands for the warp: the one that executed most between two
-barriers. A warp issues one instruction a cycle; between two branches it takes them in any
-order, as a compiler may, and waits where an operand is not there; loads take what
+barriers. A warp issues one instruction a cycle; between two branches it takes them in
+any order, as a compiler may, and waits where an operand is not there; loads take what
 published tables say. Between two barriers a block takes as long as its slowest warp, or
 as its four schedulers need to issue all of it, or as what it asks of L2. PTX is what is
 replayed; its moves and conversions of addresses are left out.
@@ -152,8 +152,11 @@ def intervals(counts, threads, latencies=None, hits=()):
     for turn in range(max(map(len, split))):
         begin, issued, loaded = warps[0].now, 0, 0.0
         for number, warp in enumerate(warps):
-            lanes = [own[turn] for own in split[32 * number : 32 * number + 32]
-                     if turn < len(own)]
+            lanes = [
+                own[turn]
+                for own in split[32 * number : 32 * number + 32]
+                if turn < len(own)
+            ]
             if lanes:
                 trace = max(lanes, key=len)
                 issued += warp.run(trace, steps, known)
@@ -167,7 +170,7 @@ def intervals(counts, threads, latencies=None, hits=()):
 
 def _pieces(trace, steps):
     ends = [i for i, number in enumerate(trace) if steps[number].is_barrier]
-    return [piece for piece in np.split(trace, ends)]
+    return np.split(trace, ends)
 
 
 def _bytes(counts, lanes, steps, known):

@@ -144,6 +144,8 @@ inline void finish(const Request &all, unsigned number, unsigned side, unsigned 
         Request one = all;
         one.kind &= 0xff;
         global(one, row, rank, through_l1[number]);
+        if (through_l1[number]) /* it has the banks of shared memory */
+            banks(one, row);
     } else {
         banks(all, row);
     }

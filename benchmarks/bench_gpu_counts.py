@@ -108,7 +108,7 @@ def plain_us(gpu: Gpu) -> float:
 
 
 def exchange(gpu: Gpu) -> dict[str, Any]:
-    """512 rows on one member, as one graph; the sum of NCCL over one rank is nothing."""
+    """512 rows on one member, as one graph; of one rank NCCL has nothing to sum."""
     rows = BATCH * STEPS
     given, splits, stages = gram(rows, COLS, BATCH, gpu.processors)
     updated = update(rows, COLS)

@@ -58,15 +58,15 @@ class Asked:
         )
 
 
-def asked(counts: Counts, blocks: int, memory: float, *names: str) -> Asked:
-    """Of a launch as it was counted; `names` are the arrays that matter."""
+def asked(counts: Counts, blocks: int, memory: float) -> Asked:
+    """Of a launch as it was counted."""
     table = zip(counts.instructions, counts.table, strict=True)
     issued = sum(int(row[0]) for one, row in table if not FREE.match(one.opcode))
     passes = counts.sum("passes") + counts.sum("passes", copied=True)
     return Asked(
         *(blocks, issued, passes, SECTOR * counts.sum("from_l2"), memory),
         flops=FLOPS * counts.sum("issued", "mma"),
-        useful=counts.useful_share(*names) if names else 1.0,
+        useful=counts.useful_share("matrix") if "matrix" in counts.arrays else 1.0,
         conflicts=max(
             counts.conflicts(r"(ld|st)\.shared"),
             counts.conflicts("ldmatrix"),
@@ -87,41 +87,60 @@ def rows_of(count: int, cols: int, seed: int = 0) -> tuple[Any, ...]:
 HEAD = ("matrix", "stride", "rows", "count", "cols")
 
 
-def margin(count: int, cols: int, text: Any = None, some: int = 64) -> Asked:
+def margin(count: int, cols: int) -> Asked:
     """z = Y w, from some of its rows."""
-    some = min(some, count)
-    kernel = CountedKernel("margin", "ELEMENT=1", text=text, arch=ARCH)
-    weights = on_device(np.ones(cols), np.float32)
-    given = (*rows_of(some, cols), weights, empty(some))
-    kernel(-(-some // 8), 256, given, names=[*HEAD, "w", "z"])
-    found = asked(kernel.counts, some // 8, 2.0 * some * cols, "matrix")
+    some = min(count, 64 if cols < 10_000 else 16)
+    found = asked(margin_counts(cols, None, some), some // 8, 2.0 * some * cols)
     return found.times(count / some)
 
 
-def update(count: int, cols: int, text: Any = None, some: int = 256) -> Asked:
-    """w = carry w + Yᵀ f, from one strip of columns, or some."""
+def margin_counts(cols: int, text: Any, count: int) -> Counts:
+    """Of a launch for so many rows."""
+    kernel = CountedKernel("margin", "ELEMENT=1", text=text, arch=ARCH)
+    weights = on_device(np.ones(cols), np.float32)
+    # Numbers of the first half: a fault may read beyond a row.
+    head = (*rows_of(2 * count, cols)[:2], on_device(np.arange(count), np.int64))
+    given = (*head, count, cols, weights, empty(count))
+    kernel(-(-count // 8), 256, given, names=[*HEAD, "w", "z"])
+    return kernel.counts
+
+
+def update(count: int, cols: int) -> Asked:
+    """w = carry w + Yᵀ f, from some of its columns and parts of its rows."""
     plan = launch_steps.update(count, cols, 2)
     strips, splits = plan.grid
     each = launch_steps.update_rows(count, splits)
-    wide, tall = min(64 * some // 256 * 4, cols), min(each, 4096)
-    kernel = CountedKernel("update", "ELEMENT=1", text=text, arch=ARCH)
-    parts = min(splits, 2)
-    given = (
-        *(*rows_of(parts * tall, wide), on_device(np.ones(parts * tall), np.float32)),
-        *(on_device(np.ones(1), np.float32), on_device(np.ones(wide), np.float32)),
-        *(tall, empty(parts * wide), on_device(np.zeros(-(-wide // 64)), np.uint32)),
-    )
-    grid = (-(-wide // 64), parts)
-    kernel(grid, 256, given, shared=plan.shared, names=[*HEAD, *"fcw", "n", "p", "t"])
-    memory = 2.0 * parts * tall * wide
-    found = asked(kernel.counts, grid[0] * parts, memory, "matrix")
-    scaled = found.times(count * cols / (parts * tall * wide))
+    wide, tall = min(256, cols), min(splits, 2) * each
+    # As many parts as there are, of as many rows: the columns are fewer.
+    found = asked(update_counts(tall, wide, None, each), 1, 2.0 * tall * wide)
+    scaled = found.times(count * cols / (tall * wide))
     scaled.blocks = strips * splits
     return scaled
 
 
-def tile(side: int, cols: int, diagonal: bool, text: Any = None) -> Asked:
+def update_counts(count: int, cols: int, text: Any = None, each: int = 0) -> Counts:
+    """Of a launch for so many rows, `each` a part."""
+    plan = launch_steps.update(count, cols, 2)
+    each = each or launch_steps.update_rows(count, plan.grid[1])
+    strips, splits = plan.grid[0], -(-count // each)
+    kernel = CountedKernel("update", "ELEMENT=1", text=text, arch=ARCH)
+    given = (
+        *(*rows_of(count, cols), on_device(np.ones(count), np.float32)),
+        *(on_device(np.ones(1), np.float32), on_device(np.ones(cols), np.float32)),
+        *(each, empty(splits * cols), on_device(np.zeros(strips), np.uint32)),
+    )
+    names = [*HEAD, "factors", "carry", "w", "each", "parts", "tickets"]
+    kernel((strips, splits), 256, given, shared=plan.shared, names=names)
+    return kernel.counts
+
+
+def tile(side: int, cols: int, diagonal: bool) -> Asked:
     """One tile of a Gram and one part of its columns."""
+    return asked(tile_counts(side, cols, diagonal), 1, 0.0)
+
+
+def tile_counts(side: int, cols: int, diagonal: bool, text: Any = None) -> Counts:
+    """Of its launch."""
     build = build_of(f"gram-{side}", "bf16", ARCH)
     kernel = CountedKernel("gram", *build.defines, text=text, arch=ARCH)
     plan = launch_gram.launch_of(
@@ -134,7 +153,7 @@ def tile(side: int, cols: int, diagonal: bool, text: Any = None) -> Asked:
     )
     names = [*HEAD, "tiles", "n", "s", "p", "w", "G", "z", "room", "tickets"]
     kernel(1, plan.block, given, shared=plan.shared, names=names)
-    return asked(kernel.counts, 1, 0.0, "matrix")
+    return kernel.counts
 
 
 def gram(count: int, cols: int, batch: int, sms: int) -> tuple[Asked, int, int]:
@@ -156,14 +175,23 @@ def gram(count: int, cols: int, batch: int, sms: int) -> tuple[Asked, int, int]:
     return found, splits, each // launch_gram.step_of(side, 2)
 
 
-def recurrence(
-    sizes: tuple[int, ...], cluster: int = 1, text: Any = None, states: str = "sgd"
-) -> Asked:
+def recurrence(sizes: tuple[int, ...], cluster: int = 1) -> Asked:
     """The steps of an exchange, without an intercept; with their chain."""
-    given = exchange(np.random.default_rng(0), sizes, states, sides=frozenset())
+    counts = recurrence_counts(sizes, cluster, trace=True)
+    found = asked(counts, cluster, 4.0 * sum(sizes) ** 2 / 2)
+    threads = launch_recurrence.THREADS[cluster]
+    found.chain = intervals(counts, threads, hits=served(counts))
+    return found
+
+
+def recurrence_counts(
+    sizes: tuple[int, ...], cluster: int = 1, text: Any = None, trace: bool = False
+) -> Counts:
+    """Of its launch, for plain SGD and logistic regression."""
+    given = exchange(np.random.default_rng(0), sizes, sides=frozenset())
     build = build_of(launch_recurrence.kernel_for("logistic", cluster), "fp32", ARCH)
     kernel = CountedKernel(
-        build.source, *build.defines, text=text, arch=ARCH, trace=True
+        build.source, *build.defines, text=text, arch=ARCH, trace=trace
     )
     shape = launch_recurrence.recurrence_launch(
         given.rows, max(sizes), given.states, cluster, ARCH
@@ -180,9 +208,7 @@ def recurrence(
         *(shape.grid, shape.block, arguments),
         **{"shared": shape.shared, "cluster": cluster},
     )
-    found = asked(kernel.counts, shape.grid, 4.0 * given.gram.size / 2, "0")
-    found.chain = intervals(kernel.counts, shape.block, hits=served(kernel.counts))
-    return found
+    return kernel.counts
 
 
 def served(counts: Counts) -> list[int]:
@@ -195,12 +221,12 @@ def served(counts: Counts) -> list[int]:
     ]
 
 
-def direct_step(batch: int, cols: int, text: Any = None, steps: int = 2) -> Asked:
+def direct_step(batch: int, cols: int, steps: int = 2) -> Asked:
     """One step of direct_steps in FP32, of some that are taken in one launch."""
     walk = walk_of(2 * batch, cols, (batch,) * steps, "fp32", bare=True)
     kernel = CountedKernel(
         *("direct_steps", *build_of("direct-steps-logistic", "fp32", ARCH).defines),
-        **{"text": text, "arch": ARCH},
+        arch=ARCH,
     )
     plan = launch_steps.direct_steps(cols, 4, batch, PROCESSORS)
     kernel(

@@ -9,7 +9,7 @@ PLAIN_SHARED = 48 * 1024  # bytes of shared memory that need no asking
 ROWS_AT_ONCE = 32  # of direct_steps
 KEPT = BLOCK * CHUNK  # bytes of a block that keeps a chunk of every thread
 MOST_COLUMNS = 64  # of weights, in update_columns
-ROWS_OF_A_PART, MOST_BLOCKS = 128, 768  # of update
+ROWS_OF_A_PART, MOST_BLOCKS = 128, 512  # of update
 MOST_SUMS = 1024  # of a warp of csr_update; at least 16 for each column of weights
 
 

@@ -94,8 +94,8 @@ INLINE float row_times(const element *row, const float *weights, int cols)
         uint4 words[AT_A_TIME];
 #pragma unroll
         for (int t = 0; t < AT_A_TIME; t++)
-            words[t] =
-                load_now((const uint4 *)(row + min(base + t * apart, whole - IN_CHUNK)));
+            if (base + t * apart < whole)
+                words[t] = load_now((const uint4 *)(row + base + t * apart));
         __syncwarp(); /* or the compiler asks for one when it has used the other */
 #pragma unroll
         for (int t = 0; t < AT_A_TIME; t++)

@@ -22,20 +22,21 @@ INLINE void add_rows(const element *column, s64 stride, const s64 *rows,
         uint4 words[DEEP];
         float factor[DEEP];
 #pragma unroll
-        for (int t = 0; t < DEEP; t++) {
-            int at = min(row + t * DOWN, end - 1);
-            factor[t] = factors[at];
-            words[t] = load_now((const uint4 *)(column + rows[at] * stride));
-        }
+        for (int t = 0; t < DEEP; t++)
+            if (row + t * DOWN < end) {
+                int at = row + t * DOWN;
+                factor[t] = load_now(factors + at);
+                words[t] = load_now((const uint4 *)(column + rows[at] * stride));
+            }
 #pragma unroll
-        for (int t = 0; t < DEEP; t++) {
-            float values[IN_CHUNK];
-            spread(words[t], values);
-            if (row + t * DOWN < end)
+        for (int t = 0; t < DEEP; t++)
+            if (row + t * DOWN < end) {
+                float values[IN_CHUNK];
+                spread(words[t], values);
 #pragma unroll
                 for (int i = 0; i < IN_CHUNK; i++)
                     sums[i] = fmaf(values[i], factor[t], sums[i]);
-        }
+            }
     }
 }
 

@@ -64,7 +64,7 @@ MUTANTS = [
         ("the intercept's sum begins late", "place_in(before, before)", "0"),
         ("no offset", "offsets ? offsets[row] : 0.0f", "0.0f"),
         ("no sample weight", "            r *= at.weight;\n", ""),
-        ("a batch's last row", "col + 3 < last}", "col + 4 < last}"),
+        ("a batch's last row", "first && col + 2 < last", "first && col + 3 < last"),
         ("columns behind a batch", "col + 4 <= last", "col + 3 <= last"),
         ("what is beside a batch", "inside[4] = {col >= first,", "inside[4] = {true,"),
         ("the row below", "(u32)(i * APART) <<", "(u32)(i * APART + 1) <<"),

@@ -22,6 +22,7 @@ from benchmarks.gpu.predicted import (
     row,
     waits_us,
 )
+from benchmarks.gpu.resident import residents
 from benchmarks.gpu.sizes import Sizes
 from hpcsgd.backends.launch_gram import STAGES
 from tests.kernels.ptx.chain import Latencies
@@ -40,7 +41,7 @@ def measure() -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for gpu in GPUS:
         found += [*bandwidth(gpu), *grams(gpu), *steps(gpu), exchange(gpu)]
-    return found
+    return [*found, *residents()]
 
 
 margin = cache(counted.margin)
@@ -57,7 +58,7 @@ def bandwidth(gpu: Gpu) -> list[dict[str, Any]]:
         for kernel, make in (("margin", margin), ("update", update)):
             made = row(f"{kernel} {name}", make(*shape), gpu, target_share=SHARE)
             others = [us for limit, us in made["us"].items() if limit != "memory"]
-            # How much of the time of a copy the next limit takes: what is left hides it.
+            # What the next limit takes of that time: the rest is there to hide it.
             made["next_limit"] = round(max(others) / made["us"]["memory"], 3)
             found.append(made)
     return found
@@ -101,8 +102,11 @@ def steps(gpu: Gpu) -> list[dict[str, Any]]:
 
 
 def plain_us(gpu: Gpu) -> float:
-    """A step of direct_steps: rows (fetched ahead), sums of a block, all blocks meeting,
-    everyone's sums, a residual, and the update from shared memory."""
+    """A step of direct_steps.
+
+    Rows (fetched ahead), sums of a block, all blocks meeting, everyone's sums, a
+    residual, and the update from shared memory.
+    """
     own = 2 * 3 * (KEPT.shuffle + KEPT.arithmetic) + 80 + 6 * KEPT.barrier
     return waits_us(gpu, 2 + 3 + 1, 0, own + 32 * KEPT.arithmetic + 2 * KEPT.shared)
 

@@ -75,10 +75,10 @@ def step_of(tile: int, itemsize: int) -> int:
 def splits_of(tiles: int, cols: int, tile: int, itemsize: int, sms: int) -> int:
     """Parts of the columns, so that a GPU of `sms` processors has enough to do.
 
-    The fewest of least cost, which counts stages: what a processor reads from L2 for the
-    blocks that it gets, a start, and partial tiles, which are written by all and read
-    again by the last. Two blocks of one processor share what it reads: they hide each
-    other's waits, and take no less time for it.
+    The fewest of least cost, which counts stages: what a processor reads from L2 for
+    the blocks that it gets, a start, and partial tiles, which are written by all and
+    read again by the last. Two blocks of one processor share what it reads: they hide
+    each other's waits, and take no less time for it.
     """
     steps = max(1, -(-cols // step_of(tile, itemsize)))
     partial = 4 * tile * tile // STAGE_BYTES

@@ -4,10 +4,11 @@
    the sample weight, beta <- free_j beta + push_j sum(r_j): as kernels/cpu/steps_body.h.
 
    As soon as r_j is known all later scores get their part of it, those of the next batch
-   first: the others' turn hides behind the barrier at which r_(j+1) is made known. Row k
-   belongs to block k % NC of the cluster, its score to eight lanes that never change, so
-   every sum has one order, whatever NC is. A block that is late may still read r_(j-1)
-   while r_(j+1) comes in from the others: hence three buffers.
+   first: whoever adds one of them up knows its residual, too. The others' turn hides
+   behind the barrier at which r_(j+1) is made known; it is the only one of a step, unless
+   there is an intercept. Row k belongs to block k % NC of the cluster, its score is added
+   up by eight lanes in one order, whatever NC is. A block that is late may still read
+   r_(j-1) while r_(j+1) comes in from the others: hence three buffers.
 
    Batches may be ragged or empty: `starts` has steps + 1 entries. `factors` (rows x states)
    are r times `gain` (steps x states). z has `read` columns, one for each state, or one for

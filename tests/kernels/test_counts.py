@@ -140,5 +140,5 @@ def test_a_chain_is_as_long_as_its_waits():
     hit = Warp()
     hit.run(np.arange(6), steps, {0: kept.l1, 1: kept.l1})
     assert hit.ready["%f3"] == kept.l1 + kept.arithmetic
-    assert Interval(10, 400, 0).cycles(kept) == kept.barrier + 100
-    assert Interval(10, 40, 4800).cycles(kept) == kept.barrier + 4800 / kept.l2_bytes
+    assert Interval(10, 400, 0, kept.barrier).cycles(kept) == kept.barrier + 100
+    assert Interval(10, 40, 4800).cycles(kept) == 4800 / kept.l2_bytes

@@ -19,7 +19,9 @@ MUTANTS = [
         "+= AT_A_TIME * apart",
         "+= 2 * AT_A_TIME * apart",
     ),
-    Mutant("margin", "a chunk too many", "base + t * apart < whole)", "true)"),
+    Mutant(
+        "margin", "a chunk too many", "< whole)\n                add", "< 9999) add"
+    ),
     Mutant("margin", "the last chunk", "k = after; k < cols", "k = after; k < whole"),
 ]
 

@@ -15,7 +15,9 @@ MUTANTS = [
     Mutant("update", "no barrier", "sums[i];\n    __syncthreads();\n", "sums[i];\n"),
     Mutant("update", "columns behind the last", "&& place < cols", ""),
     Mutant("update", "the next part's rows", "min(first + per_split, count)", "count"),
-    Mutant("update", "rows behind the last", "if (row + t * DOWN < end)", ""),
+    Mutant(
+        "update", "rows behind the last", "< end) {\n                fl", "< 999) {fl"
+    ),
     Mutant("update", "a part is left out", "part < splits; part++", "part < 1; part++"),
     Mutant("update", "a ticket that is kept", "tickets[blockIdx.x] = 0;", ";"),
     Mutant("update", "one block too early", "(u32)splits - 1u", "(u32)splits - 2u"),

@@ -130,10 +130,11 @@ class Interval:
     slowest: float  # of its warps, in cycles
     issued: int
     from_l2: float  # bytes
+    barrier: int = 0  # cycles of the one that ends it
 
     def cycles(self, latencies):
         """What of the three takes longest, and the barrier."""
-        return latencies.barrier + max(
+        return self.barrier + max(
             *(self.slowest, self.issued / SCHEDULERS, self.from_l2 / latencies.l2_bytes)
         )
 
@@ -162,7 +163,9 @@ def intervals(counts, threads, latencies=None, hits=()):
                 issued += warp.run(trace, steps, known)
                 loaded += sum(_bytes(counts, lanes, steps, known))
         end = max(warp.now for warp in warps)
-        found.append(Interval(end - begin, issued, loaded))
+        met = [int(o[turn + 1][0]) for o in split if turn + 1 < len(o)]
+        barrier = steps[met[0]].cycles if met else 0
+        found.append(Interval(end - begin, issued, loaded, barrier))
         for warp in warps:
             warp.now = begin + found[-1].cycles(latencies)
     return found

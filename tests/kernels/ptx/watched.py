@@ -1,0 +1,265 @@
+"""What compute-sanitizer would say, on a processor: a kernel that is watched.
+
+`WatchedKernel` looks like `tests.kernels.emulator.Kernel`. Every array that a launch is
+given has exact bounds; each access is held against them and against all others that
+nothing orders (watch.cpp says by which rules). What is found is raised, in sentences.
+"""
+
+import ctypes
+import hashlib
+import os
+import re
+import subprocess
+import threading
+from collections import Counter
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from tests.kernels import emulator
+from tests.kernels.ptx.kernel import PtxKernel
+
+HERE = Path(__file__).parent
+PARTS = ("watch.h", "clocks.h", "shadow.h", "watch.cpp")
+AROUND = (HERE / "watch.h", emulator.HERE / "cuda_on_cpu.h", HERE / "watch_source.h")
+SAYS_ALL = (
+    *("-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0"),
+    *("-O1", "-g1", "-Wno-tsan", "-c"),
+)
+IS_LINE = 1 << 31
+MOST = 200  # findings of a launch that are looked at
+
+# The numbers of enum What.
+CHECKS = {
+    "memcheck": {0: "outside", 1: "misaligned", 2: "into an input"},
+    "racecheck": {3: "race", 4: "in flight", 5: "not running", 6: "ended"},
+    "initcheck": {7: "never written"},
+    "synccheck": {8: "elsewhere", 9: "missing", 10: "not arrived"},
+}
+KINDS = ("reads", "writes", "adds to", "reads")
+SPACES = ("global memory", "shared memory", "shared memory of another block")
+MEETS = ("block", "warp", "cluster", "warp")
+
+
+class Found(AssertionError):
+    """What a launch did that no launch may do."""
+
+
+class Finding(ctypes.Structure):
+    """As watch.cpp has it."""
+
+    _fields_ = (
+        *((n, ctypes.c_int32) for n in ("what", "space", "kind", "other_kind", "region")),
+        *((n, ctypes.c_uint32) for n in ("where", "block", "thread", "size")),
+        *((f"other_{n}", ctypes.c_uint32) for n in ("where", "block", "warp", "mask")),
+        *((n, ctypes.c_uint32) for n in ("came", "members", "times")),
+        ("offset", ctypes.c_int64),
+    )
+
+    @property
+    def check(self):
+        """Which of the four found it."""
+        return next(check for check, some in CHECKS.items() if self.what in some)
+
+
+def said(*command, given=None):
+    """What a command prints; its errors are raised."""
+    done = subprocess.run(command, input=given, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr[:4000])
+    return done.stdout
+
+
+def built(name, texts, make):
+    """The path of what `make(path)` makes, once for these texts."""
+    key = hashlib.sha256("\0".join(map(str, texts)).encode()).hexdigest()[:20]
+    path = emulator.cache() / f"{name}-{key}.so"
+    if not path.exists():
+        part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.so")
+        make(part)
+        part.rename(path)
+    return path
+
+
+@lru_cache
+def watcher():
+    """The library that all watched kernels tell."""
+    texts = [(HERE / name).read_text() for name in PARTS]
+
+    def make(path):
+        flags = ("-std=c++17", "-O2", "-shared", "-fPIC")
+        said(emulator.COMPILER, *flags, "-o", str(path), str(HERE / "watch.cpp"))
+
+    path = built("watch", texts, make)
+    found = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    found.watch_array.argtypes = (
+        *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint, ctypes.c_int, ctypes.c_int),
+        ctypes.c_uint32,
+    )
+    found.watch_findings.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    found.watch_findings.restype = ctypes.c_size_t
+    found.path = path
+    return found
+
+
+def build_source(kernel, defines, text):
+    """The shared object of a kernel whose every access is said."""
+    flags = [f"-D{define}" for define in defines]
+    plain = [flag for flag in emulator.FLAGS if flag not in ("-shared", "-O2")]
+    around = [part for path in AROUND for part in ("-include", str(path))]
+
+    def make(path):
+        whole = str(path.with_suffix(".o"))
+        first = (emulator.COMPILER, "-x", "c++", *plain, *SAYS_ALL, *flags)
+        said(*first, *around, f"-I{emulator.KERNELS}", "-o", whole, "-", given=text)
+        said(emulator.COMPILER, "-shared", "-o", str(path), whole, str(watcher().path))
+        os.unlink(whole)
+
+    texts = [text, *flags, *SAYS_ALL, watcher().path]
+    return built(f"watched-{kernel}", texts + [p.read_text() for p in AROUND], make)
+
+
+def parameters(text, entry):
+    """[(name, whether it is only read)] of a kernel."""
+    head = re.search(rf"\b{entry}\(([^)]*)\)\s*\{{", text)[1]
+    found = []
+    for one in head.split(","):
+        name = re.search(r"(\w+)\s*$", one)[1]
+        found.append((name, "*" in one and one.strip().startswith("const ")))
+    return found
+
+
+class Watched:
+    """What launches of a watched kernel have in common, wherever its code comes from."""
+
+    launches: Counter[str] = Counter()
+    accesses: Counter[str] = Counter()
+    checks = tuple(CHECKS)
+
+    def look_at(self, name, entry, text):
+        """What the text of the kernel says of its parameters."""
+        self.name, self.function = name, entry or name
+        self.text = emulator.inlined(emulator.source_of(name) if text is None else text)
+        self.parameters = parameters(self.text, self.function)
+
+    def __call__(
+        self, grid, block, arguments, *, shared=0, cluster=1, seed=0, workers=1
+    ):
+        """As Kernel has it, one block (or cluster) after the other."""
+        kept = [emulator._value(argument) for argument in arguments]
+        places = (ctypes.c_void_p * len(kept))(*map(ctypes.addressof, kept))
+        sizes = [(ctypes.c_uint * 3)(*emulator._three(size)) for size in (grid, block)]
+        watcher().watch_begin()
+        self.register(arguments)
+        stuck = self.call(*sizes, cluster, shared, seed, 1, places)
+        self.count()
+        sentences = [self.sentence(one) for one in findings() if one.check in self.checks]
+        if sentences:
+            raise Found("\n".join(sentences))
+        if stuck:
+            raise emulator.Stuck(f"{self.name} got nowhere")
+
+    def register(self, arguments):
+        """Every array, with what may be done to it."""
+        arrays = [a for a in arguments if isinstance(a, np.ndarray) and a.nbytes]
+        for array in {a.ctypes.data: a for a in arrays}.values():
+            first, size = array.ctypes.data, array.nbytes
+            own = [
+                i for i, a in enumerate(arguments) if _begins_in(a, first, first + size)
+            ]
+            constant = all(self.parameters[i][1] for i in own)
+            watcher().watch_array(
+                *(first, size, array.itemsize, constant, own[0]), emulator.NO_NUMBER
+            )
+
+    def count(self):
+        """Launches and accesses, for the table."""
+        counts = (ctypes.c_uint64 * 4)()
+        watcher().watch_counts(counts)
+        Watched.launches[self.function] += 1
+        Watched.accesses[self.function] += sum(counts)
+
+    def place(self, one):
+        """Which bytes of what."""
+        if one.region >= 0:
+            name, _ = self.parameters[one.region]
+            return f"{name} + {one.offset} bytes"
+        if one.region == -1:
+            return f"{SPACES[one.space]}, byte {one.offset}"
+        return f"address {one.offset & (1 << 64) - 1:#x}"
+
+    def sentence(self, one):
+        """A finding in words."""
+        here = f"thread {one.thread} of block {one.block}"
+        at = f"[{self.line(one.where)}]" if one.where else ""
+        what = CHECKS[one.check][one.what]
+        head = f"{self.function}: {one.check}: {what}: "
+        if one.check == "synccheck":
+            return head + self.meeting(one, at)
+        text = f"{head}{here} {KINDS[one.kind]} {one.size} bytes of {self.place(one)} {at}"
+        if one.what in (3, 4, 6) and one.other_mask:
+            lanes = [i for i in range(32) if one.other_mask >> i & 1]
+            who = f"lane {lanes[0]} of warp {one.other_warp} (block {one.other_block})"
+            there = self.line(one.other_where)
+            text += f", and {who} {KINDS[one.other_kind]} it, in no order: [{there}]"
+        return f"{text}; {one.times} times"
+
+    def meeting(self, one, at):
+        """A barrier that is none."""
+        who = MEETS[one.kind]
+        if one.what == 8:
+            return f"of a {who}, some are at {at}, others at [{self.line(one.other_where)}]"
+        if one.what == 9:
+            return f"{one.came} of the {one.members} threads of a {who} come to {at}"
+        return f"a barrier of a cluster is waited for, or come to, out of turn {at}"
+
+
+class WatchedKernel(Watched, PtxKernel):
+    """What NVRTC made of a kernel: every instruction that reaches memory is watched."""
+
+    def __init__(self, name, *defines, arch="90", text=None, entry=None):
+        watcher()
+        self.look_at(name, entry, text)
+        PtxKernel.__init__(
+            self, name, *defines, arch=arch, text=text, entry=entry, watch="watch.h"
+        )
+        self.library.ptx_line.restype = ctypes.c_char_p
+
+    def line(self, where):
+        """The instruction, behind the number of its line."""
+        return (self.library.ptx_line(where - 1) or b"?").decode()
+
+
+class WatchedSource(Watched):
+    """The text of a kernel, every access of which a C++ compiler says."""
+
+    def __init__(self, name, *defines, text=None, entry=None):
+        watcher()
+        self.look_at(name, entry, text)
+        self.path = build_source(name, defines, self.text)
+        self.call = emulator.launcher(emulator.library(self.path), self.function)
+
+    def line(self, where):
+        """What stands at a place of the kernel."""
+        if where & IS_LINE:
+            number = where & ~IS_LINE
+        else:
+            tool = ("addr2line", "-e", str(self.path), hex(where - 1))
+            number = int(re.search(r":(\d+)", said(*tool) + ":0")[1])
+        lines = self.text.splitlines()
+        return lines[number - 1].strip() if 0 < number <= len(lines) else "?"
+
+
+def _begins_in(argument, first, behind):
+    if isinstance(argument, np.ndarray):
+        return first <= argument.ctypes.data < behind
+    inside = isinstance(argument, ctypes.c_void_p) and argument.value is not None
+    return inside and first <= argument.value < behind
+
+
+def findings():
+    """Those of the last launch."""
+    some = (Finding * MOST)()
+    count = watcher().watch_findings(some, MOST)
+    return list(some[: min(count, MOST)])

@@ -50,6 +50,7 @@ Group group;
 Thread *current;
 uintptr_t stack_low, stack_high, module_base, module_end;
 bool stopped;
+void (*let_others_run)();
 int hushed_at_first; /* a source: threads come from the emulation */
 uint64_t moves, moves_seen, quiet_rounds; /* what happens, but for looks while waiting */
 constexpr uint64_t PATIENCE = 3000; /* rounds in which nothing happens */
@@ -101,6 +102,13 @@ void say_beside(What what, const Access &a, const Event &e, int kind)
         return;
     one.other_kind = kind, one.other_block = e.block;
     one.other_warp = e.warp, one.other_mask = e.mask;
+}
+
+/* Such an access is not made: the launch ends, this thread never goes on. */
+[[noreturn]] void end_here()
+{
+    for (stopped = true;;)
+        let_others_run();
 }
 
 /* The array that an address is nearest to, and how far it is from its beginning. */
@@ -246,12 +254,11 @@ bool resolve(Access &a, int space)
     if (!a.region && space == GENERIC && is_private(a.at))
         return false;
     if (!a.region || a.at + a.bytes > a.region->end()) {
-        stopped |= !a.region;
         if (a.region && a.space != GLOBAL)
             say(OUTSIDE, a);
         else
             say_outside(a);
-        return false;
+        end_here();
     }
     return true;
 }
@@ -437,7 +444,6 @@ static void say_missing(Meetings &all)
         }
 }
 
-/* Asked once a round: whether the launch is to end here. */
 int watch_stopped(void)
 {
     quiet_rounds = moves == moves_seen ? quiet_rounds + 1 : 0;
@@ -496,8 +502,9 @@ void watch_idle(void) { current = nullptr; }
 
 void watch_sources(int are) { hushed_at_first = are; }
 
-void watch_module(const void *entry)
+void watch_launch(const void *entry, void (*yield)())
 {
+    let_others_run = yield;
     Dl_info said;
     module_base = dladdr(entry, &said) ? (uintptr_t)said.dli_fbase : 0;
     module_end = module_base + (4u << 20);

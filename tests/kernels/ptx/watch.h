@@ -25,6 +25,7 @@ void watch_fence(void);
 void watch_arrive(int meet);
 void watch_pass(int meet);
 void watch_exit(void);
+/* Asked once a round: whether the launch is to end here. */
 int watch_stopped(void);
 void watch_hush(int more);
 void watch_sources(int are);
@@ -35,7 +36,8 @@ void watch_block(unsigned number, unsigned rank, unsigned cluster, unsigned thre
 /* A thread takes its turn, the how many-th of its cluster; its stack is its own. */
 void watch_run(unsigned index, const void *stack, size_t bytes);
 void watch_idle(void);
-void watch_module(const void *entry);
+/* A launch of what begins at `entry`; `yield` lets other threads run. */
+void watch_launch(const void *entry, void (*yield)());
 }
 
 #define WATCH(space, kind, at, bytes, number)                                          \
@@ -51,7 +53,7 @@ void watch_module(const void *entry);
 #define HOOK_PASS(meet) watch_pass(watching::meet)
 #define HOOK_EXIT() watch_exit()
 #define HOOK_STOPPED() watch_stopped()
-#define HOOK_LAUNCH(launch) watch_module((const void *)(launch).entry)
+#define HOOK_LAUNCH(launch) watch_launch((const void *)(launch).entry, emulated::yield)
 #define HOOK_BLOCK(block, number, launch, threads)                                     \
     watch_block(number, (block).rank, (launch).cluster, threads, (block).shared(),     \
                 (launch).shared)

@@ -49,7 +49,7 @@
 #define HOOK_STOPPED() 0
 #define HOOK_LAUNCH(launch)
 #define HOOK_BLOCK(block, number, launch, threads)
-#define HOOK_RUN(fiber, index)
+#define HOOK_RUN(index)
 #define HOOK_IDLE()
 #endif
 
@@ -319,7 +319,7 @@ inline void run_some(std::vector<Fiber> &fibers, unsigned first, unsigned last)
         if (fibers[i].done)
             continue;
         now = &fibers[i];
-        HOOK_RUN(fibers[i], i);
+        HOOK_RUN(i);
         go(scheduler, fibers[i]);
         HOOK_IDLE();
     }

@@ -93,7 +93,6 @@ struct Thread {
     uint32_t block = 0, index = 0, warp = 0, lane = 0, cluster = 0, local = 0;
     uint32_t blocks_done = 0, warps_done = 0, arrived = 0, waited = 0, lanes_done = 0;
     uint32_t epoch = 0; /* fences */
-    int hushed = 0;
     bool ended = false;
     Carried carried;
     Known released; /* what was known at the last fence of its own */

@@ -2,7 +2,6 @@
 #include "watch.h"
 
 #include <cstring>
-#include <dlfcn.h>
 #include <map>
 #include <tuple>
 
@@ -48,10 +47,8 @@ std::map<std::tuple<int, uint32_t, uint32_t, int>, size_t> met;
 std::map<uintptr_t, Location> locations;
 Group group;
 Thread *current;
-uintptr_t stack_low, stack_high, module_base, module_end;
 bool stopped;
 void (*let_others_run)();
-int hushed_at_first; /* a source: threads come from the emulation */
 uint64_t moves, moves_seen, quiet_rounds; /* what happens, but for looks while waiting */
 constexpr uint64_t PATIENCE = 3000; /* rounds in which nothing happens */
 uint64_t watched[4];
@@ -152,11 +149,6 @@ Region *shared_at(uintptr_t at, int &space)
     return nullptr;
 }
 
-bool is_private(uintptr_t at)
-{
-    return (at >= stack_low && at < stack_high) || (at >= module_base && at < module_end);
-}
-
 void look_at_reads(const Access &a, Cell &cell, bool strong)
 {
     for (const Event &e : cell.reads)
@@ -243,32 +235,25 @@ void look_at_other_block(const Access &a)
         say(ENDED, a);
 }
 
-/* Finds the place; false where nothing more is to be looked at. */
-bool resolve(Access &a, int space)
+/* Finds the place; a launch ends where there is none. */
+void resolve(Access &a, int space)
 {
-    a.region = space == GLOBAL ? nullptr : shared_at(a.at, a.space);
-    if (!a.region && space != SHARED && space != CLUSTER) {
-        a.region = array_at(a.at);
-        a.space = GLOBAL;
-    }
-    if (!a.region && space == GENERIC && is_private(a.at))
-        return false;
-    if (!a.region || a.at + a.bytes > a.region->end()) {
-        if (a.region && a.space != GLOBAL)
-            say(OUTSIDE, a);
-        else
-            say_outside(a);
-        end_here();
-    }
-    return true;
+    a.region = space == GLOBAL ? array_at(a.at) : shared_at(a.at, a.space);
+    if (a.region && (space != SHARED || a.space == SHARED) &&
+        a.at + a.bytes <= a.region->end())
+        return;
+    if (a.region && space != GLOBAL)
+        say(OUTSIDE, a);
+    else
+        say_outside(a);
+    end_here();
 }
 
 void access(int space, int kind, const void *at, unsigned bytes, uint32_t where,
             bool aligned = true)
 {
     Access a = {(uintptr_t)at, bytes, kind, where, nullptr, space};
-    if (!resolve(a, space))
-        return;
+    resolve(a, space);
     watched[a.space]++;
     moves += kind != ACQUIRE;
     if (aligned && a.at % bytes)
@@ -280,35 +265,27 @@ void access(int space, int kind, const void *at, unsigned bytes, uint32_t where,
         pass_on(a);
 }
 
-uint32_t here(uint32_t where, void *returns)
-{
-    return where ? where : (uint32_t)((uintptr_t)returns - module_base);
-}
-#define HERE here(where, __builtin_return_address(0))
-
 } // namespace
 
 extern "C" {
 
 void watch_access(int space, int kind, const void *at, unsigned bytes, uint32_t where)
 {
-    if (current && !current->hushed)
-        access(space, kind, at, bytes, HERE);
+    if (current)
+        access(space, kind, at, bytes, where);
 }
 
 /* In flight from here on: nobody may touch where it goes before whoever asked for it
    has waited. It is a write of this moment, too: it may land at once. */
 void watch_copy(const void *to, const void *from, int bytes, int whole, uint32_t where)
 {
-    where = HERE;
     Access source = {(uintptr_t)from, 16, READ, where, nullptr, GLOBAL};
     if (source.at % 16)
         say(MISALIGNED, source);
     if (bytes > 0)
         access(GLOBAL, READ, from, (unsigned)bytes, where, false);
     Access a = {(uintptr_t)to, (unsigned)whole, WRITE, where, nullptr, SHARED};
-    if (!resolve(a, SHARED))
-        return;
+    resolve(a, SHARED);
     watched[SHARED]++;
     if (a.at % (unsigned)whole)
         say(MISALIGNED, a);
@@ -339,12 +316,6 @@ void watch_fence(void)
 {
     if (current)
         fence(*current);
-}
-
-void watch_hush(int more)
-{
-    if (current)
-        current->hushed += more;
 }
 
 static Meetings &meetings_of(const Thread &t, int meet)
@@ -426,7 +397,6 @@ void watch_exit(void)
     if (!current)
         return;
     current->ended = true;
-    current->hushed = 1;
     moves++;
     unsigned block = current->local / group.each;
     if (group.shared.size() > 1 && current->index == 0)
@@ -486,29 +456,15 @@ void watch_block(unsigned number, unsigned rank, unsigned cluster, unsigned thre
         t.block = number, t.index = i, t.local = rank * threads + i, t.lane = i % 32;
         t.warp = number * warps + i / 32;
         t.cluster = number / cluster;
-        t.hushed = hushed_at_first;
         group.warps[rank * warps + i / 32].members++;
     }
 }
 
-void watch_run(unsigned index, const void *stack, size_t bytes)
-{
-    current = &group.threads[index];
-    stack_low = (uintptr_t)stack;
-    stack_high = stack_low + bytes;
-}
+void watch_run(unsigned index) { current = &group.threads[index]; }
 
 void watch_idle(void) { current = nullptr; }
 
-void watch_sources(int are) { hushed_at_first = are; }
-
-void watch_launch(const void *entry, void (*yield)())
-{
-    let_others_run = yield;
-    Dl_info said;
-    module_base = dladdr(entry, &said) ? (uintptr_t)said.dli_fbase : 0;
-    module_end = module_base + (4u << 20);
-}
+void watch_launch(void (*yield)()) { let_others_run = yield; }
 
 /* ---- for Python ----------------------------------------------------------------------- */
 
@@ -549,62 +505,4 @@ size_t watch_findings(Finding *to, size_t most)
 }
 
 void watch_counts(uint64_t *to) { memcpy(to, watched, sizeof watched); }
-
-/* ---- what a compiler says that is asked for every access (-fsanitize=thread) ----------- */
-
-#define SAYS(NAME, KIND, BYTES, ALIGNED)                                               \
-    void NAME(void *at)                                                                \
-    {                                                                                  \
-        if (current && !current->hushed)                                               \
-            access(GENERIC, KIND, at, BYTES, here(0, __builtin_return_address(0)),     \
-                   ALIGNED);                                                           \
-    }
-#define SIZE(BYTES)                                                                    \
-    SAYS(__tsan_read##BYTES, READ, BYTES, true)                                        \
-    SAYS(__tsan_write##BYTES, WRITE, BYTES, true)                                      \
-    SAYS(__tsan_unaligned_read##BYTES, READ, BYTES, false)                             \
-    SAYS(__tsan_unaligned_write##BYTES, WRITE, BYTES, false)                           \
-    SAYS(__tsan_volatile_read##BYTES, READ, BYTES, true)                               \
-    SAYS(__tsan_volatile_write##BYTES, WRITE, BYTES, true)
-SIZE(1)
-SIZE(2)
-SIZE(4)
-SIZE(8)
-SIZE(16)
-void __tsan_read_range(void *at, size_t bytes)
-{
-    if (current && !current->hushed)
-        access(GENERIC, READ, at, (unsigned)bytes, here(0, __builtin_return_address(0)), false);
-}
-void __tsan_write_range(void *at, size_t bytes)
-{
-    if (current && !current->hushed)
-        access(GENERIC, WRITE, at, (unsigned)bytes, here(0, __builtin_return_address(0)), false);
-}
-void __tsan_init(void) {}
-void __tsan_func_entry(void *) {}
-void __tsan_func_exit(void) {}
-void __tsan_vptr_update(void **, void *) {}
-void __tsan_vptr_read(void **) {}
-void __tsan_atomic_thread_fence(int) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-uint32_t __tsan_atomic32_load(const uint32_t *at, int)
-{
-    return __atomic_load_n(at, __ATOMIC_SEQ_CST);
-}
-uint32_t __tsan_atomic32_fetch_add(uint32_t *at, uint32_t by, int)
-{
-    return __atomic_fetch_add(at, by, __ATOMIC_SEQ_CST);
-}
-uint32_t __tsan_atomic32_exchange(uint32_t *at, uint32_t value, int)
-{
-    return __atomic_exchange_n(at, value, __ATOMIC_SEQ_CST);
-}
-uint8_t __tsan_atomic8_load(const uint8_t *at, int)
-{
-    return __atomic_load_n(at, __ATOMIC_SEQ_CST);
-}
-void __tsan_atomic8_store(uint8_t *at, uint8_t value, int)
-{
-    __atomic_store_n(at, value, __ATOMIC_SEQ_CST);
-}
 }

@@ -2,17 +2,16 @@
 
    Included before cuda_on_cpu.h it fills the hooks that are empty there, and the macros
    that a translation of PTX puts before its accesses. `where` is the number of an
-   instruction (or a line of a source, IS_LINE among its bits), 0: where the call is. */
+   instruction, from 1 on. */
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
 namespace watching {
-enum Space { GLOBAL, SHARED, CLUSTER, GENERIC };
+enum Space { GLOBAL, SHARED, CLUSTER };
 enum Kind { READ, WRITE, ATOMIC, ACQUIRE };
 enum Meet { OF_BLOCK, OF_WARP, OF_CLUSTER, OF_LANES };
 } // namespace watching
-constexpr uint32_t IS_LINE = 1u << 31;
 
 extern "C" {
 /* Where the thread that runs is; set before a hook that has no `where` of its own. */
@@ -27,17 +26,15 @@ void watch_pass(int meet);
 void watch_exit(void);
 /* Asked once a round: whether the launch is to end here. */
 int watch_stopped(void);
-void watch_hush(int more);
-void watch_sources(int are);
 
 /* A block of `threads` is set up: its number, its rank in a cluster of so many. */
 void watch_block(unsigned number, unsigned rank, unsigned cluster, unsigned threads,
                  const void *shared, size_t bytes);
-/* A thread takes its turn, the how many-th of its cluster; its stack is its own. */
-void watch_run(unsigned index, const void *stack, size_t bytes);
+/* A thread takes its turn, the how many-th of its cluster. */
+void watch_run(unsigned index);
 void watch_idle(void);
-/* A launch of what begins at `entry`; `yield` lets other threads run. */
-void watch_launch(const void *entry, void (*yield)());
+/* A launch; `yield` lets other threads run. */
+void watch_launch(void (*yield)());
 }
 
 #define WATCH(space, kind, at, bytes, number)                                          \
@@ -53,10 +50,9 @@ void watch_launch(const void *entry, void (*yield)());
 #define HOOK_PASS(meet) watch_pass(watching::meet)
 #define HOOK_EXIT() watch_exit()
 #define HOOK_STOPPED() watch_stopped()
-#define HOOK_LAUNCH(launch) watch_launch((const void *)(launch).entry, emulated::yield)
+#define HOOK_LAUNCH(launch) watch_launch(emulated::yield)
 #define HOOK_BLOCK(block, number, launch, threads)                                     \
     watch_block(number, (block).rank, (launch).cluster, threads, (block).shared(),     \
                 (launch).shared)
-#define HOOK_RUN(fiber, index)                                                         \
-    watch_run(index, (fiber).stack.get(), emulated::STACK + 64)
+#define HOOK_RUN(index) watch_run(index)
 #define HOOK_IDLE() watch_idle()

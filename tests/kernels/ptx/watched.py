@@ -22,12 +22,6 @@ from tests.kernels.ptx.kernel import PtxKernel
 
 HERE = Path(__file__).parent
 PARTS = ("watch.h", "clocks.h", "shadow.h", "watch.cpp")
-AROUND = (HERE / "watch.h", emulator.HERE / "cuda_on_cpu.h", HERE / "watch_source.h")
-SAYS_ALL = (
-    *("-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0"),
-    *("-O1", "-g1", "-Wno-tsan", "-c"),
-)
-IS_LINE = 1 << 31
 MOST = 200  # findings of a launch that are looked at
 
 # The numbers of enum What.
@@ -103,23 +97,6 @@ def watcher():
     return found
 
 
-def build_source(kernel, defines, text):
-    """The shared object of a kernel whose every access is said."""
-    flags = [f"-D{define}" for define in defines]
-    plain = [flag for flag in emulator.FLAGS if flag not in ("-shared", "-O2")]
-    around = [part for path in AROUND for part in ("-include", str(path))]
-
-    def make(path):
-        whole = str(path.with_suffix(".o"))
-        first = (emulator.COMPILER, "-x", "c++", *plain, *SAYS_ALL, *flags)
-        said(*first, *around, f"-I{emulator.KERNELS}", "-o", whole, "-", given=text)
-        said(emulator.COMPILER, "-shared", "-o", str(path), whole, str(watcher().path))
-        os.unlink(whole)
-
-    texts = [text, *flags, *SAYS_ALL, watcher().path]
-    return built(f"watched-{kernel}", texts + [p.read_text() for p in AROUND], make)
-
-
 def parameters(text, entry):
     """[(name, whether it is only read)] of a kernel."""
     head = re.search(rf"\b{entry}\(([^)]*)\)\s*\{{", text)[1]
@@ -130,18 +107,22 @@ def parameters(text, entry):
     return found
 
 
-class Watched:
-    """What launches of a watched kernel have in common, wherever its code comes from."""
+class WatchedKernel(PtxKernel):
+    """What NVRTC made of a kernel: every instruction that reaches memory is watched."""
 
     launches: Counter[str] = Counter()
     accesses: Counter[str] = Counter()
     checks = tuple(CHECKS)
 
-    def look_at(self, name, entry, text):
-        """What the text of the kernel says of its parameters."""
-        self.name, self.function = name, entry or name
+    def __init__(self, name, *defines, arch="90", text=None, entry=None):
+        watcher()
+        self.function = entry or name
         self.text = emulator.inlined(emulator.source_of(name) if text is None else text)
         self.parameters = parameters(self.text, self.function)
+        super().__init__(
+            name, *defines, arch=arch, text=text, entry=entry, watch="watch.h"
+        )
+        self.library.ptx_line.restype = ctypes.c_char_p
 
     def __call__(
         self, grid, block, arguments, *, shared=0, cluster=1, seed=0, workers=1
@@ -177,8 +158,12 @@ class Watched:
         """Launches and accesses, for the table."""
         counts = (ctypes.c_uint64 * 4)()
         watcher().watch_counts(counts)
-        Watched.launches[self.function] += 1
-        Watched.accesses[self.function] += sum(counts)
+        WatchedKernel.launches[self.function] += 1
+        WatchedKernel.accesses[self.function] += sum(counts)
+
+    def line(self, where):
+        """The instruction, behind the number of its line."""
+        return (self.library.ptx_line(where - 1) or b"?").decode()
 
     def place(self, one):
         """Which bytes of what."""
@@ -213,42 +198,6 @@ class Watched:
         if one.what == 9:
             return f"{one.came} of the {one.members} threads of a {who} come to {at}"
         return f"a barrier of a cluster is waited for, or come to, out of turn {at}"
-
-
-class WatchedKernel(Watched, PtxKernel):
-    """What NVRTC made of a kernel: every instruction that reaches memory is watched."""
-
-    def __init__(self, name, *defines, arch="90", text=None, entry=None):
-        watcher()
-        self.look_at(name, entry, text)
-        PtxKernel.__init__(
-            self, name, *defines, arch=arch, text=text, entry=entry, watch="watch.h"
-        )
-        self.library.ptx_line.restype = ctypes.c_char_p
-
-    def line(self, where):
-        """The instruction, behind the number of its line."""
-        return (self.library.ptx_line(where - 1) or b"?").decode()
-
-
-class WatchedSource(Watched):
-    """The text of a kernel, every access of which a C++ compiler says."""
-
-    def __init__(self, name, *defines, text=None, entry=None):
-        watcher()
-        self.look_at(name, entry, text)
-        self.path = build_source(name, defines, self.text)
-        self.call = emulator.launcher(emulator.library(self.path), self.function)
-
-    def line(self, where):
-        """What stands at a place of the kernel."""
-        if where & IS_LINE:
-            number = where & ~IS_LINE
-        else:
-            tool = ("addr2line", "-e", str(self.path), hex(where - 1))
-            number = int(re.search(r":(\d+)", said(*tool) + ":0")[1])
-        lines = self.text.splitlines()
-        return lines[number - 1].strip() if 0 < number <= len(lines) else "?"
 
 
 def _begins_in(argument, first, behind):

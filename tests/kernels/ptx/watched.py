@@ -57,35 +57,17 @@ class Finding(ctypes.Structure):
         return next(check for check, some in CHECKS.items() if self.what in some)
 
 
-def said(*command, given=None):
-    """What a command prints; its errors are raised."""
-    done = subprocess.run(command, input=given, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(done.stderr[:4000])
-    return done.stdout
-
-
-def built(name, texts, make):
-    """The path of what `make(path)` makes, once for these texts."""
-    key = hashlib.sha256("\0".join(map(str, texts)).encode()).hexdigest()[:20]
-    path = emulator.cache() / f"{name}-{key}.so"
-    if not path.exists():
-        part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.so")
-        make(part)
-        part.rename(path)
-    return path
-
-
 @lru_cache
 def watcher():
     """The library that all watched kernels tell."""
-    texts = [(HERE / name).read_text() for name in PARTS]
-
-    def make(path):
-        flags = ("-std=c++17", "-O2", "-shared", "-fPIC")
-        said(emulator.COMPILER, *flags, "-o", str(path), str(HERE / "watch.cpp"))
-
-    path = built("watch", texts, make)
+    said = "\0".join((HERE / name).read_text() for name in PARTS)
+    key = hashlib.sha256(said.encode()).hexdigest()[:20]
+    path = emulator.cache() / f"watch-{key}.so"
+    if not path.exists():
+        part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.so")
+        command = [emulator.COMPILER, "-std=c++17", "-O2", "-shared", "-fPIC"]
+        subprocess.run([*command, "-o", part, HERE / "watch.cpp"], check=True)
+        part.rename(path)
     found = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     found.watch_array.argtypes = (
         *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint, ctypes.c_int, ctypes.c_int),
@@ -93,7 +75,6 @@ def watcher():
     )
     found.watch_findings.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
     found.watch_findings.restype = ctypes.c_size_t
-    found.path = path
     return found
 
 
@@ -112,7 +93,6 @@ class WatchedKernel(PtxKernel):
 
     launches: Counter[str] = Counter()
     accesses: Counter[str] = Counter()
-    checks = tuple(CHECKS)
 
     def __init__(self, name, *defines, arch="90", text=None, entry=None):
         watcher()
@@ -135,11 +115,14 @@ class WatchedKernel(PtxKernel):
         self.register(arguments)
         stuck = self.call(*sizes, cluster, shared, seed, 1, places)
         self.count()
-        sentences = [self.sentence(one) for one in findings() if one.check in self.checks]
-        if sentences:
-            raise Found("\n".join(sentences))
+        if some := findings():
+            self.report(some)
         if stuck:
             raise emulator.Stuck(f"{self.name} got nowhere")
+
+    def report(self, some):
+        """What is done about findings."""
+        raise Found("\n".join(map(self.sentence, some)))
 
     def register(self, arguments):
         """Every array, with what may be done to it."""

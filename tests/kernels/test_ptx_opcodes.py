@@ -11,37 +11,11 @@ import numpy as np
 
 from tests.kernels.emulator import empty, on_device
 from tests.kernels.ptx.kernel import Translated
+from tests.kernels.ptx.lines import text_of
 
 COUNT = 128
-REGISTERS = {"16": ("b16", "rs"), "32": ("b32", "r"), "64": ("b64", "rd")}
 SMALLEST = Fraction(2) ** -126
 LARGEST = float((2 - 2.0**-23) * 2.0**127)
-
-
-def text_of(body, registers=""):
-    """One entry with three inputs and an output of 64 bits a thread: %rd10 to %rd13."""
-    head = "".join(
-        f"ld.param.u64 %rd{i}, [one_param_{i}]; add.s64 %rd{10 + i}, %rd{i}, %rd5;\n"
-        for i in range(4)
-    )
-    parameters = ",".join(f".param .u64 one_param_{i}" for i in range(4))
-    return f"""
-.version 9.0
-.target sm_90
-.address_size 64
-.extern .shared .align 128 .b8 memory[];
-.visible .entry one({parameters})
-.maxntid 1024, 1, 1
-{{
-.reg .pred %p<9>; .reg .b16 %rs<9>; .reg .b32 %r<99>; .reg .b64 %rd<99>;
-.reg .f32 %f<99>; .reg .f64 %fd<9>;
-{registers}
-mov.u32 %r90, %tid.x;
-mul.wide.u32 %rd5, %r90, 8;
-{head}
-{body}
-ret;
-}}"""
 
 
 @dataclass(frozen=True)

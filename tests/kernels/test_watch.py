@@ -12,8 +12,8 @@ THREADS = 64
 # One kernel, built once; `which` is the number of a case.
 TEXT = """
 #include "device.cuh"
-#define CASES(...) __VA_ARGS__
-INLINE void tell(float *out, float value) { out[blockIdx.x * 64 + threadIdx.x] = value; }
+#define HERE (blockIdx.x * 64 + threadIdx.x)
+INLINE void tell(float *out, float value) { out[HERE] = value; }
 INLINE void signal(u32 *flag) { atomicAdd(flag, 1u); }
 INLINE void await(u32 *flag) { while (load_acquire(flag) < 1u) spin(); }
 INLINE void await_weakly(u32 *flag) { while (atomicAdd(flag, 0u) < 1u) spin(); }
@@ -67,7 +67,8 @@ CASES = {
     ),
     "read weakly, then a fence": (
         "if (b == 0 && t == 0) { mid[0] = 1; __threadfence(); signal(flag); }"
-        "if (b == 1 && t == 0) { await_weakly(flag); __threadfence(); out[0] = mid[0]; }",
+        "if (b == 1 && t == 0) { await_weakly(flag); __threadfence();"
+        " out[0] = mid[0]; }",
         "",
     ),
     "read weakly": (
@@ -103,7 +104,8 @@ CASES = {
     "fences of all that wrote, none of those that read": (
         "if (b == 0) { mid[t] = 1; __threadfence(); __syncthreads();"
         " if (t == 0) signal(flag); }"
-        "else { if (t == 0) await_weakly(flag); __syncthreads(); out[t] = mid[63 - t]; }",
+        "else { if (t == 0) await_weakly(flag); __syncthreads();"
+        " out[t] = mid[63 - t]; }",
         "racecheck: race",
     ),
     "a signal before all have written": (
@@ -168,7 +170,11 @@ CASES = {
         2,
     ),
     "a block that has ended": (f"{MEET} {FAR}", "racecheck: ended", 2),
-    "one wait too few": (f"{MEET} cluster_arrive(); {MEET}", "synccheck: not arrived", 2),
+    "one wait too few": (
+        f"{MEET} cluster_arrive(); {MEET}",
+        "synccheck: not arrived",
+        2,
+    ),
     "behind an array": ("if (t == 0) out[n] = 1;", "memcheck: outside"),
     "before an array": ("if (t == 0) mid[0] = in[-1 - (int)b];", "memcheck: outside"),
     "far away": ("if (t == 0) out[n + (1 << 28)] = 1;", "memcheck: outside"),
@@ -192,7 +198,8 @@ CASES = {
         "",
     ),
     "what is behind an input": (
-        "if (t == 0) { copy_async_16(s, in + 256, 12); copy_commit(); copy_wait<0>(); }",
+        "if (t == 0) { copy_async_16(s, in + 256, 12); copy_commit();"
+        " copy_wait<0>(); }",
         "memcheck: outside",
     ),
     "a copy from an odd place": (
@@ -219,7 +226,8 @@ CASES = {
         "synccheck: missing",
     ),
     "lanes that meet elsewhere": (
-        f"if (t & 1) tell(out, {ASK}); else {{ s[t] = 1; __syncwarp(); }} __syncwarp();",
+        f"if (t & 1) tell(out, {ASK}); else {{ s[t] = 1; __syncwarp(); }}"
+        " __syncwarp();",
         "synccheck: ",
     ),
     "lanes that have ended": ("if (t & 1) return; __syncwarp();", "synccheck: missing"),
@@ -230,7 +238,9 @@ ONE_BLOCK = re.compile("two blocks|anyone|message|fence|signal|weakly|last one")
 
 def text_of(cases):
     """The kernel with all cases in it."""
-    said = [f"case {i}: {{ {case[0]} }} break;" for i, case in enumerate(cases.values())]
+    said = [
+        f"case {i}: {{ {case[0]} }} break;" for i, case in enumerate(cases.values())
+    ]
     return TEXT.replace("@CASES@", "\n".join(said))
 
 

@@ -47,8 +47,10 @@ def run_by(kernel: Callable) -> Iterator[None]:
 
 @contextmanager
 def rows_packed() -> Iterator[None]:
-    """All those tests on matrices that end with the last column of their last row, which
-    is among the rows that are taken: whoever reads behind it is seen."""
+    """All those tests on matrices that end with the last column of their last row.
+
+    It is among the rows that are taken: whoever reads behind it is seen.
+    """
     modules = [module_of(source) for source in MODULES] + [walks]
     before = [vars(module).copy() for module in modules]
     for module in modules:

@@ -425,6 +425,8 @@ int watch_stopped(void)
         say_missing(all);
     for (Meetings &all : group.warps)
         say_missing(all);
+    if (found.empty()) /* they wait for a barrier that they have not come to */
+        say(NOT_ARRIVED, 0, 0, NOWHERE).kind = OF_CLUSTER;
     return 1;
 }
 

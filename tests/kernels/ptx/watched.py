@@ -44,7 +44,10 @@ class Finding(ctypes.Structure):
     """As watch.cpp has it."""
 
     _fields_ = (
-        *((n, ctypes.c_int32) for n in ("what", "space", "kind", "other_kind", "region")),
+        *(
+            (n, ctypes.c_int32)
+            for n in ("what", "space", "kind", "other_kind", "region")
+        ),
         *((n, ctypes.c_uint32) for n in ("where", "block", "thread", "size")),
         *((f"other_{n}", ctypes.c_uint32) for n in ("where", "block", "warp", "mask")),
         *((n, ctypes.c_uint32) for n in ("came", "members", "times")),
@@ -94,14 +97,13 @@ class WatchedKernel(PtxKernel):
     launches: Counter[str] = Counter()
     accesses: Counter[str] = Counter()
 
-    def __init__(self, name, *defines, arch="90", text=None, entry=None):
+    def __init__(self, name, *defines, text=None, entry=None, **how):
         watcher()
         self.function = entry or name
         self.text = emulator.inlined(emulator.source_of(name) if text is None else text)
         self.parameters = parameters(self.text, self.function)
-        super().__init__(
-            name, *defines, arch=arch, text=text, entry=entry, watch="watch.h"
-        )
+        same = {"text": text, "entry": entry}
+        super().__init__(name, *defines, **same, watch="watch.h", **how)
         self.library.ptx_line.restype = ctypes.c_char_p
 
     def __call__(
@@ -165,7 +167,9 @@ class WatchedKernel(PtxKernel):
         head = f"{self.function}: {one.check}: {what}: "
         if one.check == "synccheck":
             return head + self.meeting(one, at)
-        text = f"{head}{here} {KINDS[one.kind]} {one.size} bytes of {self.place(one)} {at}"
+        text = (
+            f"{head}{here} {KINDS[one.kind]} {one.size} bytes of {self.place(one)} {at}"
+        )
         if one.what in (3, 4, 6) and one.other_mask:
             lanes = [i for i in range(32) if one.other_mask >> i & 1]
             who = f"lane {lanes[0]} of warp {one.other_warp} (block {one.other_block})"
@@ -177,7 +181,8 @@ class WatchedKernel(PtxKernel):
         """A barrier that is none."""
         who = MEETS[one.kind]
         if one.what == 8:
-            return f"of a {who}, some are at {at}, others at [{self.line(one.other_where)}]"
+            there = self.line(one.other_where)
+            return f"of a {who}, some are at {at}, others at [{there}]"
         if one.what == 9:
             return f"{one.came} of the {one.members} threads of a {who} come to {at}"
         return f"a barrier of a cluster is waited for, or come to, out of turn {at}"

@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 
 from tests.kernels.ptx import planted, sanitize
+from tests.kernels.ptx.kernel import ptx_of
 from tests.kernels.ptx.launches import module_of, rows_packed, run_by
 from tests.kernels.ptx.watched import Found, WatchedKernel
 
@@ -25,6 +26,12 @@ def test_what_is_planted_is_reported(kernel, name):
     (fault,) = [one for one in planted.faults_of(kernel) if one.name == name]
     with run_by(WatchedKernel), rows_packed(), pytest.raises(Found):
         planted.LAUNCHES[kernel](module_of(kernel), fault.text)
+
+
+def test_a_fence_of_cuda_is_one_that_has_an_order_of_its_own():
+    """The last block of a tile relies on fences of threads that do not signal."""
+    text = ptx_of("gram", ("ELEMENT=1", "TB=64"))
+    assert "membar.gl;" in text and "fence." not in text
 
 
 def test_every_reason_is_one_of_a_fault():

@@ -65,7 +65,8 @@ def run_one(module, name):
 
     module = importlib.import_module(module)
     if not name:
-        module.check(source_of(module.MUTANTS[0].kernel))
+        for kernel in dict.fromkeys(one.kernel for one in module.MUTANTS):
+            module.check(source_of(kernel))
         return
     module.check(planted_in(module, name))
 

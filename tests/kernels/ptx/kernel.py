@@ -10,7 +10,7 @@ import numpy as np
 
 from hpcsgd.backends.kernel_table import Build
 from tests.kernels import emulator, nvrtc
-from tests.kernels.ptx.parse import Module, parsed
+from tests.kernels.ptx.parse import parsed
 from tests.kernels.ptx.translate import translated
 
 HERE = Path(__file__).parent
@@ -20,37 +20,28 @@ FLAGS = (
 )
 
 
-def ptx_of(kernel, defines=(), arch="90", text=None):
-    """What NVRTC makes of a kernel, or of another `text` for it; kept between runs."""
+def ptx_of(kernel, defines=(), arch="90", text=None, fmad=True):
+    """What NVRTC makes of a kernel, or of another `text` for it; kept between runs.
+
+    `fmad`: products and sums may become one, as they do in a run.
+    """
     text = emulator.inlined(emulator.source_of(kernel) if text is None else text)
     given = nvrtc.options_for(Build(kernel, kernel, tuple(defines)), arch)
+    if not fmad:
+        given = ["--fmad=false" if one == "--fmad=true" else one for one in given]
     path = _cached(kernel, "ptx", text, *given)
     if not path.exists():
         made = nvrtc.compile_text(text, kernel, given, nvrtc.major_for(arch))
         if not made.ok:
             raise RuntimeError(made.log[:4000])
-        _write(path, made.ptx)
+        part = _part_of(path)
+        part.write_text(made.ptx)
+        part.rename(path)
     return path.read_text()
 
 
-def _cached(name, ending, *said):
-    key = hashlib.sha256("\0".join(said).encode()).hexdigest()[:20]
-    return emulator.cache() / f"{name}-{key}.{ending}"
-
-
-def _write(path, text):
-    part = _part_of(path)
-    part.write_text(text)
-    part.rename(path)
-
-
-def _part_of(path):
-    return path.with_suffix(f".{os.getpid()}-{threading.get_ident()}{path.suffix}")
-
-
-def build(module: Module, entry, flags=(), watch=None):
-    """The shared object of one entry; `watch` names a header of this folder."""
-    text = translated(module, entry)
+def build(text, entry, flags=(), watch=None):
+    """The shared object of C++ text; `watch` names a header of this folder."""
     headers = [emulator.HERE / "cuda_on_cpu.h", *sorted(HERE.glob("*.h"))]
     said = [text, *FLAGS, *flags, watch or "", *(path.read_text() for path in headers)]
     path = _cached(f"ptx-{entry}", "so", *said)
@@ -67,25 +58,22 @@ def build(module: Module, entry, flags=(), watch=None):
     return path
 
 
-class PtxKernel(emulator.Kernel):
-    """Looks like emulator.Kernel, and runs what NVRTC made of it for `arch`."""
+def _cached(name, ending, *said):
+    key = hashlib.sha256("\0".join(said).encode()).hexdigest()[:20]
+    return emulator.cache() / f"{name}-{key}.{ending}"
 
-    def __init__(
-        self,
-        name,
-        *defines,
-        arch="90",
-        entry=None,
-        text=None,
-        watch=None,
-    ):
-        self.name, entry = name, entry or name
-        self.ptx = ptx_of(name, defines, arch, text)
-        module = parsed(self.ptx)
-        self.entry = module.entries[entry]
-        # What has no value is meant for the emulation.
-        flags = [f"-D{define}" for define in defines if "=" not in define]
-        self.path = build(module, entry, flags, watch)
+
+def _part_of(path):
+    return path.with_suffix(f".{os.getpid()}-{threading.get_ident()}{path.suffix}")
+
+
+class Translated(emulator.Kernel):
+    """An entry of PTX that is there as text."""
+
+    def __init__(self, ptx, entry, flags=(), watch=None):
+        module = parsed(ptx)
+        self.name, self.entry = entry, module.entries[entry]
+        self.path = build(translated(module, entry), entry, flags, watch)
         self.library = emulator.library(self.path)
         self.call = emulator.launcher(self.library, entry)
 
@@ -96,3 +84,22 @@ class PtxKernel(emulator.Kernel):
         # Where the text has none, it is blocks that the emulation runs at once.
         assert self.entry.cluster in (1, cluster), "not the cluster of the text"
         super().__call__(grid, block, arguments, cluster=cluster, **how)
+
+
+class PtxKernel(Translated):
+    """Looks like emulator.Kernel, and runs what NVRTC made of it for `arch`."""
+
+    def __init__(
+        self,
+        name,
+        *defines,
+        arch="90",
+        entry=None,
+        text=None,
+        watch=None,
+        fmad=True,
+    ):
+        ptx = ptx_of(name, defines, arch, text, fmad)
+        # What has no value is meant for the emulation.
+        flags = [f"-D{define}" for define in defines if "=" not in define]
+        super().__init__(ptx, entry or name, flags, watch)

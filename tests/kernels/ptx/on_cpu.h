@@ -245,14 +245,20 @@ inline f32 ex2(f32 a) { return flushed(exp2f(flushed(a))); }
 /* ---- from one format to another ---- */
 
 template <class D, class S> inline D convert(S from) { return (D)from; }
-inline f32 saturated(f32 a) { return is_nan(a) ? 0.0f : least(greatest(a, 0.0f), 1.0f); }
+inline f32 saturated(f32 a)
+{
+    return is_nan(a) ? 0.0f : least(greatest(flushed(a), 0.0f), 1.0f);
+}
 /* Towards zero; what is out of reach is the end of it, and no number is 0. */
 inline s32 truncated(f32 a)
 {
     return is_nan(a) ? 0 : a >= 0x1p31f ? INT32_MAX : a < -0x1p31f ? INT32_MIN : (s32)a;
 }
 inline f32 of_f16(u16 from) { return emulated::of_half(from); }
-inline u16 to_f16(f32 from) { return (u16)emulated::to_half(from); }
+inline u16 to_f16(f32 from) /* one bit pattern is no number, whatever came in */
+{
+    return is_nan(from) ? 0x7fff : (u16)emulated::to_half(from);
+}
 inline u32 to_tf32(f32 from) { return tf32_of_float(as<u32>(from)); }
 
 /* ---- memory ---- */

@@ -55,6 +55,12 @@ class Registers:
     prefix: str
     count: int | None
 
+    def names(self) -> list[str]:
+        """Each by itself."""
+        if self.count is None:
+            return [self.prefix]
+        return [f"{self.prefix}{i}" for i in range(self.count)]
+
 
 @dataclass(frozen=True)
 class Scope:
@@ -75,6 +81,11 @@ class Entry:
     body: list[Statement] = field(default_factory=list)
     cluster: int = 1
     threads: int = 0
+
+    def registers(self) -> frozenset[str]:
+        """All that are declared, inside of braces, too."""
+        some = [one for one in self.body if isinstance(one, Registers)]
+        return frozenset(name for one in some for name in one.names())
 
     def instructions(self) -> list[Instruction]:
         """Those that are run."""
@@ -173,5 +184,6 @@ def statements(text: str) -> Iterator[tuple[int, str]]:
         yield line, " ".join(found[1].split())
         line += text.count("\n", found.start(1), found.end())
         at = found.end()
-    if text[at:].strip():
-        raise Unknown(f"line {line}: {text[at:].strip()[:80]}")
+    if rest := text[at:].strip():
+        line += text.count("\n", at, text.index(rest, at))
+        raise Unknown(f"line {line}: {rest[:80]}")

@@ -6,6 +6,7 @@ threads, or another place of the text. One that nobody knows is an error with it
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from tests.kernels.ptx.opcodes import FORMS, Form
 from tests.kernels.ptx.parse import (
@@ -32,11 +33,20 @@ KINDS = {"bf16": "bf16", "f16": "f16", "tf32": "tf32", "e4m3": "e4m3", "e5m2": "
 SHAPES = {"bf16": 16, "f16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32}  # columns of A
 
 
+@dataclass(frozen=True)
+class Known:
+    """Names of an entry, and of the memory that it shares."""
+
+    registers: frozenset[str]
+    shared: frozenset[str]
+
+
 def translated(module: Module, name: str) -> str:
     """The C++ text of one entry, with its launch and its lines."""
     entry = module.entries[name]
     parameters = ", ".join(f"{t} {p}" for t, p in entry.parameters)
-    rows = [_statement(one, module) for one in entry.body]
+    known = Known(entry.registers(), frozenset(module.shared))
+    rows = [_statement(one, known) for one in entry.body]
     lines = ",\n".join(_quoted(one) for one in entry.instructions())
     return "\n".join(
         [
@@ -56,18 +66,15 @@ def _quoted(one: Instruction) -> str:
     return f'"{text}"'
 
 
-def _statement(one: Statement, module: Module) -> str:
+def _statement(one: Statement, known: Known) -> str:
     if isinstance(one, Label):
         return f"{one.name}:;"
     if isinstance(one, Scope):
         return "{" if one.opens else "}"
     if isinstance(one, Registers):
-        count = one.count
-        own = _own(one.prefix)
-        some = [own] if count is None else [f"{own}{i}" for i in range(count)]
-        return f"{one.type} {', '.join(some)};"
+        return f"{one.type} {', '.join(map(_own, one.names()))};"
     try:
-        said = Translation(one, module).said()
+        said = Translation(one, known).said()
     except (Unknown, ValueError) as error:
         raise Unknown(f"line {one.line}: {one.text} ({error})") from error
     guard = f"if ({_guard(one.guard)}) " if one.guard else ""
@@ -86,9 +93,8 @@ def _guard(said: str) -> str:
 class Translation:
     """Of one instruction."""
 
-    def __init__(self, one: Instruction, module: Module) -> None:
-        self.one, self.module = one, module
-        self.parts = tuple(one.opcode.replace("::", "__").split("."))
+    def __init__(self, one: Instruction, known: Known) -> None:
+        self.one, self.known = one, known
 
     def said(self) -> str:
         """The statement."""
@@ -134,24 +140,30 @@ class Translation:
             return self.put(to, whole, joined)
         return ""
 
+    def register(self, said: str) -> str:
+        """One of those that are declared, as C++ calls it."""
+        if not said.startswith("%") or said[1:] not in self.known.registers:
+            raise Unknown(f"{said} is no register")
+        return _own(said[1:])
+
     def put(self, to: str, kind: str, value: str) -> str:
         """A result into its register."""
         if to == "_":
             return f"(void)({value});"
-        return f"ptx::put<{kind}>({_register(to)}, {value});"
+        return f"ptx::put<{kind}>({self.register(to)}, {value});"
 
     def value(self, said: str, kind: str) -> str:
         """An operand, as the type that the instruction names."""
         if said in SPECIAL:
             return f"({kind})({SPECIAL[said]})"
         if found := re.fullmatch(r"(!?)%(\w+)", said):
-            return f"{found[1]}ptx::as<{kind}>({_own(found[2])})"
+            return f"{found[1]}ptx::as<{kind}>({self.register('%' + found[2])})"
         if found := re.fullmatch(r"0[fd]([0-9A-Fa-f]{8}|[0-9A-Fa-f]{16})", said):
             suffix = "u" if len(found[1]) == 8 else "ull"
             return f"ptx::as<{kind}>(0x{found[1]}{suffix})"
         if re.fullmatch(r"-?(0x[0-9A-Fa-f]+|\d+)", said):
             return f"({kind}){int(said, 0) % 2**64}ull"
-        if said in self.module.shared:
+        if said in self.known.shared:
             return f"({kind})ptx::START"
         raise Unknown(f"operand {said}")
 
@@ -163,7 +175,7 @@ class Translation:
         if not found:
             raise Unknown(f"address {said}")
         is_register = found[1].startswith("%")
-        base = _register(found[1]) if is_register else self.value(found[1], "u32")
+        base = self.register(found[1]) if is_register else self.value(found[1], "u32")
         return f"ptx::{reach}(ptx::address({base}) + {int(found[2] or 0)})"
 
     def load_parameter(self, kind: str) -> str:
@@ -178,7 +190,7 @@ class Translation:
         """ld from global, shared or generic memory, whatever it says of caches."""
         to, of = self._operands(2)
         number, width = self.one.number, int(count or 1)
-        registers = [_register(r) for r in _members(to, width)]
+        registers = [self.register(r) for r in _members(to, width)]
         where, reach = _space(space)
         said = f"{number}, {self.place(of, reach)}, {', '.join(registers)}"
         return f"LOAD({where}, READ, {kind}, {width}, {said});"
@@ -187,7 +199,7 @@ class Translation:
         """ld.acquire.gpu.global"""
         to, of = self._operands(2)
         place = self.place(of, "global_at")
-        return f"LOAD_ACQUIRE({kind}, {self.one.number}, {place}, {_register(to)});"
+        return f"LOAD_ACQUIRE({kind}, {self.one.number}, {place}, {self.register(to)});"
 
     def store(self, space: str | None, count: str | None, kind: str) -> str:
         """st to global, shared, generic memory, or another block's shared memory."""
@@ -202,7 +214,7 @@ class Translation:
         """atom.global"""
         to, at, value = self._operands(3)
         own = {"add": "__atomic_fetch_add", "exch": "__atomic_exchange_n"}[way]
-        said = f"{self.one.number}, {self.place(at, 'global_at')}, {_register(to)}"
+        said = f"{self.one.number}, {self.place(at, 'global_at')}, {self.register(to)}"
         return f"ATOM({own}, {kind}, {said}, {self.value(value, kind)});"
 
     def copy(self) -> str:
@@ -224,7 +236,7 @@ class Translation:
     def load_matrix(self) -> str:
         """ldmatrix"""
         to, of = self._operands(2)
-        registers = ", ".join(_register(r) for r in _members(to, 4))
+        registers = ", ".join(self.register(r) for r in _members(to, 4))
         return (
             f"LDMATRIX({self.one.number}, {self.place(of, 'shared_at')}, {registers});"
         )
@@ -234,7 +246,7 @@ class Translation:
         if kind != other or SHAPES[kind] != int(columns):
             raise Unknown("a shape of other numbers")
         d, a, b, c = self._operands(4)
-        to = [_register(r) for r in _members(d, 4)]
+        to = [self.register(r) for r in _members(d, 4)]
         of = [self.value(r, "u32") for r in (*_members(a, 4), *_members(b, 2))]
         of += [self.value(r, "f32") for r in _members(c, 4)]
         return f"MMA(mma_{kind}, {', '.join(to)}, {', '.join(of)});"
@@ -254,7 +266,7 @@ class Translation:
         own = {"up": "UP", "down": "DOWNWARDS", "bfly": "BFLY", "idx": "IDX"}[way]
         said = f"bool in_; u32 got_ = ptx::shuffle(ptx::{own}, {values}, in_);"
         said += f" {self.put(register, 'u32', 'got_')}"
-        return f"{said} {_register(inside)} = in_;" if inside else said
+        return f"{said} {self.register(inside)} = in_;" if inside else said
 
     def barrier(self) -> str:
         """bar.sync of the whole block"""
@@ -312,12 +324,6 @@ def _members(said: str, count: int) -> list[str]:
     if len(found) != count:
         raise Unknown(f"{count} registers wanted")
     return found
-
-
-def _register(said: str) -> str:
-    if not re.fullmatch(r"%\w+", said):
-        raise Unknown(f"{said} is no register")
-    return _own(said[1:])
 
 
 def _space(space: str | None) -> tuple[str, str]:

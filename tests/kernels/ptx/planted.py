@@ -194,6 +194,12 @@ UNSEEN = {
     ),
     "direct_steps: for (int col = slice.first + (threadIdx.x & 7) * IN_CHUNK;"
     " col <= slice.last;": "a prefetch is no access, wherever it goes",
+    "recurrence: for (int i = 0; i <= left; i++) {": "a sum of rows: float64 sees it",
+    "recurrence: for (int i = 0; i <= ahead.TILES; i++) {": (
+        "a place more of what lies in registers, which nobody looks up"
+    ),
+    "recurrence: if (is_whole || (own + i * APART >= low"
+    " && own + i * APART <= high))": "entries of a tile that nobody adds up",
 }
 
 

@@ -29,11 +29,9 @@ class ReplicaCheck:
         """Compare when due; `more` is what else all replicas hold alike."""
         if not self.every or self.replicas.size == 1 or exchanges % self.every:
             return
-        held = [state.weights, *more]
-        if state.intercept is not None:
-            held.append(state.intercept)
-        if len(set(self.replicas.exchange_objects(_fingerprint(held)))) > 1:
-            self._mend(held, exchanges)
+        prints = _fingerprint(_held(state.glance(), more))
+        if len(set(self.replicas.exchange_objects(prints))) > 1:
+            self._mend(_held(state, more), exchanges)
 
     def _mend(self, held: Sequence[Array], exchanges: int) -> None:
         self.mended += 1
@@ -46,6 +44,11 @@ class ReplicaCheck:
                 exchanges,
                 self.mended,
             )
+
+
+def _held(state: State, more: Sequence[Array]) -> list[Array]:
+    intercept = [] if state.intercept is None else [state.intercept]
+    return [state.weights, *more, *intercept]
 
 
 def _fingerprint(held: Sequence[Array]) -> int:

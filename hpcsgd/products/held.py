@@ -1,7 +1,8 @@
 """The state of a run whose weights live on a device between exchanges.
 
-Everybody else sees arrays of the host: they come when somebody looks, and go back when
-the next exchange begins.
+Everybody else sees arrays of the host: they come when somebody asks for them, and go
+back when the next exchange begins. Who only looks (`look_at`, `glance`) sends nothing
+back.
 """
 
 from typing import Any
@@ -34,6 +35,21 @@ class HeldState(State):
         mirror = self.mirror(name)
         return None if mirror is None else mirror.on_device()
 
+    def look_at(self, name: str) -> Any:
+        """One of its arrays, to be read: nothing goes back for it."""
+        mirror = self.mirror(name)
+        return self.__dict__[name] if mirror is None else mirror.to_look_at()
+
+    def glance(self) -> State:
+        """All of it but the residuals, to be read."""
+        weights, intercept = self.look_at("weights"), self.look_at("intercept")
+        return State(
+            *(weights, intercept, None),
+            memory=self.memory,
+            kept=self.kept,
+            shared=self.shared,
+        )
+
     def written(self, residuals: Any) -> None:
         """An exchange has written all of it there; `residuals` are of that one."""
         for mirror in self.__dict__["mirrors"].values():
@@ -53,7 +69,7 @@ class HeldState(State):
     def portion(self, share: float, group: Communicator) -> Any:
         """On the device, where the group knows arrays that are there."""
         if not isinstance(group, OnDevice) or not self.__dict__.get("mirrors"):
-            return super().portion(share, group)
+            return self.glance().portion(share, group)
         weights, intercept = self.on_device("weights"), self.on_device("intercept")
         average = self.__dict__.get("average")
         if average is None:

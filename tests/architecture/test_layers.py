@@ -22,6 +22,7 @@ LAYERS = (
         "timing",
         "files",
         "sealed",
+        "weights_file",
         "compiled",
         "toml_text",
     ),

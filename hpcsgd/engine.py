@@ -91,6 +91,7 @@ class Engine:
             self._evaluate(state)
         first = self.view.exchanges
         self.agreement.start(state, first)
+        self.hooks.start(state)
         self.states.begin(state, self.view)
         self.meter.resume()
         status = self._train(state, groups)

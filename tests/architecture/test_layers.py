@@ -78,6 +78,7 @@ LAYERS = (
         "columns",
         "looks",
         "saving",
+        "scale_kept",
         "recording",
         "resume",
         "signals",

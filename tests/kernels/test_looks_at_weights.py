@@ -33,6 +33,7 @@ RUNS = {
         1,
         {"stop": {"on": "validation"}, "sampling": {"hold_out": 0.2}},
     ),
+    "a mean": (1, {"average": {"kind": "tail"}, "run": {"check_every": 1}}),
     "a gap": (1, {"stop": {"on": "gap", "tol": 1e-9}}),
 }
 

@@ -60,15 +60,17 @@ def check_room(
     world: Communicator,
     sets: int = 1,
     kept: int = 0,
+    held: int | None = None,
 ) -> None:
     """Refuse a run that its GPU has no room for, before the matrix is sent.
 
     Called by all ranks; those that share a GPU share what is free there. Exchanges have
-    so many `sets` of buffers; `kept` bytes are beside them.
+    so many `sets` of buffers; `kept` bytes are beside them. `held`: bytes of weights
+    and of what steps keep, where those are not all columns.
     """
     wide = task.columns * task.states
     sizes = task.shard.matrix, plans, device.multiprocessors
-    need = room_of(*sizes, wide, sets, kept)
+    need = room_of(*sizes, wide, sets, kept, held)
     free, total = device.memory()
     place = device.layer.place
     said = world.exchange_objects((place, need.total, free))

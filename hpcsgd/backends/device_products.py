@@ -85,9 +85,6 @@ class Products(Protocol):
     def update(self, numbers: Any, factors: Any, carry: Any, weights: Any) -> None:
         """W ← W carryᵀ + Yᵀ factors."""
 
-    def part(self, columns: slice) -> "Products":
-        """The same of some columns; margins and update alone."""
-
 
 class DenseProducts:
     """Rows of whole chunks."""

@@ -176,7 +176,7 @@ class ShardedThere(Sharded):
             super()._spread(own, cut, tile)
 
     def _advance(self, state: State, cut: Cut, gradient: Any, factor: float) -> Any:
-        """In place where nobody else reads it, else into a room that it is sent from."""
+        """In place where nobody else reads it, else in a room that it is sent from."""
         assert isinstance(state.memory, HeldMemory)
         memory, held = state.memory, self._weights(state)
         own = to = held[cut.place if self.stage == 3 else cut.own]

@@ -6,17 +6,20 @@ import numpy as np
 import pytest
 
 from hpcsgd.agreement.cuts import Cuts
-from hpcsgd.agreement.joining import Joining
 from hpcsgd.agreement.sharded_there import ShardedThere, TilesThere
+from hpcsgd.assembly import gpu
+from hpcsgd.backends.device_room import room_of
 from hpcsgd.backends.device_rules import DeviceRules, Piece
+from hpcsgd.errors import ConfigError
 from hpcsgd.looks import Looks
 from hpcsgd.products.device_gradient import DeviceGradient
-from hpcsgd.products.device_slices import RowsThere
+from hpcsgd.products.held import HeldMemory
 from hpcsgd.result import Status
-from tests.fake_cuda import FakeLayer
+from tests.fake_cuda import FakeLayer, Node
 from tests.harness import make_problem, train_on
 from tests.kernels.fake_device import FakeDevice
 from tests.kernels.test_gradient_runs import both, crossed, near, near_weights, shared
+from tests.kernels.test_room import Counting
 from tests.sparse import make_sparse
 from tests.unit.test_gradient import in_folder
 
@@ -137,7 +140,9 @@ def test_stages_are_one_another_to_the_bit(devices, name, replicas):
         for stage in kinds:
             kind = {"kind": "sharded", "stage": stage} if stage else {"kind": "offload"}
             asked = {"agreement": {**kind, "bucket": bucket}, **more}
-            found.append(train_on(replicas, shared(problem, replicas, **asked), problem))
+            found.append(
+                train_on(replicas, shared(problem, replicas, **asked), problem)
+            )
     assert len({one.weights_sha256 for one in found}) == 1
 
 
@@ -203,3 +208,238 @@ def test_no_copy_is_as_large_as_a_slice(devices, monkeypatch, stage):
     own = [4 * 50, 4 * 51]
     first = [4 * 101] * 2 if stage < 3 else own
     assert large == sorted([*own * 2, *first])
+
+
+# ------------------------------------------------------------------------- memory
+
+
+def table(stage, kept, tiles, replicas):
+    """Words of a device for each column: docs/zero.md, of whole tiles and slices."""
+    tile = 2 / tiles  # two of them
+    return {
+        1: 2 + kept / replicas + tile / replicas,
+        2: 1 + (1 + kept) / replicas + tile + tile / replicas,
+        3: (2 + kept) / replicas + tile,
+    }[stage]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("name, kept", [("sgd", 0), ("momentum", 1), ("adam", 2)])
+def test_memory_is_that_of_the_table(monkeypatch, stage, name, kept):
+    """To the byte: of twice as many columns; and what is said before a run begins."""
+    taken, said = {}, {}
+    for columns in (96, 192):
+        given, node = [], Node()
+
+        def take(share_gpus, given=given, node=node):
+            given.append(Counting(2**30, f"GPU {len(given)}", node))
+            return given[-1]
+
+        needs = []
+        noting = lambda *sizes, to=needs: to.append(room_of(*sizes)) or to[-1]  # noqa: E731
+        monkeypatch.setattr("hpcsgd.assembly.gpu.take_gpu", take)
+        monkeypatch.setattr(gpu, "room_of", noting)
+        problem = make_problem("logistic", n=8, d=columns)
+        asked = {"bucket": columns * 2.0**-20}  # four tiles
+        sections = zero(stage, agreement=asked, update={"kind": name})
+        train_on(2, shared(problem, 2, **sections), problem)
+        taken[columns] = [sum(device.asked) for device in given]
+        said[columns] = needs[0].weights
+    words = table(stage, kept, tiles=4, replicas=2)
+    assert said == {columns: 4 * columns * words for columns in said}
+    for fewer, more in zip(*taken.values(), strict=True):
+        assert more - fewer == 4 * 96 * (4 + words)  # of four rows, too
+
+
+def test_no_room_is_said_with_what_stays(devices, monkeypatch):
+    problem = make_problem("logistic", n=8, d=96)
+    monkeypatch.setattr(FakeDevice, "memory", lambda self: (100, 2**20))
+    with pytest.raises(ConfigError, match="has no room"):
+        train_on(2, shared(problem, 2, **zero(3)), problem)
+
+
+# ------------------------------------------------------------------- broken twins
+
+
+def twice(self, piece, gradient, factor, turn):
+    """The first slice of all is stepped again."""
+    step(self, piece, gradient, factor, turn)
+    if turn.number == 1:
+        step(self, replace(piece, weights=piece.to), gradient, factor, turn)
+
+
+def whole_chunks_alone(self, piece, gradient, factor, turn):
+    """What lies before the first 16 bytes of a slice is left out."""
+    skip = -(gradient.held.ctypes.data // 4) % 4
+    kept = {name: one[skip:] for name, one in piece.kept.items()}
+    part = Piece(piece.weights[skip:], piece.to[skip:], kept)
+    step(self, part, gradient[skip:], factor, turn)
+
+
+step = DeviceRules.step
+add = DeviceRules.add
+
+
+def beginning_anew(self, name):
+    mirror = self._mirrors[name]
+    return mirror._device.zeros(mirror._host.shape, np.float32)
+
+
+def without_a_gather(self, own):
+    for cut in self.cuts:
+        yield cut, self.device.zeros((cut.height, self.columns), np.float32)
+
+
+TWINS = {
+    "no gather": ((1, 2), ShardedThere, "_spread", lambda *_: None),
+    "no gather of what scores need": (
+        (3,),
+        ShardedThere,
+        "_tiles_of",
+        without_a_gather,
+    ),
+    "a slice that is stepped twice": (STAGES, DeviceRules, "step", twice),
+    "a head that is skipped": (STAGES, DeviceRules, "step", whole_chunks_alone),
+    "sums that are not cleared": (STAGES, FakeDevice, "clear", lambda *_: None),
+    "slices that stay in a tile": ((2, 3), TilesThere, "_keep", lambda *_: None),
+    "sums that nobody waits for": (
+        STAGES,
+        TilesThere,
+        "_wait",
+        lambda _, pending: pending.buffer,
+    ),
+    "states that begin anew": (STAGES, HeldMemory, "on_device", beginning_anew),
+    "scores of the last tile alone": (
+        (3,),
+        DeviceRules,
+        "add",
+        lambda self, part, total, is_first: add(self, part, total, True),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "what, stage", [(what, stage) for what, row in TWINS.items() for stage in row[0]]
+)
+def test_each_is_found(devices, monkeypatch, what, stage):
+    _, where, attribute, broken = TWINS[what]
+    problem = make_problem("logistic", n=13, d=13)
+    sections = zero(stage, **ADAM)
+    here = train_on(2, shared(problem, 2, run={"device": "cpu"}, **sections), problem)
+    monkeypatch.setattr(where, attribute, broken)
+    with pytest.raises(AssertionError):
+        near(train_on(2, shared(problem, 2, **sections), problem), here)
+
+
+# ------------------------------------------------------------------------- endings
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_runs_go_on_bit_for_bit(devices, tmp_path, stage):
+    """And from a checkpoint of the host, to roundoff."""
+    problem = make_problem("softmax", n=12, d=13)
+    update = "nesterov" if stage == 2 else "adam"
+    sections = zero(stage, update={"kind": update}, rate={"value": 0.01})
+    longer = {**sections, "schedule": {"epochs": 2}}
+    whole = train_on(2, shared(problem, 2, **longer), problem)
+    for device in ("cuda", "cpu"):
+        saved = {"out": str(tmp_path / device), "resume": "auto"}
+        half = shared(problem, 2, **{**sections, "run": {**saved, "device": device}})
+        train_on(2, half, problem)
+        again = train_on(2, shared(problem, 2, **{**longer, "run": saved}), problem)
+        assert again.report["resumes"] == 1
+        if device == "cuda":
+            np.testing.assert_array_equal(again.weights, whole.weights)
+        near_weights(again, whole)
+
+
+@pytest.mark.parametrize("stages", [(1, 3), (2, 1), (3, 2)])
+def test_runs_go_on_with_other_replicas_in_another_stage(devices, tmp_path, stages):
+    """Slices are put together in checkpoints: of three replicas, then of two."""
+    problem, found = make_problem("logistic", n=12, d=13), []
+    for device in ("cuda", "cpu"):
+        run = {"out": str(tmp_path / device), "resume": "auto", "device": device}
+        for replicas, epochs, stage in ((3, 1, stages[0]), (2, 2, stages[1])):
+            more = {**zero(stage, **ADAM), "schedule": {"epochs": epochs}, "run": run}
+            last = train_on(replicas, shared(problem, replicas, **more), problem)
+        assert last.report["resumes"] == 1
+        found.append(last)
+    near_weights(*found)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_runs_that_were_preempted_go_on(devices, tmp_path, stage):
+    """In the middle, with looks on the way, which change nothing."""
+    problem = make_problem("logistic", n=25, d=13)
+    more = {"schedule": {"epochs": 2}, "run": {"transport": "mpi-host"}, **MOMENTUM}
+    config = shared(problem, 2, **zero(stage, **more))
+    more["run"] = {"transport": "mpi-host", "evaluate_every": 1}
+    looking = shared(problem, 2, **zero(stage, **more))
+    whole = in_folder(tmp_path / "whole", config, 2, problem)
+    first = in_folder(tmp_path / "half", looking, 2, problem, 5)
+    assert {one.status for one in first} == {Status.PREEMPTED}
+    again = in_folder(tmp_path / "half", looking, 2, problem)
+    for one, other in zip(again, whole, strict=True):
+        np.testing.assert_array_equal(one.weights, other.weights)
+        np.testing.assert_array_equal(one.intercept, other.intercept)
+
+
+def test_states_that_nobody_fetched_are_found(devices, tmp_path, monkeypatch):
+    """In a checkpoint what the rule keeps is that of the device."""
+    monkeypatch.setattr(HeldMemory, "wrote", lambda self, name: None)
+    with pytest.raises(AssertionError):
+        test_runs_go_on_bit_for_bit(devices, tmp_path, 1)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_is_no_number_ends_runs_as_on_the_host(devices, stage):
+    problem = make_problem("gaussian", n=24, d=13)
+    sections = zero(stage, rate={"value": 1e30}, run={"check_every": 1})
+    there, here = both(problem, 2, **sections)
+    assert there.status is here.status is Status.DIVERGED
+    np.testing.assert_array_equal(there.weights, here.weights)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_looks_see_the_weights_of_that_moment(devices, stage):
+    """With means of iterates beside them, and one row that is held out of each."""
+    problem = make_problem("logistic", n=13, d=13)
+    sections = zero(stage, run={"evaluate_every": 1}, schedule={"epochs": 3}, **ADAM)
+    there, here = both(problem, 2, **sections, average={"kind": "tail"})
+    losses = [[one["loss"] for one in run.history] for run in (there, here)]
+    assert len(losses[0]) == 4
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    near(there, here)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_replicas_that_differ_are_mended(devices, monkeypatch, stage):
+    """One that took another step: all go on with what replica 0 holds."""
+    own, problem = ShardedThere._advance, make_problem("logistic", n=16, d=13)
+
+    def astray(self, state, cut, gradient, factor):
+        if self.replicas.rank and self._moment.number == 1:
+            state.intercept[...] += 1.0
+        return own(self, state, cut, gradient, factor)
+
+    monkeypatch.setattr(ShardedThere, "_advance", astray)
+    sections = zero(stage, run={"check_members": 1}, **ADAM)
+    found = train_on(2, shared(problem, 2, **sections), problem)
+    monkeypatch.setattr(ShardedThere, "_advance", own)
+    wanted = train_on(2, shared(problem, 2, **sections), problem)
+    assert found.report["agreement"]["mended_replicas"] == 1
+    assert wanted.report["agreement"]["mended_replicas"] == 0
+    assert found.status is Status.COMPLETED
+
+
+def test_tiles_begin_with_whole_chunks():
+    """Whatever is asked for; slices begin anywhere, and together they are all."""
+    for columns, tiles, unit in ((13, 3, 4), (7, 4, 8), (45, 3, 8), (100, 7, 16)):
+        seen = np.zeros(columns, dtype=int)
+        for replica in range(3):
+            cuts = Cuts(columns, 1, tiles, 3, replica, unit=unit)
+            assert len(cuts) == min(tiles, -(-columns // unit))
+            for cut in cuts:
+                assert cut.columns.start % unit == 0 and cut.height
+                seen[cut.own] += 1
+        assert (seen == 1).all()

@@ -122,9 +122,14 @@ def _by_the_host(rule, weights, held, gradient, turn):
     if rule.states == 1:
         rule.step(Part(weights, held), gradient, 0.3, turn, 0.05)
         return
-    both = np.hstack([weights, held[VELOCITY]])
-    rule.step(Part(both, {}), gradient, 0.3, turn, 0.05)
-    weights[...], held[VELOCITY][...] = both[:, :1], both[:, 1:]
+    # Term by term: some builds of NumPy round a product and a sum together.
+    real, velocity = np.float32, held[VELOCITY]
+    carry = rule.update.transition(turn.rate, 0.05).astype(real)
+    gain = (rule.update.gain(turn.rate, 1) * 0.3).astype(real)
+    moved = [one * weights + other * velocity for one, other in carry]
+    weights[...], velocity[...] = (
+        one + by * gradient for one, by in zip(moved, gain, strict=True)
+    )
 
 
 @pytest.mark.parametrize("count", COUNTS)

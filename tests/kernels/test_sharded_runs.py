@@ -15,6 +15,7 @@ from hpcsgd.looks import Looks
 from hpcsgd.products.device_gradient import DeviceGradient
 from hpcsgd.products.held import HeldMemory
 from hpcsgd.result import Status
+from hpcsgd.study.expected import expected_traffic
 from tests.fake_cuda import FakeLayer, Node
 from tests.harness import make_problem, train_on
 from tests.kernels.fake_device import FakeDevice
@@ -157,6 +158,25 @@ def test_the_step_of_ddp_to_the_bit(devices):
 
 
 # ------------------------------------------------------------------------- bytes
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("columns, replicas", [(7, 3), (13, 4), (14, 2)])
+def test_every_word_is_counted(devices, stage, columns, replicas):
+    """D words of gradient, the own slices of w once, and [Σr | count], as hosts do."""
+    problem = make_problem("softmax", n=5 * replicas, d=columns)
+    result = train_on(replicas, shared(problem, replicas, **zero(stage)), problem)
+    entry, said = result.ledger["agreement"], result.report["agreement"]
+    width, tiles = problem.classes, said["buckets"]
+    own = said["own_columns"] * width
+    words = (columns * width + own + width + 1) * result.exchanges
+    assert said["own_columns"] == -(-columns // replicas)  # replica 0 has an odd one
+    assert tiles == -(-columns // 4)  # of a chunk each, which buckets are less than
+    assert (entry["words"], entry["bytes"]) == (words, 4 * words)
+    assert entry["calls"] == result.exchanges * (2 * tiles + 1)
+    for figure, value in expected_traffic(result.as_dict()).items():
+        purposes = ("products", "agreement")
+        assert sum(result.ledger[p][figure] for p in purposes) == value, figure
 
 
 @pytest.mark.parametrize("clipped", [False, True])
@@ -433,22 +453,21 @@ def test_looks_see_the_weights_of_that_moment(devices, stage):
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_replicas_that_differ_are_mended(devices, monkeypatch, stage):
-    """One that took another step: all go on with what replica 0 holds."""
-    own, problem = ShardedThere._advance, make_problem("logistic", n=16, d=13)
+    """Weights that are whole, or the intercept; slices are nobody else's."""
+    problem, step = make_problem("logistic", n=16, d=13), ShardedThere._step
 
-    def astray(self, state, cut, gradient, factor):
-        if self.replicas.rank and self._moment.number == 1:
-            state.intercept[...] += 1.0
-        return own(self, state, cut, gradient, factor)
+    def flipped(self, state, task):
+        step(self, state, task)
+        if self._done == 1 and self.grid.replica == 1:
+            held = state.intercept if stage == 3 else state.weights
+            held[0] += 1e-3
 
-    monkeypatch.setattr(ShardedThere, "_advance", astray)
-    sections = zero(stage, run={"check_members": 1}, **ADAM)
-    found = train_on(2, shared(problem, 2, **sections), problem)
-    monkeypatch.setattr(ShardedThere, "_advance", own)
-    wanted = train_on(2, shared(problem, 2, **sections), problem)
-    assert found.report["agreement"]["mended_replicas"] == 1
-    assert wanted.report["agreement"]["mended_replicas"] == 0
-    assert found.status is Status.COMPLETED
+    config = shared(problem, 2, **zero(stage, run={"check_members": 1}, **ADAM))
+    plain = train_on(2, config, problem)
+    monkeypatch.setattr(ShardedThere, "_step", flipped)
+    found = train_on(2, config, problem)
+    said = [one.report["agreement"]["mended_replicas"] for one in (plain, found)]
+    assert said == [0, 1] and found.weights_sha256 == plain.weights_sha256
 
 
 def test_tiles_begin_with_whole_chunks():

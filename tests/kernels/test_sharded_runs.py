@@ -1,5 +1,6 @@
 """ZeRO on devices: the runs of the host, what crosses, what is held, what is found."""
 
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from hpcsgd.backends.device_rules import DeviceRules, Piece
 from hpcsgd.errors import ConfigError
 from hpcsgd.looks import Looks
 from hpcsgd.products.device_gradient import DeviceGradient
+from hpcsgd.products.device_slices import RowsThere
 from hpcsgd.products.held import HeldMemory
 from hpcsgd.result import Status
 from hpcsgd.study.expected import expected_traffic
@@ -295,6 +297,52 @@ def test_what_slices_refuse_they_refuse_here(devices, stage, sections, remedy):
     with pytest.raises(ConfigError, match=remedy):
         train_on(2, shared(problem, 2, **zero(stage, **sections)), problem)
     assert not any(device.launched for device in devices)
+
+
+# ------------------------------------------------------------------------ overlap
+
+
+def test_a_tile_travels_while_the_next_is_computed(devices, monkeypatch):
+    """Two under way at most; and the host waits for no GPU, but at the end."""
+    order, inside, waited = [], set(), []
+    advance, waits = DeviceGradient.advance, FakeLayer.synchronize
+
+    def noted(owner, name, what):
+        plain = getattr(owner, name)
+
+        def action(self, *given):
+            if threading.get_ident() == next(iter(inside), 0):
+                order.append(what)
+            return plain(self, *given)
+
+        monkeypatch.setattr(owner, name, action)
+
+    def between(self, *given):
+        one = threading.get_ident()
+        if self.asked.gradient.replicas.rank:
+            return advance(self, *given)
+        inside.add(one)
+        state = advance(self, *given)
+        inside.remove(one)
+        return state
+
+    def waiting(self, stream):
+        waited.append(threading.get_ident() in inside)
+        waits(self, stream)
+
+    noted(RowsThere, "add_gradient", "compute")
+    noted(TilesThere, "send", "send")
+    noted(TilesThere, "_wait", "wait")
+    noted(DeviceRules, "step", "step")
+    noted(ShardedThere, "_spread", "spread")
+    monkeypatch.setattr(DeviceGradient, "advance", between)
+    monkeypatch.setattr(FakeLayer, "synchronize", waiting)
+    problem = make_problem("logistic", n=8, d=13)
+    sections = zero(2, problem={"intercept": False})
+    train_on(2, shared(problem, 2, **sections), problem)
+    tiles = ["compute", "send", "compute", "send", "wait", "compute", "send"]
+    ends = ["step", "spread", "wait", "step", "spread", "wait", "step", "spread"]
+    assert order == [*tiles, *ends] and waited and not any(waited)
 
 
 # ------------------------------------------------------------------- broken twins

@@ -83,19 +83,20 @@ def check_room(
     raise ConfigError(
         f"the GPU {place} has no room: {shown(needed)} are needed{who} and"
         f" {shown(free)} of {shown(total)} are free (one rank: {parts});"
-        f" {_smaller(need, task, len(here) > 1)}"
+        f" {_smaller(need, task, len(here) > 1, held is not None)}"
     )
 
 
-def _smaller(need: Room, task: Task, shared: bool) -> str:
+def _smaller(need: Room, task: Task, shared: bool, sliced: bool) -> str:
     """The knob that turns the largest part."""
+    who = "replicas or members" if sliced else "members"
     more = "start fewer ranks on each GPU, or " if shared else ""
     halve = ", or halve it with --precision c" if _is_wide(task) else ""
     return {
         "matrix": f"{more}use more members on more GPUs (--grid){halve}",
         "rows": f"{more}use more replicas on more GPUs (--grid)",
         "exchange": f"{more}use a smaller --steps or --batch",
-        "weights": f"{more}use more members on more GPUs (--grid)",
+        "weights": f"{more}use more {who} on more GPUs (--grid)",
         "kept": f"{more}use [products] kind = 'gram', which keeps nothing",
     }[need.largest]
 

@@ -148,6 +148,26 @@ def test_others_go_on_without_it_where_they_can(breaking):
     assert np.abs(first.weights - whole.weights).max() <= 2e-6
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_slices_are_cut_anew_for_those_that_are_left(breaking, stage):
+    """Three replicas hold thirds of adam's states, then two hold halves."""
+    slices = {"agreement": {"kind": "sharded", "stage": stage}}
+    run = {"on_failure": "shrink", "transport": "mpi-host"}
+    more = {"checkpoint": {"every": 2}, "schedule": {"epochs": 4}, "run": run}
+    config = shared(PROBLEM, 3, **slices, **more, update={"kind": "adam"})
+
+    def on_rank(world):
+        if world.rank == 1:
+            breaking[thread()] = {"launch": 60}
+        return train(config, X=PROBLEM.X, y=PROBLEM.y, world=world)
+
+    first, second, third = run_ranks(3, on_rank)
+    assert second is None and first.status is Status.COMPLETED
+    assert first.report["lost_ranks"] == 1 and first.report["resumes"] == 1
+    assert first.report["grid"]["replicas"] == 2 and first.exchanges == 20
+    assert first.weights_sha256 == third.weights_sha256
+
+
 def test_without_a_folder_nothing_is_promised(breaking):
     breaking[0] = {"launch": 1}
     alone = on_gpu(PROBLEM, run={"on_failure": "shrink"})  # nobody is left to go on

@@ -276,10 +276,11 @@ def test_memory_is_that_of_the_table(monkeypatch, stage, name, kept):
 
 
 def test_no_room_is_said_with_what_stays(devices, monkeypatch):
-    problem = make_problem("logistic", n=8, d=96)
+    problem = make_problem("softmax", n=4, d=96)
     monkeypatch.setattr(FakeDevice, "memory", lambda self: (100, 2**20))
-    with pytest.raises(ConfigError, match="has no room"):
-        train_on(2, shared(problem, 2, **zero(3)), problem)
+    with pytest.raises(ConfigError, match="use more replicas or members on more GPUs"):
+        train_on(2, shared(problem, 2, **zero(3, **ADAM)), problem)
+    assert not any(device.launched for device in devices)
 
 
 @pytest.mark.parametrize(

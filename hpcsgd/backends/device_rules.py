@@ -77,7 +77,7 @@ class DeviceRules:
     def _adagrad(self, factor: float, turn: Turn) -> "Call":
         rule = self.rule
         assert isinstance(rule, Adagrad)
-        numbers = self.scale, factor, self.l2, turn.rate, rule.epsilon
+        numbers = self.scale, factor, self.l2, -turn.rate, rule.epsilon
         return "step_adagrad", rule.kept, numbers
 
     def _adam(self, factor: float, turn: Turn) -> "Call":
@@ -85,8 +85,8 @@ class DeviceRules:
         assert isinstance(rule, Adam)
         first, second = (rule.beta1, 1.0 - rule.beta1), (rule.beta2, 1.0 - rule.beta2)
         mend, rate = 1.0 / (1.0 - rule.beta2**t), turn.rate / (1.0 - rule.beta1**t)
-        numbers = self.scale, factor, self.l2, *first, *second, mend, rate, rule.epsilon
-        return "step_adam", rule.kept, numbers
+        moments = *first, *second, mend, -rate, rule.epsilon
+        return "step_adam", rule.kept, (self.scale, factor, self.l2, *moments)
 
 
 Call = tuple[str, tuple[str, ...], tuple[float, ...]]  # kernel, what is kept, numbers

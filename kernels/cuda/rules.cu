@@ -47,11 +47,11 @@ step_momentum(s64 count, const float *weights, float *to, float *__restrict__ ve
 }
 LAUNCHABLE(step_momentum)
 
-/* h = h + g²;  w = w - rate g / (sqrt(h) + epsilon). */
+/* h = h + g²;  w = w + step g / (sqrt(h) + epsilon); the step is a rate times -1. */
 extern "C" __global__ void __launch_bounds__(256)
 step_adagrad(s64 count, const float *weights, float *to, float *__restrict__ squares,
              const float *__restrict__ gradient, float scale, float factor, float l2,
-             float rate, float epsilon)
+             float step, float epsilon)
 {
     s64 i = WORD;
     if (i >= count)
@@ -61,18 +61,18 @@ step_adagrad(s64 count, const float *weights, float *to, float *__restrict__ squ
     float h = exact_sum(squares[i], exact_product(g, g));
     float below = exact_sum(exact_root(h), epsilon);
     squares[i] = h;
-    float move = exact_quotient(exact_product(g, rate), below);
-    to[i] = exact_quotient(exact_sum(w, -move), scale);
+    float move = exact_quotient(exact_product(g, step), below);
+    to[i] = exact_quotient(exact_sum(w, move), scale);
 }
 LAUNCHABLE(step_adagrad)
 
 /* m = beta1 m + part1 g;  v = beta2 v + part2 g²;
-   w = w - rate m / (sqrt(v mend) + epsilon), both corrected for their beginnings. */
+   w = w + step m / (sqrt(v mend) + epsilon), both corrected for their beginnings. */
 extern "C" __global__ void __launch_bounds__(256)
 step_adam(s64 count, const float *weights, float *to, float *__restrict__ mean,
           float *__restrict__ square, const float *__restrict__ gradient, float scale,
           float factor, float l2, float beta1, float part1, float beta2, float part2,
-          float mend, float rate, float epsilon)
+          float mend, float step, float epsilon)
 {
     s64 i = WORD;
     if (i >= count)
@@ -85,8 +85,8 @@ step_adam(s64 count, const float *weights, float *to, float *__restrict__ mean,
     float below = exact_sum(exact_root(exact_product(v, mend)), epsilon);
     mean[i] = m;
     square[i] = v;
-    float move = exact_product(exact_quotient(m, below), rate);
-    to[i] = exact_quotient(exact_sum(w, -move), scale);
+    float move = exact_product(exact_quotient(m, below), step);
+    to[i] = exact_quotient(exact_sum(w, move), scale);
 }
 LAUNCHABLE(step_adam)
 

@@ -1,19 +1,30 @@
 """Steps of slices: the bits of the host's rules, wherever slices begin."""
 
+import re
 from ctypes import c_longlong, c_void_p
 
 import numpy as np
 import pytest
 
+from hpcsgd.backends import kernel_table
 from hpcsgd.backends.device_rules import VELOCITY, DeviceRules, Piece
 from hpcsgd.backends.launch_steps import words
 from hpcsgd.updates import Part, Turn
 from hpcsgd.updates.linear import HeavyBall, Nesterov, Sgd
 from hpcsgd.updates.moments import Adagrad, Adam
 from hpcsgd.updates.rules import Linear
-from tests.kernels.emulator import SEEDS, Kernel, check_guards, empty, on_device
+from tests.kernels import nvrtc
+from tests.kernels.emulator import (
+    SEEDS,
+    Kernel,
+    check_guards,
+    empty,
+    on_device,
+    source_of,
+)
 from tests.kernels.fake_device import FakeDevice
 from tests.kernels.mutants import Mutant
+from tests.kernels.test_compiles import options_for
 
 RULES = {
     "sgd": Linear(Sgd()),
@@ -145,6 +156,20 @@ def sums_agree(count, text=None):
     for number, part in enumerate(parts):
         rules.add(on_device(part), total, is_first=number == 0)
     np.testing.assert_array_equal(total, parts[0] + parts[1])
+
+
+@pytest.mark.parametrize("name", kernel_table.RULES)
+def test_steps_of_slices_are_rounded_as_hosts_round(name):
+    """Each sum and product by itself, and nothing below 2^-126 is taken for zero."""
+    build = kernel_table.build_of(name, "fp32", "90")
+    given = options_for(build, "90")
+    found = nvrtc.compile_text(source_of("rules"), name, given, 13).ptx
+    body = found[found.index(f".entry {name}") :].partition("\n}")[0]
+    used = set(re.findall(r"^\s*((?:[a-z]+\.)[a-z.]*f32)\b", body, re.MULTILINE))
+    moves = {one for one in used if one.startswith(("ld.", "st.", "mov."))}
+    whole = {"add.rn.f32", "mul.rn.f32", "div.rn.f32", "sqrt.rn.f32"}
+    compares = {one for one in used if one.startswith("setp.")}  # whether l2 is 0
+    assert used - moves - compares <= whole and "add.rn.f32" in used
 
 
 def test_nothing_is_launched_for_nothing():

@@ -14,6 +14,7 @@ from types import ModuleType
 
 import numpy as np
 
+from hpcsgd.backends.raw_kernels import ascii_of
 from tests.kernels.emulator import KERNELS, Kernel, check_guards
 from tests.kernels.emulator import empty as guarded
 
@@ -252,6 +253,7 @@ class RawModule:
 
     def __init__(self, *, code=None, path=None, options=(), backend="nvrtc"):
         assert isinstance(code, str) and isinstance(options, tuple)
+        assert code.isascii(), "CuPy writes it in the user's encoding"
         self.code, self.options = code, options
 
     def get_function(self, name):
@@ -265,7 +267,7 @@ class RawKernel:
     def __init__(self, code, name, options):
         defines = [o[2:] for o in options if o.startswith("-D")]
         (folder,) = [o[2:] for o in options if o.startswith("-I")]
-        sources = {p.read_text(): p.stem for p in KERNELS.glob("*.cu")}
+        sources = {ascii_of(p): p.stem for p in KERNELS.glob("*.cu")}
         assert folder == str(KERNELS) and "--std=c++17" in options
         defines = [d for d in defines if not d.startswith("HEADERS=")]
         self.kernel = Kernel(sources[code], *defines, entry=name)

@@ -10,6 +10,7 @@ import numpy as np
 from hpcsgd import assets
 from hpcsgd.backends.kernel_table import FOLDER, Build, options
 from hpcsgd.backends.launch_steps import PLAIN_SHARED
+from hpcsgd.backends.thread_locale import kept_locale
 from hpcsgd.errors import ConfigError
 
 OnStream = Callable[..., None]
@@ -52,11 +53,12 @@ class RawKernels:
 
     def _function(self, build: Build) -> Any:
         folder = assets.path(f"kernels/{FOLDER}")
-        text = (folder / f"{build.source}.cu").read_text()
+        text = ascii_of(folder / f"{build.source}.cu")
         given = (*options(build, str(folder)), _headers(folder))
         try:
-            module = self.cupy.RawModule(code=text, options=given)
-            return module.get_function(build.entry)
+            with kept_locale():
+                module = self.cupy.RawModule(code=text, options=given)
+                return module.get_function(build.entry)
         except self.cupy.cuda.compiler.CompileException as error:
             raise self._uncompiled(build, error) from error
         except RuntimeError as error:
@@ -74,6 +76,11 @@ class RawKernels:
             f" ({first}); install the newest CuPy that the driver takes, or use"
             " --device cpu"
         )
+
+
+def ascii_of(path: Path) -> str:
+    """Signs of comments become `?`: CuPy writes the text in the user's encoding."""
+    return path.read_text("utf-8").encode("ascii", "replace").decode()
 
 
 def _headers(folder: Path) -> str:

@@ -1,5 +1,7 @@
 """Launches are held against what the texts of kernels say of their parameters."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -17,7 +19,7 @@ ENTRIES = {
 @pytest.mark.parametrize("source, entry", sorted(ENTRIES))
 def test_parameters_of_every_kernel_are_known(source, entry):
     text = source_of(source)
-    inside = text.split(f"{entry}(", 1)[1].split(")", 1)[0]
+    (inside,) = re.findall(rf"\)\s+{entry}\(([^)]*)\)\s*\{{", text)
     assert len(signatures.kinds_of(text, entry)) == inside.count(",") + 1
 
 

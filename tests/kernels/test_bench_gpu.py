@@ -40,9 +40,9 @@ TINY = Sizes(
 @pytest.fixture
 def cupy(monkeypatch):
     """This one is found, and no GPU that another test has opened."""
-    cuda.device_of_rank.cache_clear()
+    cuda.opened.cache_clear()
     yield strict_cupy.install(monkeypatch)
-    cuda.device_of_rank.cache_clear()
+    cuda.opened.cache_clear()
 
 
 @pytest.fixture

@@ -105,6 +105,17 @@ def test_a_kernel_is_another_one_with_other_headers(cupy, tmp_path, monkeypatch)
     assert raw_kernels._headers(folder) != digest
 
 
+def test_a_gpu_is_that_of_the_thread_that_asks(cupy, monkeypatch):
+    """CuPy refuses a stream where another GPU is the current one."""
+    used = []
+    monkeypatch.setattr(strict_cupy.Device, "use", lambda self: used.append(self.id))
+    cuda.opened.cache_clear()
+    first = cuda.device_of_rank(0)
+    before = len(used)
+    assert cuda.device_of_rank(0) is first and used[before:] == [0]
+    cuda.opened.cache_clear()
+
+
 def test_a_compiler_leaves_files_as_they_were(cupy, monkeypatch):
     """NVRTC of CUDA 12.0 to 12.4 leaves its thread in the locale C."""
     libc = ctypes.CDLL(None)

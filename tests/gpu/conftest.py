@@ -6,7 +6,6 @@ from hpcsgd.backends.cuda import CudaDevice
 from hpcsgd.backends.device_layer import load_cupy
 from hpcsgd.errors import ConfigError
 
-
 OPENED = pytest.StashKey()
 
 

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks import bench_gpu
-from benchmarks.gpu import sanitizer, worker
+from benchmarks.gpu import prepare, sanitizer, worker
+from hpcsgd.backends.kernel_table import build_of
+from hpcsgd.errors import MissingPackage
+from tests import strict_cupy
 
 STUB = """
 import json, os, signal, subprocess, sys, time
@@ -106,3 +109,66 @@ def test_what_parts_print_is_no_line_of_theirs():
     )
     assert done.stdout == '{"name": "a"}\n', done.stderr
     assert "by a part" in done.stderr and "by a child" in done.stderr
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    """One GPU that is made of NumPy, and two kernels for it."""
+    found = strict_cupy.install(monkeypatch)
+    two = [build_of(name, "bf16", "90") for name in ("margin", "round")]
+    monkeypatch.setattr(prepare, "all_builds", lambda arch: two)
+    monkeypatch.setattr(prepare, "_host_kernels", lambda: None)
+    return found
+
+
+def test_all_kernels_are_compiled_beforehand(cupy, monkeypatch, capsys):
+    used = []
+    monkeypatch.setattr(strict_cupy.Device, "use", lambda self: used.append(self.id))
+    assert prepare.main([]) == 0
+    made = {name for name, _ in strict_cupy.RawModule.made}
+    assert made == {"margin", "round_values"} and len(used) >= 3
+    assert "2 of 2 kernels" in capsys.readouterr().err
+
+
+def test_a_kernel_that_is_refused_is_said(cupy, monkeypatch, capsys):
+    get = strict_cupy.RawModule.get_function
+
+    def refuse(module, name):
+        if name == "margin":
+            raise strict_cupy.CompileException("no such type\nand more")
+        return get(module, name)
+
+    monkeypatch.setattr(strict_cupy.RawModule, "get_function", refuse)
+    assert prepare.main([]) == 0
+    said = capsys.readouterr().err
+    assert "kernel margin for sm_90 (no such type)" in said and "1 of 2" in said
+
+
+def test_a_gpu_that_cannot_be_opened_is_one_sentence(cupy, monkeypatch, capsys):
+    def fail(*_):
+        raise strict_cupy.CUDARuntimeError("cudaErrorDevicesUnavailable: busy")
+
+    monkeypatch.setattr(strict_cupy.Device, "use", fail)
+    assert prepare.main([]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("gpu: GPU 0 of ") and "busy" in said
+    assert len(said.splitlines()) == 1
+
+
+def test_cupy_is_installed_once(monkeypatch, capsys):
+    called = []
+
+    def run(command, **_):
+        called.append(command[2:])
+        return subprocess.CompletedProcess(command, 0)
+
+    def missing():
+        raise MissingPackage("a GPU needs CuPy")
+
+    monkeypatch.setattr(prepare, "load_cupy", missing)
+    monkeypatch.setattr(prepare, "driver_major", lambda: 13)
+    monkeypatch.setattr(prepare.subprocess, "run", run)
+    assert prepare.main([]) == 0
+    assert called[0][:3] == ["pip", "install", "-q"] and len(called) == 2
+    assert prepare.main([prepare.INSTALLED]) == 2 and len(called) == 2
+    assert capsys.readouterr().err.endswith("gpu: a GPU needs CuPy\n")

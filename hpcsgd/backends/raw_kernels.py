@@ -73,8 +73,8 @@ class RawKernels:
         (first, *_) = [*str(error).strip().splitlines(), ""]
         return ConfigError(
             f"NVRTC cannot compile the kernel {build.entry} for sm_{self.arch}"
-            f" ({first}); install the newest CuPy that the driver takes, or use"
-            " --device cpu"
+            f" ({first}); install the newest CuPy and NVRTC that the driver takes, or"
+            " use --device cpu"
         )
 
 

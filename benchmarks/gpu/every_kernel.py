@@ -30,6 +30,7 @@ class OnGpu:
 
     device: Any
     launched = 0
+    cut_off = 2.0**-22  # at most, by a product of tensor cores and its sum
 
     def __init__(
         self, name: str, *defines: str, text: Any = None, entry: str | None = None

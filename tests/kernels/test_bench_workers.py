@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -95,6 +96,22 @@ def test_minutes_count_from_when_the_caller_began(monkeypatch, tmp_path):
     ((names, minutes, limit),) = given
     assert names == ["ddp"] and 5.9 < minutes <= 6
     assert limit("memcheck") > sanitizer.LIMIT > limit("ddp")
+
+
+def test_a_sanitizer_ends_when_its_time_is_over(tmp_path, monkeypatch):
+    """And is told what to watch: nothing that CuPy expects to fail."""
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text(f"#!/bin/sh\necho $@ > {tmp_path}/said\nexec sleep 600\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(sanitizer, "places", lambda: iter([tool]))
+    assert sanitizer.checked("memcheck", 0.5).failure == "not done in 0 s"
+    said = (tmp_path / "said").read_text()
+    assert said.startswith("--tool memcheck --report-api-errors no --error-exitcode 86")
+    limits, bench = [], SimpleNamespace(left=100.0)
+    monkeypatch.setattr(sanitizer, "checked", lambda name, limit: limits.append(limit))
+    for bench.left in (1000.0, 100.0, 5.0):
+        sanitizer.tool_named("racecheck")(bench)
+    assert limits == [300, 160, 65]
 
 
 def test_what_parts_print_is_no_line_of_theirs():

@@ -176,8 +176,9 @@ def products(exact, tiles, tile):
 
 
 def allowed(kernel, defines, given):
-    """Of the sum of absolute values. Tensor cores of a GPU cut off what is rounded here,
-    with each product of 32 bytes of a row.
+    """Of the sum of absolute values.
+
+    Tensor cores of a GPU cut off what is rounded here, for each 32 bytes of a row.
     """
     products = 0 if "FFMA=1" in defines else -(-given.cols * given.item // 32)
     return 4e-7 + getattr(kernel, "cut_off", 0.0) * products

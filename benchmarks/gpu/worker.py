@@ -49,15 +49,20 @@ def apart(
     while left:
         over = (end - time.monotonic()) / 60
         worker, is_lost = Worker(left, over), False
-        while left and not is_lost:
-            told = worker.next_line(limit(left[0]))
-            if told is None:
-                break
-            is_lost = told.get("lost", False)
-            if "name" in told:
-                del left[0]
-            yield told
-        code = worker.end()
+        try:
+            while left and not is_lost:
+                told = worker.next_line(limit(left[0]))
+                if told is None:
+                    break
+                is_lost = told.get("lost", False)
+                if "name" in told:
+                    del left[0]
+                yield told
+        except BaseException:
+            worker.why = "nobody listens any more"
+            raise
+        finally:
+            code = worker.end()
         if code == NO_GPU:
             return
         if left and not is_lost:
@@ -72,7 +77,7 @@ class Worker:
             [*COMMAND, "--minutes", f"{minutes:.3f}", "--only", *names],
             stdout=subprocess.PIPE,
             cwd=ROOT,
-            start_new_session=True,  # it ends with all that it has started
+            process_group=0,  # it ends with all that it has started
         )
         assert self._process.stdout is not None
         self._number, self._held = self._process.stdout.fileno(), b""

@@ -71,6 +71,18 @@ def test_every_other_part_is_measured(stub, capsys):
     assert is_gone(int((stub / "pid").read_text()))
 
 
+def test_a_worker_ends_with_whoever_listens(stub, monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(worker.Worker, "next_line", interrupted)
+    ended, end = [], worker.Worker.end
+    monkeypatch.setattr(worker.Worker, "end", lambda self: ended.append(end(self)))
+    with pytest.raises(KeyboardInterrupt):
+        run(stub, capsys, "exchange")
+    assert ended == [-9]
+
+
 def is_gone(number):
     """What a worker has started ends with it; whoever reaps it may take a moment."""
     for _ in range(100):

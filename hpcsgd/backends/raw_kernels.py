@@ -61,6 +61,8 @@ class RawKernels:
                 return module.get_function(build.entry)
         except self.cupy.cuda.compiler.CompileException as error:
             raise self._uncompiled(build, error) from error
+        except OSError as error:
+            raise no_folder(error) from error
         except RuntimeError as error:
             if type(error) is not RuntimeError:  # of CUDA
                 raise
@@ -76,6 +78,14 @@ class RawKernels:
             f" ({first}); install the newest CuPy and NVRTC that the driver takes, or"
             " use --device cpu"
         )
+
+
+def no_folder(error: OSError) -> ConfigError:
+    """Where CuPy would keep what it compiles."""
+    return ConfigError(
+        f"CuPy cannot keep compiled kernels ({error}); set CUPY_CACHE_DIR to a folder"
+        " that can be written, on a disk with room"
+    )
 
 
 def ascii_of(path: Path) -> str:

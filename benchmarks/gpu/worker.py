@@ -45,7 +45,7 @@ def apart(
     {"facts": ...} of each worker, then {"name": ..., "figures": ...} of each part, with
     "failure" in the place of figures where it ended its worker.
     """
-    end, left = time.monotonic() + 60 * minutes, list(names)
+    end, left, was_there = time.monotonic() + 60 * minutes, list(names), False
     while left:
         over = (end - time.monotonic()) / 60
         worker, is_lost = Worker(left, over), False
@@ -54,7 +54,7 @@ def apart(
                 told = worker.next_line(limit(left[0]))
                 if told is None:
                     break
-                is_lost = told.get("lost", False)
+                is_lost, was_there = told.get("lost", False), True
                 if "name" in told:
                     del left[0]
                 yield told
@@ -64,6 +64,8 @@ def apart(
         finally:
             code = worker.end()
         if code == NO_GPU:
+            why = "the GPU cannot be opened any more"
+            yield from ({"name": one, "failure": why} for one in left if was_there)
             return
         if left and not is_lost:
             yield {"name": left.pop(0), "failure": worker.why}

@@ -100,6 +100,13 @@ def test_without_a_gpu_nothing_is_written(stub, capsys):
     assert code == 2 and not out.exists()
 
 
+def test_a_gpu_that_does_not_come_back_fails_the_rest(stub, capsys):
+    code, out, _ = run(stub, capsys, "ceilings", "ddp", "gram-small")
+    figures = json.loads(out.read_text())["figures"]
+    assert code == 1 and [one["met"] for one in figures] == [True, False, False]
+    assert figures[2]["failure"] == "the GPU cannot be opened any more"
+
+
 def test_minutes_count_from_when_the_caller_began(monkeypatch, tmp_path):
     given = []
     monkeypatch.setattr(bench_gpu, "apart", lambda *all_of: given.append(all_of) or [])

@@ -138,7 +138,7 @@ def test_a_fault_is_found():
 
 
 def test_products_one_after_another_are_found():
-    """ptxas serializes wgmma where something reads accumulators between, and says so."""
+    """ptxas serializes wgmma where accumulators are read between, and says so."""
     build, text = build_of("gram-wgmma", "bf16", "90"), source_of("gram_wgmma")
     before = "        wgmma_wait<1>();\n"
     assert text.count(before) == 1
@@ -162,7 +162,7 @@ def test_wgmma_is_compiled_for_its_architecture_or_not_at_all():
 
 
 def test_who_has_wgmma():
-    """One architecture; all others that have tensor cores make the same tiles without."""
+    """One architecture; all others make the same tiles without."""
     for arch in ARCHS:
         for element in ("bf16", "fp16"):
             assert serves("gram-wgmma", element, arch) == (arch in ("90", "90a"))

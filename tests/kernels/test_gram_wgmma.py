@@ -1,4 +1,4 @@
-"""Tiles by products of warpgroups: against float64, themselves, and parts made alone."""
+"""Tiles by warpgroups: against float64, themselves, and parts made alone."""
 
 from ctypes import c_char_p, c_longlong, c_void_p
 from dataclasses import replace
@@ -35,8 +35,14 @@ FAULTS = {
     "no wait for the last product": ("wgmma_wait<0>", "wgmma_wait<1>"),
     "no wgmma.fence": ("        wgmma_begin();\n", ""),
     "a product that is not committed": ("        wgmma_commit();\n", ""),
-    "no barrier before the next tile": ("    __syncthreads(); /* before", "    /* before"),
-    "a stage that is still read": ("load(step + STAGES - 2)", "load(step + STAGES - 1)"),
+    "no barrier before the next tile": (
+        "    __syncthreads(); /* before",
+        "    /* before",
+    ),
+    "a stage that is still read": (
+        "load(step + STAGES - 2)",
+        "load(step + STAGES - 1)",
+    ),
     "stages that are too few": (
         "(memory + step % STAGES * STAGE, rows",
         "(memory + step % (STAGES - 1) * STAGE, rows",
@@ -52,7 +58,10 @@ FAULTS = {
     "a pattern that begins anywhere": ("(-in_shared(room) & (ATOM - 1))", "0"),
     "columns of the left side": ("later_by(left, bytes)", "left"),
     "columns of the right side": ("later_by(right, bytes)", "later_by(right, 0)"),
-    "half a step in a row": ("matrix + (u64)(bytes >> 4)", "matrix + (u64)(bytes >> 5)"),
+    "half a step in a row": (
+        "matrix + (u64)(bytes >> 4)",
+        "matrix + (u64)(bytes >> 5)",
+    ),
     "the other warpgroup's half": ("threadIdx.x / 128 *", "(1 - threadIdx.x / 128) *"),
     "one half for both": ("threadIdx.x / 128 *", "0 *"),
     "the diagonal of a pair": ("? 2 : part.I - part.J,", "? 2 : 0,"),
@@ -69,7 +78,10 @@ FAULTS = {
     "columns of the sums": ("threadIdx.x % 4 * 2", "threadIdx.x % 4"),
     "rows of a warp": ("threadIdx.x / 32 * 16", "threadIdx.x / 32 % 4 * 16"),
     "the second tile in the first": ("column / TB * TILE +", "0 * TILE +"),
-    "sums of the tile before": ("        sums[i] = 0.0f;\n", "        (void)sums[i];\n"),
+    "sums of the tile before": (
+        "        sums[i] = 0.0f;\n",
+        "        (void)sums[i];\n",
+    ),
     "the second of a pair alone": ("number -= (int)(tiles[number] & 1u);", ""),
     "pairs of any neighbours": (
         "number + 1 < ntiles && tiles[number + 1] == (tile | 1u)",
@@ -84,7 +96,10 @@ FAULTS = {
         "    __threadfence();\n    if",
     ),
     "a flag without a barrier": ("1u);\n    __syncthreads();", "1u);"),
-    "parts from the last to the first": ("parts + part * 2", "parts + (count - 1 - part) * 2"),
+    "parts from the last to the first": (
+        "parts + part * 2",
+        "parts + (count - 1 - part) * 2",
+    ),
     "one part is left out": ("part < count; part++", "part < count; part += 2"),
     "all parts in one place": ("part.place == 0 ? here : own", "here"),
     "parts from this one on": ("(1 - part.place) *", "0 *"),
@@ -103,9 +118,21 @@ def said(*defines, text=None):
 
 
 def multiply(
-    kernel, given, sms, seed=0, *, margins=True, times=1, workers=1, each=None
+    kernel,
+    given,
+    sms,
+    seed=0,
+    *,
+    margins=True,
+    times=1,
+    workers=1,
+    each=0,
+    beside=False,
 ):
-    """(tiles, margins) of a launch; the tickets are as they were."""
+    """(tiles, margins) of a launch; the tickets are as they were.
+
+    `each` tile-stages by each of `sms` blocks; `beside`: they take turns.
+    """
     count, m = len(given.tiles), len(given.rows)
     sizes = {"itemsize": given.item, "sms": sms, "margins": margins}
     shape = launch_of(count, m, given.cols, **sizes)
@@ -120,6 +147,7 @@ def multiply(
         *(c_void_p(out.ctypes.data + 4 * shape.result), room, tickets),
     )
     how = {"shared": shape.shared, "seed": seed, "workers": workers}
+    how["cluster"] = shape.grid if beside else 1
     for _ in range(times):
         kernel(shape.grid, shape.block, arguments, **how)
     assert not tickets.any(), "tickets are not ready for the next launch"
@@ -189,8 +217,25 @@ def in_order(text=None):
             np.testing.assert_array_equal(found, wanted)
 
 
+SIDE_BY_SIDE = (1, 13)  # 13: a block comes last while warps of another have not stored
+
+
+def whoever_comes_last(text=None):
+    """Finds what all others have left, where blocks take turns."""
+    kernel, given = Kernel("gram_wgmma", "ELEMENT=1", text=text), problem(*LINE)
+    how = {"margins": False, "each": 2}
+    wanted = multiply(kernel, given, 12, **how)[0]
+    for seed in SIDE_BY_SIDE:
+        found = multiply(kernel, given, 12, seed, beside=True, **how)[0]
+        np.testing.assert_array_equal(found, wanted)
+
+
 def test_parts_are_added_in_ascending_order():
     in_order()
+
+
+def test_the_last_block_finds_what_all_have_left():
+    whoever_comes_last()
 
 
 def test_a_launch_can_be_repeated():
@@ -231,4 +276,5 @@ def check(text):
     for case in CASES[1:]:
         agrees("bf16", case, text, FEW)
     in_order(text)
+    whoever_comes_last(text)
     breaks_no_rule(text)

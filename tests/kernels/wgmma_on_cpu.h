@@ -100,8 +100,9 @@ inline Units &units()
     return *block.units;
 }
 
-inline unsigned thread_of_block() { return (unsigned)(now->warp - &now->block->warps[0]) * 32 + now->lane; }
-inline Quarter &quarter() { return units().quarters[now->warp - &now->block->warps[0]]; }
+inline unsigned warp_of_block() { return (unsigned)(now->warp - &now->block->warps[0]); }
+inline unsigned thread_of_block() { return warp_of_block() * 32 + now->lane; }
+inline Quarter &quarter() { return units().quarters[warp_of_block()]; }
 
 /* Shared memory begins somewhere: as CUDA has it behind 1 KiB of its own, not always at
    a multiple of what a pattern needs. */
@@ -177,7 +178,8 @@ inline bool is_seen(Units &all, Grain &grain, const unsigned char *held)
 }
 
 /* 32 bytes of each of some rows, as they are now. */
-inline void read_rows(Product &product, uint64_t matrix, unsigned first, unsigned count)
+inline void read_rows(Product &product, uint64_t matrix, unsigned first, unsigned count,
+                      bool is_late)
 {
     unsigned char *shared = now->block->shared();
     for (unsigned at = first * 2; at < (first + count) * 2; at++) {
@@ -186,7 +188,7 @@ inline void read_rows(Product &product, uint64_t matrix, unsigned first, unsigne
         bool inside = place + 16u <= now->block->group->launch->shared;
         if (!inside)
             product.wrong = !fault("a product reads behind the shared memory");
-        else
+        else if (!is_late)
             product.wrong |= !is_seen(all, all.grains[place / 16], shared + place);
         const unsigned char *from = inside ? shared + place : shared;
         product.bytes.insert(product.bytes.end(), from, from + 16);
@@ -194,12 +196,12 @@ inline void read_rows(Product &product, uint64_t matrix, unsigned first, unsigne
     }
 }
 
-inline void read_matrices(Quarter &own, Product &product)
+inline void read_matrices(Quarter &own, Product &product, bool is_late)
 {
     product.bytes.clear();
     product.turns.clear();
-    read_rows(product, product.a, own.number % 4 * 16, 16);
-    read_rows(product, product.b, 0, (unsigned)own.count * 2);
+    read_rows(product, product.a, own.number % 4 * 16, 16, is_late);
+    read_rows(product, product.b, 0, (unsigned)own.count * 2, is_late);
 }
 
 /* All four warps ask for the same, in the same order. */
@@ -218,25 +220,36 @@ inline bool is_aligned(Quarter &own, uint64_t a, uint64_t b)
                                        : fault("warps that ask for different products");
 }
 
-/* The registers belong to the products from now on. */
+/* What is in registers that belong to products: no number, and arithmetic changes it. */
+constexpr unsigned LENT = 0xffbfffffu;
+inline bool is_untouched(Quarter &own)
+{
+    for (unsigned lane = 0; lane < 32; lane++)
+        for (int i = 0; i < own.count; i++) {
+            unsigned held;
+            memcpy(&held, own.d[lane] + i, 4);
+            if (held != LENT)
+                return fault("accumulators touched before wgmma.wait_group");
+        }
+    return true;
+}
+
+/* They belong to products from now on. */
 inline bool lend(Quarter &own, int count)
 {
-    bool is_right = true;
-    for (unsigned lane = 0; lane < 32; lane++) {
-        if (own.is_lent)
-            for (int i = 0; i < count; i++)
-                is_right &= __float_as_uint(own.d[lane][i]) == 0xffffffffu;
-        else
-            own.sums[lane].assign(own.d[lane], own.d[lane] + count);
-        memset(own.d[lane], POISON, sizeof(float) * (size_t)count);
+    if (own.is_lent) {
+        bool is_same = own.count == count;
+        own.count = min(own.count, count);
+        return is_untouched(own) && (is_same || fault("products of two shapes add to d"));
     }
-    if (!is_right)
-        return fault("accumulators that were touched before wgmma.wait_group");
-    if (own.is_lent ? own.count != count : !own.is_fenced)
-        is_right = fault("accumulators of a product without wgmma.fence");
+    for (unsigned lane = 0; lane < 32; lane++) {
+        own.sums[lane].assign(own.d[lane], own.d[lane] + count);
+        for (int i = 0; i < count; i++)
+            memcpy(own.d[lane] + i, &LENT, 4);
+    }
     own.is_lent = true;
     own.count = count;
-    return is_right;
+    return own.is_fenced || fault("accumulators of a product without wgmma.fence");
 }
 
 inline void multiply(Quarter &own, const Product &product)
@@ -245,8 +258,9 @@ inline void multiply(Quarter &own, const Product &product)
     std::vector<float> a(16 * 16), b((size_t)columns * 16), row((size_t)columns);
     for (int i = 0; i < 16 * 16; i++)
         a[(size_t)i] = product.value(&product.bytes[(size_t)i * 2]);
+    const unsigned char *of_b = &product.bytes[16 * 32];
     for (int i = 0; i < columns * 16; i++) /* the columns of one k side by side */
-        b[(size_t)(i % 16 * columns + i / 16)] = product.value(&product.bytes[(size_t)i * 2 + 512]);
+        b[(size_t)(i % 16 * columns + i / 16)] = product.value(of_b + i * 2);
     for (int i = 0; i < 16; i++) {
         auto at = [&](int j) -> float & {
             return own.sums[i % 8 * 4 + j % 8 / 2][(size_t)(j / 8 * 4 + i / 8 * 2 + j % 2)];
@@ -261,21 +275,28 @@ inline void multiply(Quarter &own, const Product &product)
     }
 }
 
+inline void spoil(Quarter &own)
+{
+    for (auto &sums : own.sums)
+        sums.assign(sums.size(), __uint_as_float(0x7fc00000u));
+}
+
 /* Read as late as may be, it is to be what it was. */
 inline void finish(Quarter &own, Product &product)
 {
     Product late = product;
-    read_matrices(own, late);
+    read_matrices(own, late, true);
     if (late.bytes != product.bytes || late.turns != product.turns)
         product.wrong = !fault("a matrix that was written to before wgmma.wait_group");
     multiply(own, product);
-    if (product.wrong || late.wrong)
-        for (auto &sums : own.sums)
-            sums.assign(sums.size(), __uint_as_float(0x7fc00000u));
+    if (product.wrong)
+        spoil(own);
 }
 
 inline void give_back(Quarter &own)
 {
+    if (!is_untouched(own))
+        spoil(own);
     for (unsigned lane = 0; lane < 32; lane++)
         memcpy(own.d[lane], own.sums[lane].data(), sizeof(float) * own.sums[lane].size());
     own.is_lent = own.is_fenced = false;
@@ -287,7 +308,7 @@ inline void issue(Quarter &own, int count, Value value)
     product.wrong = !lend(own, count);
     product.wrong |= !is_aligned(own, product.a, product.b);
     product.wrong |= !is_known(product.a) || !is_known(product.b);
-    read_matrices(own, product);
+    read_matrices(own, product, false);
     own.products.push_back(std::move(product));
 }
 

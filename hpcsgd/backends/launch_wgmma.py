@@ -11,7 +11,9 @@ STAGE_BYTES = 3 * LARGE * 128  # 128 bytes of the rows of three tiles
 THREADS = 256
 LEAST = 2  # stages of one tile that a block takes: one of a pair
 PAIR = 2 * LARGE * LARGE  # words
-JOINING = 10  # tile-stages that a part takes to be written, read and added
+# Tile-stages that a part of a pair takes to be read and added: 128 KiB, where one reads
+# 24 KiB.
+JOINING = 5
 
 
 def stages_of(cols: int, itemsize: int) -> int:

@@ -1,4 +1,4 @@
-"""wgmma as tests/kernels/wgmma_on_cpu.h has it: the layout, and every rule it watches."""
+"""wgmma as tests/kernels/wgmma_on_cpu.h has it: its layout, and every rule."""
 
 from ctypes import c_char_p
 

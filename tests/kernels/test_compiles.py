@@ -14,13 +14,12 @@ from hpcsgd.backends.kernel_table import (
     VARIANTS,
     all_builds,
     build_of,
-    compiled_for,
     number_of,
-    options,
     serves,
 )
 from tests.kernels import nvrtc
 from tests.kernels.emulator import KERNELS, source_of
+from tests.kernels.nvrtc import options_for
 
 # Plain steps differ between families by the few lines of families.cuh, which every arch
 # compiles for the recurrence: all of them for one arch and one format, and one of them
@@ -93,10 +92,6 @@ def fault_of(build, arch):
     return f"sm_{arch} {build}: {faults}" if faults else ""
 
 
-# What CuPy adds, besides the architecture, to everything that it compiles.
-OF_CUPY = ("-ftz=true", "--device-as-default-execution-space")
-
-
 def test_small_values_of_fp8_are_no_zeros():
     """They begin as floats below 2^-126, which -ftz=true takes out of products."""
     build = build_of("margin", "fp8-e4m3", "90")
@@ -104,12 +99,6 @@ def test_small_values_of_fp8_are_no_zeros():
     found = nvrtc.compile_text(text, "margin", given, 13).ptx
     assert found.count("mul.rn.f32") >= 16 and "fma.rn.ftz.f32" in found
     assert "mul.ftz" not in found and "mul.rn.ftz" not in found
-
-
-def options_for(build, arch):
-    """Those of a run, for any architecture."""
-    given = (*options(build, str(KERNELS)), *OF_CUPY)
-    return (*given, f"--gpu-architecture=sm_{compiled_for(build, arch)}")
 
 
 def faults_in(log):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from hpcsgd.backends.kernel_table import options
+from hpcsgd.backends.kernel_table import compiled_for, options
 from tests.kernels.emulator import KERNELS
 
 WHEELS = {12: "nvidia/cuda_nvrtc/lib", 13: "nvidia/cu13/lib"}
@@ -30,7 +30,7 @@ class Compiled:
 def options_for(build, arch):
     """Those of a run, for any architecture."""
     given = (*options(build, str(KERNELS)), *OF_CUPY)
-    return (*given, f"--gpu-architecture=sm_{arch}")
+    return (*given, f"--gpu-architecture=sm_{compiled_for(build, arch)}")
 
 
 def major_for(arch):

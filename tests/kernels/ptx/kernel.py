@@ -42,7 +42,7 @@ def ptx_of(kernel, defines=(), arch="90", text=None, fmad=True):
 
 def build(text, entry, flags=(), watch=None):
     """The shared object of C++ text; `watch` names a header of this folder."""
-    headers = [emulator.HERE / "cuda_on_cpu.h", *sorted(HERE.glob("*.h"))]
+    headers = [*sorted(emulator.HERE.glob("*.h")), *sorted(HERE.glob("*.h"))]
     said = [text, *FLAGS, *flags, watch or "", *(path.read_text() for path in headers)]
     path = _cached(f"ptx-{entry}", "so", *said)
     if not path.exists():

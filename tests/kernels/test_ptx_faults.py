@@ -67,6 +67,29 @@ FAULTS = {
             '"=r"(bits) : "f"(0.0f)',
         ),
     },
+    "gram_wgmma": {
+        "wgmma: registers of d turned": ('"%0,%1,%2,', '"%1,%0,%2,'),
+        "wgmma: matrices turned": ("%64, %65, 1, 1,", "%65, %64, 1, 1,"),
+        "wgmma: matrices of a pair turned": ("%128, %129, 1,", "%129, %128, 1,"),
+        "wgmma: sums that begin anew": ("%64, %65, 1, 1,", "%64, %65, 0, 1,"),
+        "wgmma: bf16 taken for f16": ('wgmma_bf16, "bf16"', 'wgmma_bf16, "f16"'),
+        "wgmma: no fence for units": (
+            'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");',
+            "",
+        ),
+        "wgmma: no fence for registers": (
+            'asm volatile("wgmma.fence.sync.aligned;" ::: "memory");',
+            "",
+        ),
+        "wgmma: no groups": (
+            'asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");',
+            "",
+        ),
+        "wgmma: a wait for one less": (
+            'wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT)',
+            'wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT + 1)',
+        ),
+    },
     "recurrence": {
         "mapped to the own rank": (
             '"mapa.shared::cluster.u32 %0, %1, %2;"',
@@ -139,6 +162,12 @@ def gram(text):
     module.agrees("fp32", 64, defines, module.CASES[2], text, FEW)
 
 
+def gram_wgmma(text):
+    """Both shapes: tiles alone and in pairs."""
+    module = module_of("gram_wgmma")
+    module.agrees("bf16", module.CASES[2], text, FEW)
+
+
 def recurrence(text):
     """A cluster, in more than one order of its blocks."""
     module = module_of("recurrence")
@@ -171,7 +200,12 @@ def direct_steps(text):
 
 
 CHECKS = {
-    **{"gram": gram, "recurrence": recurrence, "direct_steps": direct_steps},
+    **{
+        "gram": gram,
+        "gram_wgmma": gram_wgmma,
+        "recurrence": recurrence,
+        "direct_steps": direct_steps,
+    },
     **{"narrow": cast, "add_parts": parts, "round_values": rounding},
 }
 

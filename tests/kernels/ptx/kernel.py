@@ -1,5 +1,6 @@
 """A kernel as NVRTC compiles it for a run, built for a processor."""
 
+import ctypes
 import hashlib
 import os
 import subprocess
@@ -84,6 +85,9 @@ class Translated(emulator.Kernel):
         # Where the text has none, it is blocks that the emulation runs at once.
         assert self.entry.cluster in (1, cluster), "not the cluster of the text"
         super().__call__(grid, block, arguments, cluster=cluster, **how)
+        self.library.wgmma_said.restype = ctypes.c_char_p
+        said = self.library.wgmma_said()
+        assert said is None, said.decode()
 
 
 class PtxKernel(Translated):

@@ -365,6 +365,16 @@ inline Four multiplied(Multiply multiply, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0
 
 } // namespace ptx
 
+/* What a thread has written is seen by the units of wgmma behind its fence. */
+#if defined(HAS_WGMMA)
+#include "wgmma.h"
+#define SEEN_BY_UNITS(space, at, bytes)                                                \
+    if (space == SHARED)                                                               \
+    emulated::wrote(at, bytes)
+#else
+#define SEEN_BY_UNITS(space, at, bytes)
+#endif
+
 /* ---- one statement an instruction ---- */
 
 #define LOAD(space, kind, type, count, number, place, ...)                             \
@@ -378,6 +388,7 @@ inline Four multiplied(Multiply multiply, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0
         auto *at_ = place;                                                             \
         WATCH(space, WRITE, at_, count * (int)sizeof(type), number);                   \
         ptx::give(at_, __VA_ARGS__);                                                   \
+        SEEN_BY_UNITS(space, at_, count * (int)sizeof(type));                          \
     } while (0)
 #define LOAD_ACQUIRE(type, number, place, to)                                          \
     do {                                                                               \

@@ -29,7 +29,6 @@ SPECIAL = {
     "%laneid": "emulated::now->lane",
 }
 WHOLE = "16"  # bytes that cp.async.cg writes
-KINDS = {"bf16": "bf16", "f16": "f16", "tf32": "tf32", "e4m3": "e4m3", "e5m2": "e5m2"}
 SHAPES = {"bf16": 16, "f16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32}  # columns of A
 
 
@@ -48,10 +47,13 @@ def translated(module: Module, name: str) -> str:
     known = Known(entry.registers(), frozenset(module.shared))
     rows = [_statement(one, known) for one in entry.body]
     lines = ",\n".join(_quoted(one) for one in entry.instructions())
+    has_wgmma = any(o.opcode.startswith("wgmma") for o in entry.instructions())
     return "\n".join(
         [
+            *(["#define HAS_WGMMA"] if has_wgmma else []),
             '#include "on_cpu.h"',
             f"void {name}({parameters})\n{{",
+            *(["ptx::Lent lent_;"] if has_wgmma else []),
             *rows,
             f"}}\nLAUNCHABLE({name})",
             f"static const char *const LINES[] = {{\n{lines}}};",
@@ -251,6 +253,22 @@ class Translation:
         of += [self.value(r, "f32") for r in _members(c, 4)]
         return f"MMA(mma_{kind}, {', '.join(to)}, {', '.join(of)});"
 
+    def multiply_async(self, columns: str, kind: str, other: str) -> str:
+        """wgmma.mma_async that adds to d, no sign changed, nothing transposed."""
+        d, a, b, *how = self.one.operands
+        if kind != other or how != ["1", "1", "1", "0", "0"]:
+            raise Unknown("a product of another way")
+        count = int(columns) // 2
+        to = ", ".join(self.register(r) for r in _members(d, count))
+        of = f"{self.value(a, 'u64')}, {self.value(b, 'u64')}"
+        way = f"ptx::multiply_async<{count}>(lent_, wgmma_{kind}<{count}>"
+        return f"{way}, {of}, {to});"
+
+    def wait_for_products(self) -> str:
+        """wgmma.wait_group"""
+        (left,) = self._operands(1)
+        return f"ptx::wait_for_products<{int(left)}>(lent_);"
+
     # ---- other threads, other places ----
 
     def go(self) -> str:
@@ -291,6 +309,9 @@ PLAIN = {
     "nanosleep.u32": "spin();",
     "prefetch.global.L2": "",
     "cp.async.commit_group": "copy_commit();",
+    "fence.proxy.async.shared::cta": "fence_for_units();",
+    "wgmma.fence.sync.aligned": "wgmma_begin();",
+    "wgmma.commit_group.sync.aligned": "wgmma_commit();",
     "barrier.cluster.arrive.release.aligned": "cluster_arrive();",
     "barrier.cluster.wait.acquire.aligned": "cluster_wait();",
 }
@@ -312,6 +333,10 @@ WAYS: dict[str, Callable[..., str]] = {
     r"mma\.sync\.aligned\.m16n8k(\d+)\.row\.col\.f32\.(\w+)\.(\w+)\.f32": (
         Translation.multiply
     ),
+    r"wgmma\.mma_async\.sync\.aligned\.m64n(128|256)k16\.f32\.(bf16|f16)\.(\w+)": (
+        Translation.multiply_async
+    ),
+    r"wgmma\.wait_group\.sync\.aligned": Translation.wait_for_products,
     r"shfl\.sync\.(up|down|bfly|idx)\.b32": Translation.shuffle,
     r"bar\.sync": Translation.barrier,
     r"bar\.warp\.sync": Translation.warp_barrier,

@@ -1,8 +1,8 @@
 """Faults in what device.cuh writes in PTX, which no C++ compiler ever sees.
 
-Not here, since nothing that this emulation does could show them: a fence that is left
-out and an acquire that is a plain load (memory is in order here), a prefetch of another
-address, a rank of the grid for one of the cluster (a launch has one cluster).
+Not here, since a run cannot show them: a fence that is left out and an acquire that is
+a plain load (memory is in order here; who watches accesses sees them), a prefetch of
+another address, a rank of the grid for one of the cluster (a launch has one cluster).
 """
 
 import re
@@ -85,7 +85,7 @@ FAULTS = {
             'wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT + 1)',
         ),
         "no wait for groups": (
-            """asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");""",
+            'asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory")',
             "",
         ),
         "a fence of all memory but none of units": (

@@ -1,9 +1,9 @@
 """What NVRTC made of every kernel, inline assembly and all, run beside float64.
 
-Sums have one order in a kernel's text, which says itself where a product is not rounded:
-both ways to run it give the same bits. Exponentials are others there than in C's own
-library; and where the text leaves it open, NVRTC rounds some products once with their
-sum (--fmad=true), which --fmad=false undoes.
+Sums have one order in a kernel's text, which says where a product is not rounded: both
+ways to run it give the same bits. Exponentials are others there than in the library of
+C; and where the text leaves it open, NVRTC rounds some products once with their sum
+(--fmad=true), which --fmad=false undoes.
 """
 
 from functools import partial

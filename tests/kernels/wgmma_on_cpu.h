@@ -52,6 +52,7 @@ inline void began(const void *, int) {}
 inline void wrote(const void *, int) {}
 inline void landed(const void *, int) {}
 } // namespace emulated
+extern "C" const char *wgmma_said() { return nullptr; }
 #else
 namespace emulated {
 

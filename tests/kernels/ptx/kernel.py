@@ -1,5 +1,6 @@
 """A kernel as NVRTC compiles it for a run, built for a processor."""
 
+import ctypes
 import hashlib
 import os
 import subprocess
@@ -73,6 +74,7 @@ class Translated(emulator.Kernel):
     def __init__(self, ptx, entry, flags=(), watch=None):
         module = parsed(ptx)
         self.name, self.entry = entry, module.entries[entry]
+        flags = (*flags, *(f"-D{define}" for define in emulator.units_of(ptx)))
         self.path = build(translated(module, entry), entry, flags, watch)
         self.library = emulator.library(self.path)
         self.call = emulator.launcher(self.library, entry)
@@ -84,6 +86,9 @@ class Translated(emulator.Kernel):
         # Where the text has none, it is blocks that the emulation runs at once.
         assert self.entry.cluster in (1, cluster), "not the cluster of the text"
         super().__call__(grid, block, arguments, cluster=cluster, **how)
+        self.library.wgmma_said.restype = ctypes.c_char_p
+        said = self.library.wgmma_said()
+        assert said is None, said.decode()
 
 
 class PtxKernel(Translated):
@@ -102,5 +107,4 @@ class PtxKernel(Translated):
         ptx = ptx_of(name, defines, arch, text, fmad)
         # What has no value is meant for the emulation.
         flags = [f"-D{define}" for define in defines if "=" not in define]
-        flags += [f"-D{define}" for define in emulator.units_of(ptx)]
         super().__init__(ptx, entry or name, flags, watch)

@@ -28,8 +28,7 @@ SPECIAL = {
     "%cluster_ctarank": "cluster_rank()",
     "%laneid": "emulated::now->lane",
 }
-WHOLE = 16  # bytes that cp.async.cg writes
-KINDS = {"bf16": "bf16", "f16": "f16", "tf32": "tf32", "e4m3": "e4m3", "e5m2": "e5m2"}
+WHOLE = "16"  # bytes that cp.async.cg writes
 SHAPES = {"bf16": 16, "f16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32}  # columns of A
 
 
@@ -164,7 +163,7 @@ class Translation:
         if re.fullmatch(r"-?(0x[0-9A-Fa-f]+|\d+)", said):
             return f"({kind}){int(said, 0) % 2**64}ull"
         if said in self.known.shared:
-            return f"({kind})ptx::START"
+            return f"({kind})ptx::start()"
         raise Unknown(f"operand {said}")
 
     # ---- memory ----
@@ -220,11 +219,11 @@ class Translation:
     def copy(self) -> str:
         """cp.async of 16 bytes, of which a last operand may take only the first."""
         to, of, size, *some = self.one.operands
-        if size != str(WHOLE) or len(some) > 1:
+        if size != WHOLE or len(some) > 1:
             raise Unknown("a size that is not 16")
         count = self.value(some[0], "u32") if some else size
         places = f"{self.place(to, 'shared_at')}, {self.place(of, 'global_at')}"
-        return f"COPY({self.one.number}, {places}, {WHOLE}, {count});"
+        return f"COPY({self.one.number}, {places}, {count});"
 
     def copy_wait(self) -> str:
         """cp.async.wait_group"""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcsgd.backends import kernel_table
+from hpcsgd.backends import kernel_table, raw_kernels
 from hpcsgd.backends.raw_kernels import ascii_of
 from tests import strict_cupy
 from tests.kernels.emulator import KERNELS
@@ -35,6 +35,12 @@ CALLS = {
     "cuda.alloc_pinned_memory": "size",
     "cuda.device.get_cublas_handle": "",
     "RawModule.get_function": "self name",
+    "cuda.nvrtc.createProgram": "src name headers include_names",
+    "cuda.nvrtc.compileProgram": "prog options",
+    **{
+        f"cuda.nvrtc.{name}": "prog"
+        for name in ("getCUBIN", "getProgramLog", "destroyProgram")
+    },
     "asnumpy": "a stream order out",
     "take": "a indices axis out",
     "copyto": "dst src",
@@ -150,6 +156,7 @@ def test_errors_are_of_the_kinds_that_are_caught(cupy):
     assert [runtime.__base__, driver.CUDADriverError.__base__] == [RuntimeError] * 2
     assert issubclass(cupy.cuda.memory.OutOfMemoryError, MemoryError)
     assert not issubclass(cupy.cuda.compiler.CompileException, RuntimeError)
+    assert cupy.cuda.nvrtc.NVRTCError.__base__ is RuntimeError
 
 
 @pytest.mark.parametrize("kernel", ["gram-64", "recurrence-cluster-logistic"])
@@ -170,3 +177,24 @@ def test_cupys_own_options_go_with_ours(cupy, kernel):
     program = compiler._NVRTCProgram(text, f"{kernel}.cu", method="cubin")
     cubin, _ = program.compile(options)
     assert cubin[:4] == b"\x7fELF"
+
+
+def test_texts_of_one_arch_are_compiled_past_cupy(cupy):
+    """As `RawKernels` does it, up to where a GPU is needed."""
+    nvrtc = cupy.cuda.nvrtc
+    try:
+        nvrtc.getVersion()
+    except (ImportError, OSError, RuntimeError) as error:
+        pytest.skip(str(error))
+    build = kernel_table.build_of("gram-wgmma", "bf16", "90")
+    text = ascii_of(KERNELS / f"{build.source}.cu")
+    program = nvrtc.createProgram(text, "gram_wgmma.cu", (), ())
+    arch = f"-arch=sm_{kernel_table.compiled_for(build, '90')}"
+    given = (*kernel_table.options(build, str(KERNELS)), *raw_kernels.OF_CUPY, arch)
+    nvrtc.compileProgram(program, given)
+    assert arch.endswith("90a") and nvrtc.getCUBIN(program)[:4] == b"\x7fELF"
+    nvrtc.destroyProgram(program)
+    wrong = nvrtc.createProgram("flaot x;", "wrong.cu", (), ())
+    with pytest.raises(nvrtc.NVRTCError):
+        nvrtc.compileProgram(wrong, ())
+    assert "flaot" in nvrtc.getProgramLog(wrong)

@@ -144,6 +144,12 @@ def test_names_of_the_strict_one_are_those_of_cupy(cupy, monkeypatch):
     assert strict.cuda.runtime.streamCaptureModeRelaxed == relaxed
 
 
+@pytest.mark.parametrize("kind", strict_cupy.LAUNCHED)
+def test_scalars_of_launches_keep_their_size(cupy, kind):
+    scalar = pytest.importorskip("cupy._core._scalar").CScalar(kind(1))
+    assert scalar.get_numpy_type() is kind
+
+
 def test_attributes_of_a_device_are_named_so(cupy):
     """CuPy leaves out what its names begin with."""
     names = vars(cupy.cuda.runtime)

@@ -44,7 +44,9 @@ def stub(tmp_path, monkeypatch):
     path.write_text(STUB)
     command = [sys.executable, str(path), str(tmp_path / "pid")]
     monkeypatch.setattr(worker, "COMMAND", command)
-    monkeypatch.setattr(bench_gpu, "_limit", lambda name: 2.0)
+    # What hangs is the second part of its worker, whose start may take its time.
+    limits = {"exchange": 1.5}
+    monkeypatch.setattr(bench_gpu, "_limit", lambda name: limits.get(name, 60.0))
     return tmp_path
 
 
@@ -55,7 +57,7 @@ def run(folder, capsys, *names):
 
 
 def test_every_other_part_is_measured(stub, capsys):
-    names = ("gram-small", "kernels", "ceilings", "exchange", "gram-large")
+    names = ("gram-small", "exchange", "kernels", "ceilings", "gram-large")
     code, out, said = run(stub, capsys, *names)
     found = json.loads(out.read_text())
     figures = {one["name"]: one for one in found["figures"]}
@@ -63,7 +65,7 @@ def test_every_other_part_is_measured(stub, capsys):
     failed = {name: one["failure"] for name, one in figures.items() if one["failure"]}
     assert failed == {
         "kernels": "it ended its process with code -11",
-        "exchange": "it was ended: not done after 2 s",
+        "exchange": "it was ended: not done after 1.5 s",
     }
     machine = found["machine"]
     assert machine["first"] == "gram-small" and machine["seconds"]["ceilings"] == 1.5
@@ -123,7 +125,7 @@ def test_a_sanitizer_ends_when_its_time_is_over(tmp_path, monkeypatch):
     tool.write_text(f"#!/bin/sh\necho $@ > {tmp_path}/said\nexec sleep 600\n")
     tool.chmod(0o755)
     monkeypatch.setattr(sanitizer, "places", lambda: iter([tool]))
-    assert sanitizer.checked("memcheck", 0.5).failure == "not done in 0 s"
+    assert sanitizer.checked("memcheck", 3.0).failure == "not done in 3 s"
     said = (tmp_path / "said").read_text()
     assert said.startswith("--tool memcheck --report-api-errors no --error-exitcode 86")
     limits, bench = [], SimpleNamespace(left=100.0)

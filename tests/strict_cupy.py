@@ -10,6 +10,7 @@ import ctypes
 import math
 import pickle
 import sys
+import threading
 import time
 from pathlib import Path
 from types import ModuleType
@@ -122,7 +123,25 @@ class Event:
 
 
 NULL = Stream(null=True)
-STACK = [NULL]
+
+
+class Current(threading.local):
+    """Streams that a thread is in: each has its own, as in CuPy."""
+
+    def __init__(self):
+        self.streams = [NULL]
+
+    def append(self, stream):
+        self.streams.append(stream)
+
+    def pop(self):
+        return self.streams.pop()
+
+    def __getitem__(self, place):
+        return self.streams[place]
+
+
+STACK = Current()
 ALIVE = {}  # address -> bytes, of what is there
 
 

@@ -117,6 +117,10 @@ def calls() -> dict[str, Callable[[Any], None]]:
         "test_parts": lambda m: m.adds_as_the_host(*m.SIZES[3], 0, None),
         "test_pieces": lambda m: m.rows_agree(*m.SIZES[1], some),
         "test_recurrence": _recurrence,
+        "test_rules": lambda m: (
+            *(m.agrees(name, 257, first=0) for name in m.RULES),
+            m.sums_agree(257),
+        ),
         "test_round": lambda m: m.agrees(some),
         "test_sample": lambda m: m.agrees(True),
         "test_softmax": lambda m: m.check(None),
@@ -130,6 +134,7 @@ def _csr(module: Any) -> None:
     for columns in ((1,), module.COLUMNS[1]):
         module.margins_agree(case, columns[0])
         module.update_agrees(case, *columns)
+    module.tiles_agree(case, *module.COLUMNS[1])
     module.gram_agrees(case, 16)
 
 

@@ -82,6 +82,8 @@ def test_all_figures_are_measured(cupy, no_sanitizer, tmp_path, capsys):
             "ddp by the host",
             "offload",
             "offload, late",
+            "zero2",
+            "zero3",
             "exchange",
             "margin tall",
             "update tall",

@@ -31,9 +31,10 @@ def launched(environment: Mapping[str, str]) -> Launched | None:
     """What the innermost launcher says that names both numbers; None without one."""
     for by, *names in LAUNCHERS:
         rank, size = (environment.get(name, "") for name in names)
+        if by == "torchrun" and "MASTER_ADDR" not in environment:
+            continue  # common words, which may well mean something else
         if rank.isdigit() and size.isdigit() and int(rank) < int(size):
-            if by != "torchrun" or "MASTER_ADDR" in environment:
-                return Launched(int(rank), int(size), by)
+            return Launched(int(rank), int(size), by)
     return None
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from hpcsgd.comm.tcp.doorman import plain
 from hpcsgd.comm.tcp.greeting import PATIENCE, Stranger
-from hpcsgd.comm.tcp.where import LOOPBACK
 from hpcsgd.errors import TransportError
 
 ADDRESS = "HPCSGD_ADDRESS"  # of this node, where it has several and one is meant
@@ -18,21 +18,6 @@ SIOCGIFADDR = 0x8915
 # Nobody has these: the system says by which of its own addresses it would go there.
 ANYWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
-
-
-def listen(port: int = 0, local: bool = False, backlog: int = 128) -> socket.socket:
-    """A socket at that port, of this node alone or of all networks, IPv6 too."""
-    if local:
-        return socket.create_server((LOOPBACK, port), backlog=backlog)
-    if socket.has_dualstack_ipv6():
-        with suppress(OSError):
-            return socket.create_server(
-                ("", port),
-                family=socket.AF_INET6,
-                backlog=backlog,
-                dualstack_ipv6=True,
-            )
-    return socket.create_server(("", port), backlog=backlog)
 
 
 def own_addresses() -> list[str]:
@@ -45,11 +30,6 @@ def own_addresses() -> list[str]:
 def is_loopback(address: str) -> bool:
     """True for addresses of the node itself."""
     return address.startswith("127.") or address == "::1"
-
-
-def plain(address: str) -> str:
-    """An IPv4 address as such, which IPv6 sockets wrap."""
-    return address.removeprefix("::ffff:").partition("%")[0]
 
 
 def reach(

@@ -48,6 +48,7 @@ class Engine:
         self.wires = {wire.rank: wire for wire in wires}
         self.lost = lost  # called with a rank that is gone, and whether it has said so
         self.under_way: list[Transfer] = []
+        self._gone: tuple[int, bool] | None = None  # what `lost` was called with
         self._by_fd = {wire.fd: wire for wire in self.wires.values()}
         self._poll = select.poll()
         for fd in self._by_fd:
@@ -56,6 +57,8 @@ class Engine:
 
     def start(self, moves: Moves) -> Transfer:
         """Begin a transfer; as much as can be done at once is done."""
+        if self._gone is not None:  # whoever cleans up must not wait for the others
+            self.lost(*self._gone)
         transfer = Transfer(moves)
         if not transfer.advance():
             self.under_way.append(transfer)
@@ -133,7 +136,8 @@ class Engine:
                 self._pushing.discard(wire.fd)
                 self._poll.unregister(wire.fd)
             if wire.is_lost or wire.waiting:
-                self.lost(wire.rank, wire.has_left)
+                self._gone = wire.rank, wire.has_left
+                self.lost(*self._gone)
 
     def _go_on(self) -> None:
         self.under_way = [one for one in self.under_way if not one.advance()]

@@ -6,7 +6,6 @@ is in none is ended from here, as MPI would do it.
 """
 
 import os
-import pickle
 import selectors
 import struct
 import sys
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcsgd.comm.tcp.mesh import Mesh
+from hpcsgd.comm.tcp.parcel import pack, unpack
 from hpcsgd.comm.usage import node, process_state
 
 GRACE = 3.0  # seconds for the main thread to hear of an end by itself
@@ -57,7 +57,7 @@ class Letters:
 
     def post(self, rank: int, *content: Any) -> None:
         """Send it on its way; never waits."""
-        text = pickle.dumps(content)
+        text = pack(content)
         with self._lock:
             self._out[rank] += _length.pack(len(text)) + text
             self._push(rank)
@@ -118,7 +118,7 @@ class Letters:
         held += said
         while len(held) >= 4 and len(held) >= 4 + _length.unpack_from(held)[0]:
             end = 4 + _length.unpack_from(held)[0]
-            content = pickle.loads(bytes(held[4:end]))
+            content = unpack(bytes(held[4:end]))
             del held[:end]
             self._take(rank, *content)
 

@@ -6,13 +6,14 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
 import hpcsgd
 from hpcsgd.comm.launched import Launched
 from hpcsgd.comm.tcp import addresses, greeting
+from hpcsgd.comm.tcp.doorman import Doorman
 from hpcsgd.comm.tcp.greeting import Stranger
 from hpcsgd.comm.tcp.store import Meeting, meet, patience
 from hpcsgd.comm.tcp.where import LOOPBACK, Port, SharedFile
@@ -20,7 +21,6 @@ from hpcsgd.comm.usage import node
 from hpcsgd.errors import TransportError
 
 WORDS, LETTERS = 0, 1  # channels
-LOOK = 0.2  # seconds between looks whether all have come
 
 
 @dataclass
@@ -45,23 +45,23 @@ def connect_all(
     """Meet at the store, then connect any two ranks; called by all."""
     addresses.have_room(3 * own.size)
     local = isinstance(place, Port) and place.is_local
-    with addresses.listen(local=local, backlog=2 * own.size + 16) as listener:
-        row = _row(listener, local)
+    with closing(Doorman(own.size, local=local)) as doorman:
+        row = _row(doorman.port, local)
         meeting = meet(own, place, row, environ)
         mesh = Mesh(own, place, meeting.rows)
-        _Connecting(mesh, meeting, listener).run(patience(environ))
+        _Connecting(mesh, meeting).run(doorman, patience(environ))
     for sock in (*mesh.words.values(), *mesh.letters.values()):
         addresses.prepare(sock)
         sock.setblocking(False)
     return mesh
 
 
-def _row(listener: socket.socket, local: bool) -> dict[str, Any]:
+def _row(port: int, local: bool) -> dict[str, Any]:
     """What the others should know of this rank."""
     return {
         "addresses": [] if local else addresses.own_addresses(),
         "named": addresses.ADDRESS in os.environ,  # it knows best how it is reached
-        "port": listener.getsockname()[1],
+        "port": port,
         "node": node(),
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -73,34 +73,28 @@ def _row(listener: socket.socket, local: bool) -> dict[str, Any]:
 class _Connecting:
     """Connects to all lower ranks while a thread lets in the higher ones."""
 
-    def __init__(
-        self, mesh: Mesh, meeting: Meeting, listener: socket.socket
-    ) -> None:
+    def __init__(self, mesh: Mesh, meeting: Meeting) -> None:
         self.mesh, self.rank = mesh, mesh.own.rank
         self._key, self._rows = bytes.fromhex(meeting.word), meeting.rows
-        self._listener = listener
         self._changed = threading.Condition()
-        self._over = False
 
-    def run(self, limit: float) -> None:
-        """Until all connections are there."""
-        thread = threading.Thread(target=self._accept, daemon=True)
-        thread.start()
-        try:
-            for other in range(self.rank):
-                for channel in (WORDS, LETTERS):
-                    self._keep(other, channel, self._reach(other, channel))
-            self._wait(limit)
-        finally:
-            self._over = True
+    def run(self, doorman: Doorman, limit: float) -> None:
+        """Until all connections are there; of strangers nothing is kept."""
+        doorman.admit(self._key, str(self.rank), self._came, lambda _: None)
+        for other in range(self.rank):
+            for channel in (WORDS, LETTERS):
+                self._keep(other, channel, self._reach(other, channel))
+        self._wait(limit)
 
     def _wait(self, limit: float) -> None:
         """For the higher ranks."""
         with self._changed:
             higher = range(self.rank + 1, self.mesh.own.size)
             come = self._changed.wait_for(
-                lambda: all(r in self.mesh.letters for r in higher)
-                and all(r in self.mesh.words for r in higher),
+                lambda: (
+                    all(r in self.mesh.letters for r in higher)
+                    and all(r in self.mesh.words for r in higher)
+                ),
                 timeout=limit,
             )
         if not come:
@@ -127,9 +121,9 @@ class _Connecting:
                 time.sleep(0.2 * attempt)
         raise TransportError(
             f"rank {self.rank} on {socket.gethostname()} cannot reach"
-            f" {self.mesh.whom(other)} at {', '.join(tried)} port {row['port']} ({why});"
-            f" set {addresses.ADDRESS} on each node to the address by which the others"
-            " reach it"
+            f" {self.mesh.whom(other)} at {', '.join(tried)} port {row['port']}"
+            f" ({why}); set {addresses.ADDRESS} on each node to the address by which"
+            " the others reach it"
         )
 
     def _addresses(self, row: dict[str, Any]) -> list[str]:
@@ -138,26 +132,9 @@ class _Connecting:
         near = [LOOPBACK, *row["addresses"]]
         return [*near, *far] if row["node"] == node() else [*far, *near]
 
-    def _accept(self) -> None:
-        self._listener.settimeout(LOOK)
-        while not self._over:
-            try:
-                sock, _ = self._listener.accept()
-            except TimeoutError:
-                continue
-            except OSError:
-                return
-            threading.Thread(target=self._let_in, args=(sock,), daemon=True).start()
-
-    def _let_in(self, sock: socket.socket) -> None:
-        """Of a stranger nothing is kept."""
-        with suppress(OSError, Stranger, ValueError):
-            sock.settimeout(greeting.PATIENCE)
-            greeting.let_in(sock, self._key, str(self.rank))
-            other, channel = greeting.hear(sock)
-            self._keep(other, channel, sock)
-            return
-        sock.close()
+    def _came(self, sock: socket.socket, _: str) -> None:
+        other, channel = greeting.hear(sock)
+        self._keep(other, channel, sock)
 
     def _keep(self, other: int, channel: int, sock: socket.socket) -> None:
         with self._changed:

@@ -1,8 +1,8 @@
 """How words of a group travel: each transfer as the steps of one rank.
 
-Every sum is in rank order, whatever its size and the number of ranks: all ranks hold the
-same bits, those of ranks that are threads and of memory that a node shares.
-Any two ranks have a connection, so that what others pass around a ring goes straight.
+Every sum is in rank order, whatever its size and the number of ranks: all ranks hold
+the same bits, those of ranks that are threads and of memory that a node shares. Any two
+ranks have a connection, so that what others pass around a ring goes straight.
 """
 
 from collections.abc import Sequence
@@ -24,8 +24,10 @@ WHOLE_UP_TO = 1 << 16
 def bytes_of(array: Array) -> memoryview:
     """The memory of an array without gaps."""
     if not array.flags.forc:
-        raise TransportError("an array with gaps cannot be sent; send a contiguous copy")
-    return memoryview(array.reshape(-1, order="A").view(np.uint8))
+        raise TransportError(
+            "an array with gaps cannot be sent; send a contiguous copy"
+        )
+    return array.reshape(-1, order="A").view(np.uint8).data
 
 
 class Group:
@@ -114,7 +116,9 @@ class Turn:
         blocks: Array = np.empty((self.size, flat.size), flat.dtype)
         blocks[0] = flat
         yield from self.collect_blocks(bytes_of(blocks), flat.nbytes)
-        add_in_order([blocks[(r - self.rank) % self.size] for r in range(self.size)], flat)
+        add_in_order(
+            [blocks[(r - self.rank) % self.size] for r in range(self.size)], flat
+        )
 
     def _sum_pieces(self, flat: Array, tell: Sequence[int]) -> Moves:
         """Everybody adds one piece, and tells it those who are to know.
@@ -130,7 +134,9 @@ class Turn:
         sent = [self.send(r, 0, bytes_of(flat[cut[r]])) for r in self.others]
         yield [*mine, *sent]
         total, own = parts[self.rank], flat[cut[self.rank]]
-        add_in_order([own if r == self.rank else parts[r] for r in range(self.size)], total)
+        add_in_order(
+            [own if r == self.rank else parts[r] for r in range(self.size)], total
+        )
         told = [self.send(r, 1, bytes_of(total)) for r in self.others if r in tell]
         if self.rank in tell:
             own[...] = total

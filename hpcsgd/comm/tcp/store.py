@@ -10,10 +10,9 @@ import os
 import queue
 import secrets
 import socket
-import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 from hpcsgd.comm.launched import Launched
 from hpcsgd.comm.tcp import addresses, greeting
 from hpcsgd.comm.tcp.addresses import within
+from hpcsgd.comm.tcp.doorman import Doorman, plain
 from hpcsgd.comm.tcp.greeting import Stranger
 from hpcsgd.comm.tcp.key import key_of
 from hpcsgd.comm.tcp.where import REMEDY, Port, SharedFile, start_of
@@ -29,7 +29,6 @@ from hpcsgd.errors import ConfigError, TransportError
 SECONDS = "HPCSGD_STORE_SECONDS"  # how long ranks wait for each other here
 PATIENCE = 120.0
 NAMED = 8  # ranks that a sentence names
-LOOK = 0.2  # seconds between looks whether it is over
 
 
 @dataclass(frozen=True)
@@ -81,26 +80,27 @@ def _host(
 ) -> Meeting:
     """As rank 0."""
     if isinstance(place, SharedFile):
-        listener = addresses.listen(backlog=own.size + 16)
-        door = Door("", (), secrets.token_bytes(32), "")
-        _write(place.path, listener, door)
+        doorman, key, start = Doorman(own.size), secrets.token_bytes(32), ""
+        _write(place.path, doorman.port, key)
     else:
-        listener = _open(place, own.size)
-        door = Door(place.host, (), key_of(environ), start_of(environ))
+        doorman = _open(place, own.size)
+        key, start = key_of(environ), start_of(environ)
+    desk = Desk(own, row, place)
     try:
-        with listener:
-            return Desk(own, row, listener, door, place).wait(limit)
+        with closing(doorman):
+            doorman.admit(key, start, desk.greet, desk.turned_away.append)
+            return desk.wait(limit)
     finally:
         if isinstance(place, SharedFile):
             with suppress(OSError):
                 place.path.unlink()
 
 
-def _open(place: Port, ranks: int) -> socket.socket:
+def _open(place: Port, ranks: int) -> Doorman:
     """At the first port that is free."""
     for port in place.ports:
         with suppress(OSError):
-            return addresses.listen(port, place.is_local, ranks + 16)
+            return Doorman(ranks, port, place.is_local)
     tried = ", ".join(map(str, place.ports))
     raise TransportError(
         f"rank 0 cannot listen at port {tried} of {socket.gethostname()}: another"
@@ -108,13 +108,13 @@ def _open(place: Port, ranks: int) -> socket.socket:
     )
 
 
-def _write(path: Path, listener: socket.socket, door: Door) -> None:
+def _write(path: Path, port: int, key: bytes) -> None:
     """Whole or not at all, in the place of what an earlier start has left."""
     said = {
         "addresses": addresses.own_addresses(),
         "node": socket.gethostname(),
-        "port": listener.getsockname()[1],
-        "key": door.key.hex(),
+        "port": port,
+        "key": key.hex(),
     }
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -134,23 +134,28 @@ class Desk:
     """Who has come so far; each connection has a thread until it has said who it is."""
 
     def __init__(
-        self,
-        own: Launched,
-        row: dict[str, Any],
-        listener: socket.socket,
-        door: Door,
-        place: Port | SharedFile,
+        self, own: Launched, row: dict[str, Any], place: Port | SharedFile
     ) -> None:
-        self.own, self.place, self.door, self._listener = own, place, door, listener
+        self.own, self.place = own, place
         self.rows: dict[int, dict[str, Any]] = {0: row}
-        self.socks: dict[int, socket.socket] = {}
+        self.turned_away: list[str] = []
+        self._socks: dict[int, socket.socket] = {}
+        self._all_socks: list[socket.socket] = []
         self._news: queue.Queue[tuple[str, Any, socket.socket]] = queue.Queue()
-        self._turned_away: list[str] = []
-        self._over = threading.Event()
+
+    def greet(self, sock: socket.socket, address: str) -> None:
+        """In a thread: one that has proved itself says who it is, and waits."""
+        said = greeting.hear(sock)
+        if not said["row"]["named"]:
+            said["row"]["addresses"].insert(0, address)
+        self._news.put(("came", said, sock))
+        with suppress(OSError):
+            sock.settimeout(None)
+            sock.recv(1)  # it says nothing more: this is its end
+        self._news.put(("left", said, sock))
 
     def wait(self, limit: float) -> Meeting:
         """Until all are here, or somebody is one too many, or the time is over."""
-        threading.Thread(target=self._accept, daemon=True).start()
         end = time.monotonic() + limit
         try:
             while len(self.rows) < self.own.size:
@@ -162,31 +167,26 @@ class Desk:
         except TransportError as error:
             self._tell({"error": str(error)})
             raise
-        finally:
-            self._over.set()
         word = secrets.token_hex(32)
         rows = [self.rows[rank] for rank in range(self.own.size)]
         self._tell({"word": word, "rows": rows})
         return Meeting(word, rows)
 
     def _take(self, what: str, said: Any, sock: socket.socket) -> None:
-        if what == "stranger":
-            self._turned_away.append(said)
-            return
         rank = said["rank"]
         if what == "left":
-            if self.socks.get(rank) is sock:
+            if self._socks.get(rank) is sock:
                 raise TransportError(
                     f"rank {rank} ({_whom(said)}) ended before all ranks had met; its"
                     " own error says more"
                 )
             return
-        self.socks.setdefault(len(self.socks) + self.own.size, sock)
+        self._all_socks.append(sock)
         wrong = self._wrong(said)
         if wrong:
             raise TransportError(wrong)
         self.rows[rank] = said["row"]
-        self.socks[rank] = sock
+        self._socks[rank] = sock
 
     def _wrong(self, said: dict[str, Any]) -> str:
         """Why it cannot be one of us; "" where it can."""
@@ -200,8 +200,8 @@ class Desk:
         if rank in self.rows:
             both = f"{_whom({'row': self.rows[rank]})} and {_whom(said)}"
             return (
-                f"two processes are rank {rank} of {size}: {both}; start each rank once,"
-                " and two jobs with a meeting place each"
+                f"two processes are rank {rank} of {size}: {both}; start each rank"
+                " once, and two jobs with a meeting place each"
             )
         for name in ("version", "python"):
             if row[name] != mine[name]:
@@ -215,7 +215,7 @@ class Desk:
         missing = [r for r in range(self.own.size) if r not in self.rows]
         shown = ", ".join(map(str, missing[:NAMED]))
         more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
-        away = f" (turned away: {self._turned_away[-1]})" if self._turned_away else ""
+        away = f" (turned away: {self.turned_away[-1]})" if self.turned_away else ""
         ranks = "ranks" if len(missing) > 1 else "rank"
         return (
             f"{ranks} {shown}{more} of {self.own.size} did not come to {self.place}"
@@ -224,41 +224,9 @@ class Desk:
         )
 
     def _tell(self, document: Any) -> None:
-        for sock in self.socks.values():
+        for sock in self._all_socks:
             with suppress(OSError):
                 greeting.say(sock, document)
-
-    def _accept(self) -> None:
-        """Until all are here; a closed socket alone would not wake who waits in it."""
-        self._listener.settimeout(LOOK)
-        while not self._over.is_set():
-            try:
-                sock, (address, *_) = self._listener.accept()
-            except TimeoutError:
-                continue
-            except OSError:
-                return
-            threading.Thread(
-                target=self._greet, args=(sock, address), daemon=True
-            ).start()
-
-    def _greet(self, sock: socket.socket, address: str) -> None:
-        said: dict[str, Any] = {}
-        try:
-            sock.settimeout(greeting.PATIENCE)
-            greeting.let_in(sock, self.door.key, self.door.start)
-            said = greeting.hear(sock)
-            if not said["row"]["named"]:
-                said["row"]["addresses"].insert(0, addresses.plain(address))
-        except (OSError, Stranger, ValueError, KeyError) as error:
-            self._news.put(("stranger", f"{addresses.plain(address)}, {error}", sock))
-            sock.close()
-            return
-        self._news.put(("came", said, sock))
-        with suppress(OSError):
-            sock.settimeout(None)
-            sock.recv(1)  # it says nothing more: this is its end
-        self._news.put(("left", said, sock))
 
 
 def _visit(
@@ -301,7 +269,7 @@ def _find(
             try:
                 greet = _greeting(door)
                 sock = addresses.reach([address], door.ports[0], greet)
-                return sock, addresses.plain(sock.getpeername()[0])
+                return sock, plain(sock.getpeername()[0])
             except (OSError, Stranger) as error:
                 why = str(error) if isinstance(error, Stranger) else _plainly(error)
     if isinstance(place, Port):

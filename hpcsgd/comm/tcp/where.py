@@ -66,9 +66,7 @@ def place_of(environment: Mapping[str, str], said: str = "") -> Port | SharedFil
     )
     if nodes and environment.get("SLURM_JOB_ID"):
         return Port(_slurm_host(environment, nodes), ports_of(start_of(environment)))
-    raise ConfigError(
-        f"no launcher says where ranks without MPI are to meet; {REMEDY}"
-    )
+    raise ConfigError(f"no launcher says where ranks without MPI are to meet; {REMEDY}")
 
 
 def start_of(environment: Mapping[str, str]) -> str:

@@ -1,8 +1,8 @@
 """One connection to one rank: frames that leave, and frames that come.
 
 A frame is its name (16 bytes: group, number of the collective, step), its length, and
-its words. What comes goes straight to where somebody waits for it; what nobody waits for
-yet is kept under its name.
+its words. What comes goes straight to where somebody waits for it; what nobody waits
+for yet is kept under its name.
 """
 
 import struct
@@ -38,9 +38,11 @@ class Receipt:
     def settle(self) -> None:
         """It has come as a whole."""
         self.done = True
-        if self.target is not None and self.target is not self.view:
-            if self.target.nbytes == self.length:
-                self.target[:] = self.words
+        target = self.target
+        if target is None or target is self.view:
+            return
+        if target.nbytes == self.length:
+            target[:] = self.words
 
     def is_wrong(self) -> bool:
         """Whether it is shorter or longer than was expected."""
@@ -168,7 +170,7 @@ class Wire:
         return came
 
     def _understand(self) -> None:
-        """All frames in the room; the rest of the last one goes straight to its place."""
+        """All frames in the room; the rest of the last goes straight to its place."""
         room, at, held = self._room, 0, self._held
         while held - at >= HEAD.size:
             name = bytes(room[at : at + NAME.size])

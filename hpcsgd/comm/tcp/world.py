@@ -2,7 +2,6 @@
 
 import atexit
 import os
-import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,8 +20,9 @@ from hpcsgd.comm.tcp.engine import Engine, Moves
 from hpcsgd.comm.tcp.letters import END, Letters, TcpMail
 from hpcsgd.comm.tcp.mesh import Mesh, connect_all
 from hpcsgd.comm.tcp.moves import Group, bytes_of
+from hpcsgd.comm.tcp.parcel import pack, unpack
 from hpcsgd.comm.tcp.where import place_of
-from hpcsgd.comm.tcp.wire import BYE, Wire
+from hpcsgd.comm.tcp.wire import Wire
 from hpcsgd.comm.uncaught import abort_on_uncaught
 from hpcsgd.comm.watch import Watchdog
 from hpcsgd.errors import ConfigError
@@ -114,12 +114,13 @@ class TcpCommunicator(Communicator):
         with self._inside("split", "control"):
             ends, own = self._ends, self._group
             said = self._objects((color, key, ends.groups))
-        ranks = [r for _, r in sorted((k, r) for r, (c, k, _) in enumerate(said) if c == color)]
+        group = sorted((k, r) for r, (c, k, _) in enumerate(said) if c == color)
+        ranks = [r for _, r in group]
         ends.groups += 1
         members = [own.members[r] for r in ranks]
         number = (members[0] + 1 << 32) + said[ranks[0]][2]
-        group = Group(ends.engine, number, members, ranks.index(self.rank))
-        part = TcpCommunicator(ends, group, self.ledger, self.reproducible)
+        own = Group(ends.engine, number, members, ranks.index(self.rank))
+        part = TcpCommunicator(ends, own, self.ledger, self.reproducible)
         part.share_nodes(self.node_sharing)
         return part
 
@@ -195,8 +196,8 @@ class TcpCommunicator(Communicator):
 
     def _objects(self, item: Any) -> list[Any]:
         said: list[Any] = []
-        self._run(self._group.next().everybody(pickle.dumps(item), said))
-        return [pickle.loads(one) for one in said]
+        self._run(self._group.next().everybody(pack(item), said))
+        return [unpack(one) for one in said]
 
     def _run(self, moves: Moves) -> None:
         self._ends.engine.run(moves)
@@ -204,9 +205,7 @@ class TcpCommunicator(Communicator):
     def _start(self, moves: Moves) -> Arrival:
         engine = self._ends.engine
         transfer = engine.start(moves)
-        return Arrival(
-            lambda: engine.wait(transfer), lambda: engine.has_come(transfer)
-        )
+        return Arrival(lambda: engine.wait(transfer), lambda: engine.has_come(transfer))
 
 
 def _flat(array: Array) -> Array:

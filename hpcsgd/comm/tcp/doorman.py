@@ -11,17 +11,16 @@ from contextlib import suppress
 
 from hpcsgd.comm.tcp import greeting
 from hpcsgd.comm.tcp.greeting import Stranger
-from hpcsgd.comm.tcp.where import LOOPBACK
 
 LOOK = 0.2  # seconds between looks whether it is over
 Came = Callable[[socket.socket, str], None]  # who has been let in, and from where
 
 
 class Doorman:
-    """Listens at a port, of this node alone (`local`) or of all networks, IPv6 too."""
+    """Listens at a port of one address, or of all networks ("", IPv6 too)."""
 
-    def __init__(self, ranks: int, port: int = 0, local: bool = False) -> None:
-        self._listener = _listen(port, local, 2 * ranks + 16)
+    def __init__(self, ranks: int, port: int = 0, address: str = "") -> None:
+        self._listener = _listen(port, address, 2 * ranks + 16)
         self._over = threading.Event()
 
     @property
@@ -50,10 +49,12 @@ class Doorman:
     def close(self) -> None:
         """Nobody is let in any more."""
         self._over.set()
+        with suppress(OSError):  # wakes who waits in it, which would hold the port
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     def _serve(self, greet: Came) -> None:
-        """A closed socket alone would not wake who waits in it: it looks up."""
+        """Looks up now and then: not every system wakes who waits in it."""
         while not self._over.is_set():
             try:
                 sock, (address, *_) = self._listener.accept()
@@ -70,9 +71,10 @@ def plain(address: str) -> str:
     return address.removeprefix("::ffff:").partition("%")[0]
 
 
-def _listen(port: int, local: bool, backlog: int) -> socket.socket:
-    if local:
-        return socket.create_server((LOOPBACK, port), backlog=backlog)
+def _listen(port: int, address: str, backlog: int) -> socket.socket:
+    if address:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        return socket.create_server((address, port), family=family, backlog=backlog)
     if socket.has_dualstack_ipv6():
         with suppress(OSError):
             return socket.create_server(

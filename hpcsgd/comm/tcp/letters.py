@@ -53,6 +53,7 @@ class Letters:
         for rank, sock in mesh.letters.items():
             self._selector.register(sock, selectors.EVENT_READ, rank)
         self._until = 0.0
+        self._over = threading.Event()
         threading.Thread(target=self._run, name="letters", daemon=True).start()
 
     def post(self, rank: int, *content: Any) -> None:
@@ -89,8 +90,12 @@ class Letters:
         self.is_closing = True
         self.tell_all(BYE)
 
+    def drop(self) -> None:
+        """Nothing is read any more."""
+        self._over.set()
+
     def _run(self) -> None:
-        while True:
+        while not self._over.is_set():
             for key, _ in self._selector.select(TICK):
                 self._read(key.data, key.fileobj)
             for rank in self._out:

@@ -44,9 +44,9 @@ def connect_all(
 ) -> Mesh:
     """Meet at the store, then connect any two ranks; called by all."""
     addresses.have_room(3 * own.size)
-    local = isinstance(place, Port) and place.is_local
-    with closing(Doorman(own.size, local=local)) as doorman:
-        row = _row(doorman.port, local)
+    only = place.loopback if isinstance(place, Port) else ""
+    with closing(Doorman(own.size, address=only)) as doorman:
+        row = _row(doorman.port, only)
         meeting = meet(own, place, row, environ)
         mesh = Mesh(own, place, meeting.rows)
         _Connecting(mesh, meeting).run(doorman, patience(environ))
@@ -56,10 +56,10 @@ def connect_all(
     return mesh
 
 
-def _row(port: int, local: bool) -> dict[str, Any]:
+def _row(port: int, only: str) -> dict[str, Any]:
     """What the others should know of this rank."""
     return {
-        "addresses": [] if local else addresses.own_addresses(),
+        "addresses": [only] if only else addresses.own_addresses(),
         "named": addresses.ADDRESS in os.environ,  # it knows best how it is reached
         "port": port,
         "node": node(),

@@ -28,6 +28,7 @@ from hpcsgd.errors import ConfigError, TransportError
 
 SECONDS = "HPCSGD_STORE_SECONDS"  # how long ranks wait for each other here
 PATIENCE = 120.0
+NAMELESS = 5.0  # seconds for which a name may be unknown
 NAMED = 8  # ranks that a sentence names
 
 
@@ -80,15 +81,15 @@ def _host(
 ) -> Meeting:
     """As rank 0."""
     if isinstance(place, SharedFile):
-        doorman, key, start = Doorman(own.size), secrets.token_bytes(32), ""
+        doorman, key = Doorman(own.size), secrets.token_bytes(32)
         _write(place.path, doorman.port, key)
     else:
         doorman = _open(place, own.size)
-        key, start = key_of(environ), start_of(environ)
+        key = key_of(environ)
     desk = Desk(own, row, place)
     try:
         with closing(doorman):
-            doorman.admit(key, start, desk.greet, desk.turned_away.append)
+            doorman.admit(key, start_of(environ), desk.greet, desk.turned_away.append)
             return desk.wait(limit)
     finally:
         if isinstance(place, SharedFile):
@@ -100,7 +101,7 @@ def _open(place: Port, ranks: int) -> Doorman:
     """At the first port that is free."""
     for port in place.ports:
         with suppress(OSError):
-            return Doorman(ranks, port, place.is_local)
+            return Doorman(ranks, port, place.loopback)
     tried = ", ".join(map(str, place.ports))
     raise TransportError(
         f"rank 0 cannot listen at port {tried} of {socket.gethostname()}: another"
@@ -264,7 +265,7 @@ def _find(
     """A connection to the store, and the address at which it is."""
     key = None if isinstance(place, SharedFile) else key_of(environ)
     why = "nobody listens there"
-    for _ in within(limit):
+    for passed in within(limit):
         for address, door in _doors(place, key, environ):
             try:
                 greet = _greeting(door)
@@ -272,6 +273,10 @@ def _find(
                 return sock, plain(sock.getpeername()[0])
             except (OSError, Stranger) as error:
                 why = str(error) if isinstance(error, Stranger) else _plainly(error)
+                if isinstance(error, socket.gaierror) and passed > NAMELESS:
+                    addresses.check_name(address, REMEDY)
+                if isinstance(error, Stranger | TimeoutError) and key is None:
+                    break  # it was left by an earlier start: look at the file again
     if isinstance(place, Port):
         addresses.check_name(place.host, REMEDY)
     elif not place.path.exists():
@@ -291,9 +296,9 @@ def _doors(
     place: Port | SharedFile, key: bytes | None, environ: Mapping[str, str]
 ) -> list[tuple[str, Door]]:
     """Every address and port at which the store may be now."""
+    start = start_of(environ)
     if isinstance(place, Port):
         assert key is not None
-        start = start_of(environ)
         return [
             (place.host, Door(place.host, (port,), key, start)) for port in place.ports
         ]
@@ -301,7 +306,7 @@ def _doors(
         os.listdir(place.path.parent)  # a network's file system looks again
     try:
         said = json.loads(place.path.read_text())
-        door = Door("", (said["port"],), bytes.fromhex(said["key"]), "")
+        door = Door("", (said["port"],), bytes.fromhex(said["key"]), start)
         here = said["node"] == socket.gethostname()
         found = ["127.0.0.1", *said["addresses"]] if here else said["addresses"]
         return [(address, door) for address in [*found, said["node"]]]

@@ -40,9 +40,11 @@ class Port(NamedTuple):
         return f"{self.host} port {', '.join(map(str, self.ports))}"
 
     @property
-    def is_local(self) -> bool:
-        """True where nobody from another node can be expected."""
-        return self.host in (LOOPBACK, "::1", "localhost")
+    def loopback(self) -> str:
+        """This node's own address, where nobody from another node can be expected."""
+        return {"localhost": LOOPBACK, "::1": "::1"}.get(
+            self.host, self.host if self.host.startswith("127.") else ""
+        )
 
 
 class SharedFile(NamedTuple):

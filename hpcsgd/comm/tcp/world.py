@@ -31,14 +31,15 @@ from hpcsgd.errors import ConfigError
 class Ends:
     """All that this process holds of its connections, once and for its whole life."""
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: Mesh, at_exit: bool = True) -> None:
         self.mesh = mesh
         self.letters = Letters(mesh)
         wires = [Wire(rank, sock) for rank, sock in sorted(mesh.words.items())]
         self.engine = Engine(wires, self._lost)
         self.groups = 0  # that this rank has given a number
         self.worlds = 0
-        atexit.register(self.leave)
+        if at_exit:
+            atexit.register(self.leave)
 
     def _lost(self, rank: int, has_left: bool) -> NoReturn:
         raise LostRank(self.letters.why_lost(rank, has_left).text)
@@ -54,6 +55,12 @@ class Ends:
             own = self.mesh.own
             self._say(f"hpcsgd: rank {own.rank} of {own.size} ends: {error}")
             os._exit(1)
+
+    def drop(self) -> None:
+        """Close all connections."""
+        self.letters.drop()
+        for sock in (*self.mesh.words.values(), *self.mesh.letters.values()):
+            sock.close()
 
     @staticmethod
     def _say(text: str) -> None:

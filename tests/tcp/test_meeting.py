@@ -1,4 +1,4 @@
-"""Where ranks without MPI meet, who is let in, and what is said of those who are not."""
+"""Where ranks without MPI meet, who is let in, and what is said of others."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import socket
 import struct
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 
 import numpy as np
 import pytest
@@ -214,10 +214,8 @@ def test_a_file_that_an_earlier_start_left(tmp_path, monkeypatch):
 
 
 def close_one(server):
-    try:
+    with suppress(OSError):
         server.accept()[0].close()
-    except OSError:
-        pass
 
 
 def on_thread_0(place):

@@ -55,7 +55,7 @@ def relaunch(
 ) -> int:
     """Run `python -m hpcsgd argv` on `ranks` ranks; its exit code.
 
-    They are of MPI, unless `comm` says that they are not. A run that was to go on
+    They are of MPI, unless `comm` says otherwise or there is none. A run that was to go on
     without a lost rank and could not asks to be requeued.
     """
     if ranks < 1:
@@ -88,20 +88,27 @@ def must_relaunch(ranks: int | None) -> bool:
 
 
 def is_without_mpi(comm: str) -> bool:
-    """Whether ranks are to speak through TCP."""
+    """Whether ranks are to speak through TCP: asked for, or all that there is."""
+    if comm == "auto":
+        return _mpiexec() is None
     return comm == "tcp" or comm.startswith(FILE)
 
 
 def mpiexec(shrinks: bool = False) -> list[str]:
     """The launcher that belongs to the MPI that mpi4py loads."""
-    beside = Path(sys.executable).parent / "mpiexec"
-    path = str(beside) if beside.exists() else shutil.which("mpiexec")
+    path = _mpiexec()
     if path is None:
         raise ConfigError(
             "--ranks needs an MPI and no mpiexec was found;"
             " install one with: pip install mpi4py mpich, or do without: --comm tcp"
         )
     return [path, *_flags(path, shrinks)]
+
+
+def _mpiexec() -> str | None:
+    """The one beside this Python belongs to its MPI."""
+    beside = Path(sys.executable).parent / "mpiexec"
+    return str(beside) if beside.exists() else shutil.which("mpiexec")
 
 
 def _flags(path: str, shrinks: bool) -> list[str]:

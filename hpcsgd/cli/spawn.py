@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 
+from hpcsgd.cli.job import end_with_parent
 from hpcsgd.comm.launched import EXPECTED, OWN_RANK
 from hpcsgd.comm.tcp.where import FILE, STORE
 
@@ -25,7 +26,11 @@ def run(ranks: int, command: Sequence[str], environment: Mapping[str, str]) -> i
     with tempfile.TemporaryDirectory(prefix="hpcsgd-") as folder:
         place = {STORE: f"{FILE}{folder}/store", **environment}
         started = [
-            subprocess.Popen(list(command), env={**place, **_own(rank, ranks)})
+            subprocess.Popen(
+                list(command),
+                env={**place, **_own(rank, ranks)},
+                preexec_fn=end_with_parent,
+            )
             for rank in range(ranks)
         ]
         return _code(_ends(started))

@@ -28,8 +28,8 @@ def measure() -> dict:
     rows = [row for ranks in RANKS for row in _launch(ranks)]
     for row in rows:
         print(
-            f"{row['ranks']} ranks, {row['bytes']:8d} bytes: MPI {row['us_mpi']:.1f} µs,"
-            f" TCP {row['us_tcp']:.1f} µs, ratio {row['ratio']:.1f}",
+            f"{row['ranks']} ranks, {row['bytes']:8d} bytes: MPI"
+            f" {row['us_mpi']:.1f} µs, TCP {row['us_tcp']:.1f} µs, ratio {row['ratio']:.1f}",
             flush=True,
         )
     return {"rows": rows, "load_before": os.getloadavg()[0], "cores": os.cpu_count()}

@@ -55,8 +55,8 @@ def relaunch(
 ) -> int:
     """Run `python -m hpcsgd argv` on `ranks` ranks; its exit code.
 
-    They are of MPI, unless `comm` says otherwise or there is none. A run that was to go on
-    without a lost rank and could not asks to be requeued.
+    They are of MPI, unless `comm` says otherwise or there is none. A run that was to
+    go on without a lost rank and could not asks to be requeued.
     """
     if ranks < 1:
         raise ConfigError(

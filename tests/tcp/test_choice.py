@@ -77,6 +77,8 @@ def test_where_ranks_meet(tmp_path):
     for said in ("host", "host:0", "host:x", ":80", "file:"):
         with pytest.raises(ConfigError, match="HOST:PORT|names no file"):
             place_of({"HPCSGD_STORE": said})
+    with pytest.raises(ConfigError, match="rank 0 is on node 1 of the step"):
+        place_of({**on_two, "SLURM_PROCID": "0", "SLURM_NODEID": "1"})
     with pytest.raises(ConfigError, match="no launcher says where"):
         place_of({})
 

@@ -96,6 +96,11 @@ def first_node(nodes: str) -> str:
 
 def _slurm_host(environment: Mapping[str, str], nodes: str) -> str:
     """Rank 0 is on the first node; on one node the network is not needed."""
+    far = environment.get("SLURM_NODEID", "0")
+    if environment.get("SLURM_PROCID") == "0" and far != "0":
+        raise ConfigError(
+            f"rank 0 is on node {far} of the step, not the first; {REMEDY}"
+        )
     count = environment.get("SLURM_STEP_NUM_NODES") or environment.get("SLURM_NNODES")
     return LOOPBACK if count == "1" else first_node(nodes)
 

@@ -14,7 +14,6 @@ from hpcsgd.errors import TransportError
 
 Moves = Generator[list[Receipt | Sent | None], None, None]
 LOOKS = 20  # at a socket before this thread sleeps: some microseconds each
-READ, BOTH = select.POLLIN, select.POLLIN | select.POLLOUT
 
 
 class Transfer:
@@ -51,9 +50,7 @@ class Engine:
         self._gone: tuple[int, bool] | None = None  # what `lost` was called with
         self._by_fd = {wire.fd: wire for wire in self.wires.values()}
         self._poll = select.poll()
-        for fd in self._by_fd:
-            self._poll.register(fd, READ)
-        self._pushing: set[int] = set()  # whom the poll asks for room, too
+        self._asked: dict[int, int] = {}  # what the poll is asked of each
 
     def start(self, moves: Moves) -> Transfer:
         """Begin a transfer; as much as can be done at once is done."""
@@ -113,10 +110,7 @@ class Engine:
 
     def _sleep(self, milliseconds: int | None = None) -> bool:
         """Until something comes, or there is room for what leaves."""
-        pushing = {wire.fd for wire in self.wires.values() if wire.out}
-        for fd in pushing ^ self._pushing:
-            self._poll.modify(fd, BOTH if fd in pushing else READ)
-        self._pushing = pushing
+        self._ask()
         came = False
         for fd, event in self._poll.poll(milliseconds):
             wire = self._by_fd[fd]
@@ -128,16 +122,24 @@ class Engine:
                 self._check(wire)
         return came
 
+    def _ask(self) -> None:
+        """Whom there is something to hear from, and who may have room for more."""
+        for fd, wire in self._by_fd.items():
+            wanted = select.POLLOUT if wire.out else 0
+            wanted |= 0 if wire.has_ended else select.POLLIN
+            if wanted == self._asked.get(fd, 0):
+                continue
+            self._asked[fd] = wanted
+            if wanted:
+                self._poll.register(fd, wanted)
+            else:  # it would be said again and again that it is closed
+                self._poll.unregister(fd)
+
     def _check(self, wire: Wire) -> None:
         """Whether it has ended; one that has said so is missed where it is awaited."""
-        if wire.has_ended:
-            if wire.fd in self._by_fd:
-                del self._by_fd[wire.fd]
-                self._pushing.discard(wire.fd)
-                self._poll.unregister(wire.fd)
-            if wire.is_lost or wire.waiting:
-                self._gone = wire.rank, wire.has_left
-                self.lost(*self._gone)
+        if wire.is_lost or (wire.has_left and wire.waiting):
+            self._gone = wire.rank, wire.has_left
+            self.lost(*self._gone)
 
     def _go_on(self) -> None:
         self.under_way = [one for one in self.under_way if not one.advance()]

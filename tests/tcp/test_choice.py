@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hpcsgd import comm
+from hpcsgd.cli.info import world_facts
 from hpcsgd.comm import choose, open_world
 from hpcsgd.comm.launched import launched
 from hpcsgd.comm.nccl import NcclCommunicator
@@ -203,11 +204,17 @@ def test_ranks_of_a_command_without_mpi(tmp_path):
     done = command(tmp_path, "train", "--data", data, *flags, "--json")
     said = json.loads(done.stdout)
     assert (said["ranks"], said["transport"]) == (2, "TCP")
-    done = command(tmp_path, "train", "--data", data, *flags, "--grid", "1x3")
+    done = command(tmp_path, "train", "--data", "none.h5", *flags)
     assert done.returncode == 2 and done.stderr.count("error") == 1, done.stderr
 
 
-def test_info_says_which(tmp_path):
-    done = command(tmp_path, "info", "--json")
-    said = json.loads(done.stdout)["ranks"]
-    assert said["comm"] == "serial" and "no launcher" in said["why"]
+def test_info_says_which(monkeypatch):
+    monkeypatch.setenv("HPCSGD_STORE", "n1:7")
+    said = world_facts(*choose(TORCHRUN))
+    assert said == {
+        "comm": "tcp",
+        "why": "torchrun has started 4 ranks",
+        "tcp would meet at": "n1 port 7",
+    }
+    monkeypatch.delenv("HPCSGD_STORE")
+    assert "nobody" in world_facts(*choose({}))["tcp would meet at"]

@@ -10,27 +10,25 @@ from tests import launcher
 from tests.tcp.child import RUNS, train
 from tests.tcp.harness import ROOT, Ranks, clean_environment
 
+CHILD = ["-m", "tests.tcp.child"]
+
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_the_contract_and_the_bits_of_threads(size, tmp_path):
-    """One launch for all of it; runs have the bits of ranks that are threads."""
-    with Ranks(tmp_path, size, ["-m", "tests.tcp.child", "contract", "tcp"]) as ranks:
+    """One launch for all of it; two ranks have the bits of MPI, too."""
+    with Ranks(tmp_path, size, [*CHILD, "contract", "tcp"]) as ranks:
         codes, texts = ranks.ends()
     assert codes == [0] * size, "\n".join(texts)
-    said = json.loads(texts[0].splitlines()[-1])["bits"]
+    said = json.loads(texts[0].splitlines()[-1])
     for found, which in zip(said, RUNS, strict=True):
         assert {found} == set(run_ranks(size, lambda world, w=which: train(world, *w)))
+    if size == 2 and launcher.mpiexec() is not None:
+        assert said == of_mpi(tmp_path)
 
 
-def test_two_ranks_have_the_bits_of_mpi(tmp_path):
-    """Of two numbers there is one sum."""
-    if launcher.mpiexec() is None:
-        pytest.skip("no mpiexec; install one with: pip install mpi4py mpich")
-    child = ["-m", "tests.tcp.child", "bits"]
-    command = [*launcher.mpiexec(), "-n", "2", sys.executable, *child, "mpi"]
-    code, text = launcher.run(command, 60, ROOT, clean_environment(tmp_path))
+def of_mpi(folder):
+    """The same runs on two ranks of MPI: of two numbers there is one sum."""
+    command = [*launcher.mpiexec(), "-n", "2", sys.executable, *CHILD, "bits", "mpi"]
+    code, text = launcher.run(command, 60, ROOT, clean_environment(folder))
     assert code == 0, text
-    with Ranks(tmp_path, 2, [*child, "tcp"]) as ranks:
-        codes, texts = ranks.ends()
-    assert codes == [0, 0], texts
-    assert json.loads(texts[0]) == json.loads(text)
+    return json.loads(text)

@@ -201,6 +201,7 @@ def test_a_file_that_an_earlier_start_left(tmp_path, monkeypatch):
         for port in (free_port(), others.getsockname()[1]):
             left = {"addresses": [], "node": socket.gethostname(), "port": port}
             place.path.write_text(json.dumps({**left, "key": "00" * 32}))
+            place.path.chmod(0o600)
             others.settimeout(5)
             late = threading.Thread(target=lambda: close_one(others))
             late.start()
@@ -210,6 +211,7 @@ def test_a_file_that_an_earlier_start_left(tmp_path, monkeypatch):
             started[0].join(20)
             assert not started[1]
         place.path.write_text("{")
+        place.path.chmod(0o600)
         assert on_threads(2, total, place, SOON) == [2.0] * 2
 
 
@@ -272,6 +274,18 @@ def test_the_file_is_its_owners_alone(tmp_path):
     else:
         raise AssertionError("no file")
     thread.join(20)
+
+
+def test_a_file_of_another_user_is_not_trusted(tmp_path, monkeypatch):
+    """Who writes it could say anything to whoever believes it."""
+    place = SharedFile(tmp_path / "store")
+    place.path.write_text("{}")
+    (said,) = errors_of(place, BRIEF, (1, 2))
+    assert "chmod 600" in said
+    place.path.chmod(0o600)
+    monkeypatch.setattr(key.os, "geteuid", lambda: os.getuid() + 1)
+    (said,) = errors_of(place, BRIEF, (1, 2))
+    assert "belongs to another user" in said
 
 
 def test_the_key_is_drawn_once_and_kept(tmp_path):

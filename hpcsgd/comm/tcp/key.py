@@ -28,6 +28,20 @@ def key_of(environment: Mapping[str, str]) -> bytes:
     return _kept(_path(environment))
 
 
+def check_own(path: Path) -> None:
+    """Refuse a secret that others can read, or have written; OSError: it is not there."""
+    found = path.stat()
+    if found.st_uid != os.geteuid():
+        raise ConfigError(
+            f"{path} belongs to another user, whom ranks would have to trust; name"
+            " another place, or remove it"
+        )
+    if found.st_mode & 0o077:
+        raise ConfigError(
+            f"others than its owner may read {path}; chmod 600 {path}, or remove it"
+        )
+
+
 def _path(environment: Mapping[str, str]) -> Path:
     config = environment.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(config) / "hpcsgd" / "key"
@@ -55,10 +69,7 @@ def _write(path: Path) -> None:
 def _read(path: Path) -> bytes:
     began = time.monotonic()
     while True:
-        if path.stat().st_mode & 0o077:
-            raise ConfigError(
-                f"others than its owner may read {path}; chmod 600 {path}, or remove it"
-            )
+        check_own(path)
         found = path.read_bytes()
         if len(found) == 2 * BYTES:
             return found

@@ -22,7 +22,7 @@ from hpcsgd.comm.tcp import addresses, greeting
 from hpcsgd.comm.tcp.addresses import within
 from hpcsgd.comm.tcp.doorman import Doorman, plain
 from hpcsgd.comm.tcp.greeting import Stranger
-from hpcsgd.comm.tcp.key import key_of
+from hpcsgd.comm.tcp.key import check_own, key_of
 from hpcsgd.comm.tcp.where import REMEDY, Port, SharedFile, start_of
 from hpcsgd.errors import ConfigError, TransportError
 
@@ -305,11 +305,14 @@ def _doors(
     with suppress(OSError):
         os.listdir(place.path.parent)  # a network's file system looks again
     try:
+        check_own(place.path)
         said = json.loads(place.path.read_text())
         door = Door("", (said["port"],), bytes.fromhex(said["key"]), start)
         here = said["node"] == socket.gethostname()
         found = ["127.0.0.1", *said["addresses"]] if here else said["addresses"]
         return [(address, door) for address in [*found, said["node"]]]
+    except ConfigError:
+        raise
     except (OSError, ValueError, KeyError, TypeError):
         return []
 

@@ -359,6 +359,22 @@ def test_the_key_never_travels():
     thread.join(5)
 
 
+def test_a_false_rank_0_is_found_out():
+    """It speaks as one, and answers what it has drawn itself."""
+    there, here = socket.socketpair()
+
+    def pretend():
+        greeting._read(there, len(greeting.MAGIC) + greeting.DRAWN)
+        there.sendall(greeting.MAGIC + os.urandom(greeting.DRAWN))
+        there.sendall(greeting._read(there, greeting.DRAWN))  # as it came
+
+    thread = threading.Thread(target=pretend)
+    thread.start()
+    with there, here, pytest.raises(Stranger, match="does not know the word"):
+        greeting.ask_in(here, os.urandom(32), "s")
+    thread.join(5)
+
+
 def test_ports_are_of_one_start():
     one = ports_of(start_of({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}))
     other = ports_of(start_of({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1"}))

@@ -29,7 +29,7 @@ def key_of(environment: Mapping[str, str]) -> bytes:
 
 
 def check_own(path: Path) -> None:
-    """Refuse a secret that others can read, or have written; OSError: it is not there."""
+    """Refuse a secret that others can read, or have written."""
     found = path.stat()
     if found.st_uid != os.geteuid():
         raise ConfigError(

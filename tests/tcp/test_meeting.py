@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.comm.launched import Launched
-from hpcsgd.comm.tcp import addresses, greeting, key, mesh, store
+from hpcsgd.comm.tcp import addresses, desk, greeting, key, mesh, visit
 from hpcsgd.comm.tcp.doorman import Doorman
 from hpcsgd.comm.tcp.greeting import Stranger
 from hpcsgd.comm.tcp.key import key_of
@@ -102,7 +102,7 @@ def test_a_rank_without_rank_0_says_where_it_looked(tmp_path):
 
 
 def test_a_name_that_nobody_knows(monkeypatch):
-    monkeypatch.setattr(store, "NAMELESS", 0.0)
+    monkeypatch.setattr(visit, "NAMELESS", 0.0)
     (said,) = errors_of(Port("no-such-host.invalid", (1,)), SOON, (1, 2))
     assert "name no-such-host.invalid of rank 0's node is not known" in said
 
@@ -392,4 +392,4 @@ def test_the_door_is_closed_when_all_are_there():
 
 def test_patience_is_a_number():
     with pytest.raises(ConfigError, match="must be seconds above 0"):
-        store.patience({"HPCSGD_STORE_SECONDS": "soon"})
+        desk.patience({"HPCSGD_STORE_SECONDS": "soon"})

@@ -13,9 +13,10 @@ from typing import Any
 import hpcsgd
 from hpcsgd.comm.launched import Launched
 from hpcsgd.comm.tcp import addresses, greeting
+from hpcsgd.comm.tcp.desk import Meeting, patience
 from hpcsgd.comm.tcp.doorman import Doorman
 from hpcsgd.comm.tcp.greeting import Stranger
-from hpcsgd.comm.tcp.store import Meeting, meet, patience
+from hpcsgd.comm.tcp.store import meet
 from hpcsgd.comm.tcp.where import LOOPBACK, Port, SharedFile
 from hpcsgd.comm.usage import node
 from hpcsgd.errors import TransportError

@@ -10,11 +10,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from hpcsgd.backends.kernel_table import compiled_for, options
+from hpcsgd.backends.raw_kernels import OF_CUPY
 from tests.kernels.emulator import KERNELS
 
 WHEELS = {12: "nvidia/cuda_nvrtc/lib", 13: "nvidia/cu13/lib"}
-# What CuPy adds, besides the architecture, to everything that it compiles.
-OF_CUPY = ("-ftz=true", "--device-as-default-execution-space")
 
 
 @dataclass(frozen=True)

@@ -67,26 +67,61 @@ FAULTS = {
         ),
     },
     "gram_wgmma": {
-        "wgmma: registers of d turned": ('"%0,%1,%2,', '"%1,%0,%2,'),
-        "wgmma: matrices turned": ("%64, %65, 1, 1,", "%65, %64, 1, 1,"),
-        "wgmma: matrices of a pair turned": ("%128, %129, 1,", "%129, %128, 1,"),
-        "wgmma: sums that begin anew": ("%64, %65, 1, 1,", "%64, %65, 0, 1,"),
-        "wgmma: bf16 taken for f16": ('wgmma_bf16, "bf16"', 'wgmma_bf16, "f16"'),
-        "wgmma: no fence for units": (
+        "no fence between units": (
             'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");',
             "",
         ),
-        "wgmma: no fence for registers": (
+        "no wgmma.fence": (
             'asm volatile("wgmma.fence.sync.aligned;" ::: "memory");',
             "",
         ),
-        "wgmma: no groups": (
+        "no wgmma-group": (
             'asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");',
             "",
         ),
-        "wgmma: a wait for one less": (
+        "a wait for one group less": (
             'wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT)',
             'wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT + 1)',
+        ),
+        "no wait for groups": (
+            'asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory")',
+            "",
+        ),
+        "a fence of all memory but none of units": (
+            "fence.proxy.async.shared::cta",
+            "fence.acq_rel.gpu",
+        ),
+        "bf16 taken for f16 by warpgroups": (
+            'WGMMA(wgmma_bf16, "bf16")',
+            'WGMMA(wgmma_bf16, "f16")',
+        ),
+        "f16 taken for bf16 by warpgroups": (
+            'WGMMA(wgmma_f16, "f16")',
+            'WGMMA(wgmma_f16, "bf16")',
+        ),
+        "A and B turned": ("%128, %129", "%129, %128"),
+        "A and B of one tile turned": ("%64, %65", "%65, %64"),
+        "A twice": ("%128, %129", "%128, %128"),
+        "a sum that begins anew": (
+            '"}, %128, %129, 1, 1, 1, 0, 0;"',
+            '"}, %128, %129, 0, 1, 1, 0, 0;"',
+        ),
+        "a difference by warpgroups": (
+            '"}, %128, %129, 1, 1, 1, 0, 0;"',
+            '"}, %128, %129, 1, -1, 1, 0, 0;"',
+        ),
+        "B as columns": (
+            '"}, %128, %129, 1, 1, 1, 0, 0;"',
+            '"}, %128, %129, 1, 1, 1, 0, 1;"',
+        ),
+        "sums turned": ('"%0,%1,%2,', '"%1,%0,%2,'),
+        "sums of the second tile first": (
+            ": SIXTY_FOUR(d, 0), SIXTY_FOUR(d, 64)",
+            ": SIXTY_FOUR(d, 64), SIXTY_FOUR(d, 0)",
+        ),
+        "an address that is not of shared memory": (
+            "(u32)__cvta_generic_to_shared(at)",
+            "(u32)(u64)at",
         ),
     },
     "recurrence": {
@@ -162,9 +197,11 @@ def gram(text):
 
 
 def gram_wgmma(text):
-    """Both shapes: tiles alone and in pairs."""
+    """Tiles and pairs, both kinds of number."""
     module = module_of("gram_wgmma")
-    module.agrees("bf16", module.CASES[2], text, FEW)
+    for element in ("bf16", "fp16"):
+        for case in module.CASES[1:3]:
+            module.agrees(element, case, text, FEW)
 
 
 def recurrence(text):

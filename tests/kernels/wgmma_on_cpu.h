@@ -27,11 +27,33 @@
    nor begin to, from the instruction to that wait; what a thread's cp.async or store has
    written there is followed by its own fence.proxy.async. (Of a plain store in C++ it is
    known only that somebody has made one: any thread's fence will do. A translation of
-   PTX calls `wrote`, which knows who.) */
+   PTX calls `wrote`, which knows who.)
+
+   Watched where WGMMA is defined: what is written to shared memory is of no interest to
+   kernels without. */
 #pragma once
 
 #include <array>
 
+namespace emulated {
+
+/* Shared memory begins somewhere: as CUDA has it behind 1 KiB of its own, not always at
+   a multiple of what a pattern needs. */
+inline unsigned window()
+{
+    return 1024u + 128u * (unsigned)(now->block->group->launch->seed * 3 % 8);
+}
+
+} // namespace emulated
+
+#if !defined(WGMMA)
+namespace emulated {
+inline void began(const void *, int) {}
+inline void wrote(const void *, int) {}
+inline void landed(const void *, int) {}
+} // namespace emulated
+extern "C" const char *wgmma_said() { return nullptr; }
+#else
 namespace emulated {
 
 /* 16 bytes of shared memory. */
@@ -59,7 +81,8 @@ struct Quarter {
     unsigned number = 0, issued = 0, groups = 0;
     bool is_fenced = false, is_lent = false;
     int count = 0;                 /* registers of d */
-    float *d[32];                  /* of each lane */
+    std::vector<float *> d[32];    /* of each lane */
+    std::vector<float *> asked[32]; /* the operands of one instruction */
     uint64_t a[32], b[32];
     std::vector<float> sums[32];   /* what d would hold */
     std::vector<Product> products; /* not waited for yet */
@@ -103,13 +126,6 @@ inline Units &units()
 inline unsigned warp_of_block() { return (unsigned)(now->warp - &now->block->warps[0]); }
 inline unsigned thread_of_block() { return warp_of_block() * 32 + now->lane; }
 inline Quarter &quarter() { return units().quarters[warp_of_block()]; }
-
-/* Shared memory begins somewhere: as CUDA has it behind 1 KiB of its own, not always at
-   a multiple of what a pattern needs. */
-inline unsigned window()
-{
-    return 1024u + 128u * (unsigned)(now->block->group->launch->seed * 3 % 8);
-}
 
 template <class F> inline void each_grain(const void *to, int bytes, F action)
 {
@@ -227,7 +243,7 @@ inline bool is_untouched(Quarter &own)
     for (unsigned lane = 0; lane < 32; lane++)
         for (int i = 0; i < own.count; i++) {
             unsigned held;
-            memcpy(&held, own.d[lane] + i, 4);
+            memcpy(&held, own.d[lane][(size_t)i], 4);
             if (held != LENT)
                 return fault("accumulators touched before wgmma.wait_group");
         }
@@ -235,20 +251,24 @@ inline bool is_untouched(Quarter &own)
 }
 
 /* They belong to products from now on. */
-inline bool lend(Quarter &own, int count)
+inline bool lend(Quarter &own, const std::vector<float *> (&d)[32])
 {
-    if (own.is_lent) {
-        bool is_same = own.count == count;
-        own.count = min(own.count, count);
-        return is_untouched(own) && (is_same || fault("products of two shapes add to d"));
-    }
-    for (unsigned lane = 0; lane < 32; lane++) {
-        own.sums[lane].assign(own.d[lane], own.d[lane] + count);
-        for (int i = 0; i < count; i++)
-            memcpy(own.d[lane] + i, &LENT, 4);
-    }
+    if (own.is_lent)
+        for (unsigned lane = 0; lane < 32; lane++)
+            if (own.d[lane] != d[lane])
+                return fault("a product with other accumulators before wgmma.wait_group");
+    if (own.is_lent)
+        return is_untouched(own);
     own.is_lent = true;
-    own.count = count;
+    own.count = (int)d[0].size();
+    for (unsigned lane = 0; lane < 32; lane++) {
+        own.d[lane] = d[lane];
+        own.sums[lane].clear();
+        for (float *one : d[lane]) {
+            own.sums[lane].push_back(*one);
+            memcpy(one, &LENT, 4);
+        }
+    }
     return own.is_fenced || fault("accumulators of a product without wgmma.fence");
 }
 
@@ -298,14 +318,15 @@ inline void give_back(Quarter &own)
     if (!is_untouched(own))
         spoil(own);
     for (unsigned lane = 0; lane < 32; lane++)
-        memcpy(own.d[lane], own.sums[lane].data(), sizeof(float) * own.sums[lane].size());
+        for (size_t i = 0; i < own.d[lane].size(); i++)
+            *own.d[lane][i] = own.sums[lane][i];
     own.is_lent = own.is_fenced = false;
 }
 
-inline void issue(Quarter &own, int count, Value value)
+inline void issue(Quarter &own, Value value)
 {
     Product product{own.a[0], own.b[0], own.groups, value, {}, {}, false};
-    product.wrong = !lend(own, count);
+    product.wrong = !lend(own, own.asked);
     product.wrong |= !is_aligned(own, product.a, product.b);
     product.wrong |= !is_known(product.a) || !is_known(product.b);
     read_matrices(own, product, false);
@@ -332,14 +353,21 @@ inline float value_of_f16(const unsigned char *at)
     return of_half((unsigned)(at[0] | at[1] << 8));
 }
 
+inline void wgmma(std::vector<float *> d, uint64_t a, uint64_t b, Value value)
+{
+    Quarter &own = quarter();
+    own.asked[now->lane] = std::move(d);
+    own.a[now->lane] = a;
+    own.b[now->lane] = b;
+    together([&](Warp *) { issue(own, value); });
+}
 template <int COUNT>
 inline void wgmma(float (&d)[COUNT], uint64_t a, uint64_t b, Value value)
 {
-    Quarter &own = quarter();
-    own.d[now->lane] = d;
-    own.a[now->lane] = a;
-    own.b[now->lane] = b;
-    together([&](Warp *) { issue(own, COUNT, value); });
+    std::vector<float *> places(COUNT);
+    for (int i = 0; i < COUNT; i++)
+        places[(size_t)i] = d + i;
+    wgmma(std::move(places), a, b, value);
 }
 
 } // namespace emulated
@@ -381,3 +409,4 @@ template <int COUNT> inline void wgmma_f16(float (&d)[COUNT], uint64_t a, uint64
     emulated::wgmma(d, a, b, emulated::value_of_f16);
 }
 template <int COUNT> inline void held(float (&)[COUNT]) {}
+#endif

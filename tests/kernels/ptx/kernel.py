@@ -74,6 +74,7 @@ class Translated(emulator.Kernel):
     def __init__(self, ptx, entry, flags=(), watch=None):
         module = parsed(ptx)
         self.name, self.entry = entry, module.entries[entry]
+        flags = (*flags, *(f"-D{define}" for define in emulator.units_of(ptx)))
         self.path = build(translated(module, entry), entry, flags, watch)
         self.library = emulator.library(self.path)
         self.call = emulator.launcher(self.library, entry)

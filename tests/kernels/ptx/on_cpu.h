@@ -365,16 +365,6 @@ inline Four multiplied(Multiply multiply, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0
 
 } // namespace ptx
 
-/* What a thread has written is seen by the units of wgmma behind its fence. */
-#if defined(HAS_WGMMA)
-#include "wgmma.h"
-#define SEEN_BY_UNITS(space, at, bytes)                                                \
-    if (space == SHARED)                                                               \
-    emulated::wrote(at, bytes)
-#else
-#define SEEN_BY_UNITS(space, at, bytes)
-#endif
-
 /* ---- one statement an instruction ---- */
 
 #define LOAD(space, kind, type, count, number, place, ...)                             \
@@ -388,7 +378,7 @@ inline Four multiplied(Multiply multiply, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0
         auto *at_ = place;                                                             \
         WATCH(space, WRITE, at_, count * (int)sizeof(type), number);                   \
         ptx::give(at_, __VA_ARGS__);                                                   \
-        SEEN_BY_UNITS(space, at_, count * (int)sizeof(type));                          \
+        emulated::wrote(at_, count * (int)sizeof(type));                               \
     } while (0)
 #define LOAD_ACQUIRE(type, number, place, to)                                          \
     do {                                                                               \
@@ -421,4 +411,11 @@ inline Four multiplied(Multiply multiply, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0
     do {                                                                               \
         ptx::Four d_ = ptx::multiplied(multiply, __VA_ARGS__);                         \
         d0 = d_.value[0], d1 = d_.value[1], d2 = d_.value[2], d3 = d_.value[3];        \
+    } while (0)
+/* The accumulators, as they stand in the text; then both matrices. */
+#define WGMMA_ASYNC(kind, a, b, ...)                                                   \
+    do {                                                                               \
+        f32 *const d_[] = {__VA_ARGS__};                                               \
+        constexpr int count_ = sizeof d_ / sizeof *d_;                                 \
+        emulated::wgmma({d_, d_ + count_}, a, b, emulated::value_of_##kind);           \
     } while (0)

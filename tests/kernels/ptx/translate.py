@@ -47,13 +47,10 @@ def translated(module: Module, name: str) -> str:
     known = Known(entry.registers(), frozenset(module.shared))
     rows = [_statement(one, known) for one in entry.body]
     lines = ",\n".join(_quoted(one) for one in entry.instructions())
-    has_wgmma = any(o.opcode.startswith("wgmma") for o in entry.instructions())
     return "\n".join(
         [
-            *(["#define HAS_WGMMA"] if has_wgmma else []),
             '#include "on_cpu.h"',
             f"void {name}({parameters})\n{{",
-            *(["ptx::Lent lent_;"] if has_wgmma else []),
             *rows,
             f"}}\nLAUNCHABLE({name})",
             f"static const char *const LINES[] = {{\n{lines}}};",
@@ -253,21 +250,21 @@ class Translation:
         of += [self.value(r, "f32") for r in _members(c, 4)]
         return f"MMA(mma_{kind}, {', '.join(to)}, {', '.join(of)});"
 
-    def multiply_async(self, columns: str, kind: str, other: str) -> str:
-        """wgmma.mma_async that adds to d, no sign changed, nothing transposed."""
-        d, a, b, *how = self.one.operands
-        if kind != other or how != ["1", "1", "1", "0", "0"]:
-            raise Unknown("a product of another way")
-        count = int(columns) // 2
-        to = ", ".join(self.register(r) for r in _members(d, count))
-        of = f"{self.value(a, 'u64')}, {self.value(b, 'u64')}"
-        way = f"ptx::multiply_async<{count}>(lent_, wgmma_{kind}<{count}>"
-        return f"{way}, {of}, {to});"
+    def multiply_by_warpgroup(self, columns: str, kind: str, other: str) -> str:
+        """wgmma of 64 x `columns` sums, of matrices that both lie as their rows do."""
+        d, a, b, *signs = self._operands(8)
+        if kind != other or signs != ["1", "1", "1", "0", "0"]:
+            raise Unknown("another product than d += a b")
+        places = ", ".join(
+            f"&{self.register(r)}" for r in _members(d, int(columns) // 2)
+        )
+        matrices = f"{self.value(a, 'u64')}, {self.value(b, 'u64')}"
+        return f"WGMMA_ASYNC({kind}, {matrices}, {places});"
 
     def wait_for_products(self) -> str:
         """wgmma.wait_group"""
         (left,) = self._operands(1)
-        return f"ptx::wait_for_products<{int(left)}>(lent_);"
+        return f"wgmma_wait<{int(left)}>();"
 
     # ---- other threads, other places ----
 
@@ -333,8 +330,8 @@ WAYS: dict[str, Callable[..., str]] = {
     r"mma\.sync\.aligned\.m16n8k(\d+)\.row\.col\.f32\.(\w+)\.(\w+)\.f32": (
         Translation.multiply
     ),
-    r"wgmma\.mma_async\.sync\.aligned\.m64n(128|256)k16\.f32\.(bf16|f16)\.(\w+)": (
-        Translation.multiply_async
+    r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(bf16|f16)\.(\w+)": (
+        Translation.multiply_by_warpgroup
     ),
     r"wgmma\.wait_group\.sync\.aligned": Translation.wait_for_products,
     r"shfl\.sync\.(up|down|bfly|idx)\.b32": Translation.shuffle,

@@ -8,8 +8,10 @@ launches with more shared memory than was asked for.
 
 import ctypes
 import math
+import pickle
 import sys
 import time
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -251,10 +253,12 @@ class RawModule:
     made = []  # (entry, options)
 
     def __init__(self, *, code=None, path=None, options=(), backend="nvrtc"):
-        assert isinstance(code, str) and isinstance(options, tuple)
-        self.code, self.options = code, options
+        assert (code is None) != (path is None) and isinstance(options, tuple)
+        self.code, self.path, self.options = code, path, options
 
     def get_function(self, name):
+        if self.path is not None:
+            return FileKernel(self.path, name)
         self.made.append((name, self.options))
         return RawKernel(self.code, name, self.options)
 
@@ -289,6 +293,50 @@ class RawKernel:
                 check_guards(array)
 
         STACK[-1].put(action)
+
+
+class FileKernel(RawKernel):
+    """Of a cubin, which is read when something of it is asked for."""
+
+    def __init__(self, path, name):
+        self.path, self.name = path, name
+
+    def __getattr__(self, missing):
+        assert missing in ("kernel", "meets", "max_dynamic_shared_size_bytes")
+        code, options = pickle.loads(Path(self.path).read_bytes())
+        RawModule.made.append((self.name, options))
+        super().__init__(code, self.name, options)
+        return getattr(self, missing)
+
+
+class Nvrtc(Strict):
+    """cupy.cuda.nvrtc: a program is its text, its cubin the text and its options."""
+
+    class NVRTCError(RuntimeError):
+        """Of the compiler."""
+
+    def __init__(self):
+        super().__init__("cupy.cuda.nvrtc", getVersion=lambda: (13, 2))
+        self.programs = {}
+
+    def createProgram(self, src, name, headers, include_names, /):  # noqa: N802
+        assert headers == include_names == () and name.endswith(".cu")
+        self.programs[len(self.programs) + 1] = [src, None]
+        return len(self.programs)
+
+    def compileProgram(self, prog, options, /):  # noqa: N802
+        archs = [one for one in options if "arch" in one.split("=")[0]]
+        assert len(archs) == 1 and isinstance(options, tuple)
+        self.programs[prog][1] = options
+
+    def getCUBIN(self, prog, /):  # noqa: N802
+        return pickle.dumps(tuple(self.programs[prog]))
+
+    def getProgramLog(self, prog, /):  # noqa: N802
+        return f"program {prog}: an error\nand more"
+
+    def destroyProgram(self, prog, /):  # noqa: N802
+        self.programs[prog] = None
 
 
 def _argument(one):
@@ -421,7 +469,7 @@ def install(monkeypatch):
         "cupy.cuda",
         **{"runtime": runtime, "nccl": nccl, "Device": Device},
         **{"Stream": Stream, "Event": Event, "get_elapsed_time": _elapsed},
-        nvrtc=Strict("cupy.cuda.nvrtc", getVersion=lambda: (13, 2)),
+        nvrtc=Nvrtc(),
         driver=Strict("cupy.cuda.driver", CUDADriverError=CUDADriverError),
         compiler=Strict("cupy.cuda.compiler", CompileException=CompileException),
         memory=Strict("cupy.cuda.memory", OutOfMemoryError=OutOfMemoryError),

@@ -3,16 +3,19 @@
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from hpcsgd import assets
-from hpcsgd.backends.kernel_table import FOLDER, Build, options
+from hpcsgd.backends.kernel_table import FOLDER, Build, compiled_for, options
 from hpcsgd.backends.launch_steps import PLAIN_SHARED
 from hpcsgd.errors import ConfigError
 
 OnStream = Callable[..., None]
+# What CuPy tells NVRTC besides the architecture.
+OF_CUPY = ("-ftz=true", "--device-as-default-execution-space")
 
 
 class RawKernels:
@@ -55,6 +58,8 @@ class RawKernels:
         text = (folder / f"{build.source}.cu").read_text()
         given = (*options(build, str(folder)), _headers(folder))
         try:
+            if compiled_for(build, self.arch) != self.arch:
+                return self._of_one_arch(build, text, given)
             module = self.cupy.RawModule(code=text, options=given)
             return module.get_function(build.entry)
         except self.cupy.cuda.compiler.CompileException as error:
@@ -67,7 +72,26 @@ class RawKernels:
                 ' CUDA beside it: pip install "cupy-cudaNNx[ctk]" of its version'
             ) from error
 
-    def _uncompiled(self, build: Build, error: Exception) -> ConfigError:
+    def _of_one_arch(self, build: Build, text: str, given: tuple[str, ...]) -> Any:
+        """Past CuPy, which knows of a GPU's "90" and not of its "90a"."""
+        nvrtc = self.cupy.cuda.nvrtc
+        arch = f"-arch=sm_{compiled_for(build, self.arch)}"
+        program = nvrtc.createProgram(text, f"{build.source}.cu", (), ())
+        try:
+            nvrtc.compileProgram(program, (*given, *OF_CUPY, arch))
+            cubin = nvrtc.getCUBIN(program)
+        except nvrtc.NVRTCError as error:
+            raise self._uncompiled(build, nvrtc.getProgramLog(program)) from error
+        finally:
+            nvrtc.destroyProgram(program)
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / f"{build.source}.cubin"
+            path.write_bytes(cubin)
+            function = self.cupy.RawModule(path=str(path)).get_function(build.entry)
+            _ = function.max_dynamic_shared_size_bytes  # read from the file by now
+        return function
+
+    def _uncompiled(self, build: Build, error: Exception | str) -> ConfigError:
         (first, *_) = [*str(error).strip().splitlines(), ""]
         return ConfigError(
             f"NVRTC cannot compile the kernel {build.entry} for sm_{self.arch}"

@@ -63,8 +63,8 @@ def cache():
 def build(kernel, defines=(), text=None, folder=KERNELS):
     """The shared object of a kernel, or of another `text` for it."""
     text = source_of(kernel) if text is None else text
-    flags = [f"-D{define}" for define in defines]
-    said = [text, *flags, *FLAGS, (HERE / "cuda_on_cpu.h").read_text()]
+    flags = [f"-D{define}" for define in (*defines, *units_of(text))]
+    said = [text, *flags, *FLAGS, *map(Path.read_text, sorted(HERE.glob("*.h")))]
     said += [path.read_text() for path in sorted(folder.glob("*.cuh"))]
     name = hashlib.sha256("\0".join(said).encode()).hexdigest()[:20]
     path = cache() / f"{kernel}-{name}.so"
@@ -77,6 +77,11 @@ def build(kernel, defines=(), text=None, folder=KERNELS):
             raise RuntimeError(done.stderr[:4000])
         part.rename(path)
     return path
+
+
+def units_of(text):
+    """What the emulation watches only where a kernel, or its PTX, has need of it."""
+    return ("WGMMA",) if "wgmma" in text else ()
 
 
 @lru_cache

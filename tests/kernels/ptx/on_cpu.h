@@ -3,7 +3,7 @@
    Threads, barriers, shared memory and what a warp does together are those of
    cuda_on_cpu.h. A register is an integer, a float or a predicate of its width; `as` and
    `put` read and write it as the type that an instruction names. Addresses of shared
-   memory are offsets that begin at START; an address in the shared memory of another
+   memory are offsets that begin at start(); an address in the shared memory of another
    block of the cluster has that block's rank in its upper bits.
 
    Floats below 2^-126 are zeros throughout (Flushed), as .ftz asks; instructions without
@@ -263,15 +263,16 @@ inline u32 to_tf32(f32 from) { return tf32_of_float(as<u32>(from)); }
 
 /* ---- memory ---- */
 
-constexpr u32 START = 1024; /* of shared memory: what is below belongs to the system */
+/* Where shared memory begins: what is below belongs to the system. */
+inline u32 start() { return emulated::window(); }
 constexpr u32 IN_BLOCK = 24; /* bits of an address; above them, rank + 1 or 0: the own */
 
 inline u64 address(u64 place) { return place; }
 inline emulated::Block *own() { return emulated::now->block; }
 inline unsigned char *global_at(u64 place) { return (unsigned char *)place; }
-inline unsigned char *shared_at(u64 place) { return own()->shared() + place - START; }
+inline unsigned char *shared_at(u64 place) { return own()->shared() + place - start(); }
 inline u64 from_shared(u64 place) { return (u64)shared_at(place); }
-inline u64 to_shared(u64 place) { return place - (u64)own()->shared() + START; }
+inline u64 to_shared(u64 place) { return place - (u64)own()->shared() + start(); }
 inline u32 map_to(u32 place, u32 rank)
 {
     return (rank + 1) << IN_BLOCK | (place & ((1u << IN_BLOCK) - 1u));
@@ -280,7 +281,7 @@ inline unsigned char *cluster_at(u64 place)
 {
     u64 rank = place >> IN_BLOCK ? (place >> IN_BLOCK) - 1 : own()->rank;
     place &= (1u << IN_BLOCK) - 1u;
-    return own()->group->blocks.at(rank)->shared() + place - START;
+    return own()->group->blocks.at(rank)->shared() + place - start();
 }
 /* What a generic address is one of. */
 inline int space_of(const unsigned char *at)
@@ -377,6 +378,7 @@ inline Four multiplied(Multiply multiply, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0
         auto *at_ = place;                                                             \
         WATCH(space, WRITE, at_, count * (int)sizeof(type), number);                   \
         ptx::give(at_, __VA_ARGS__);                                                   \
+        emulated::wrote(at_, count * (int)sizeof(type));                               \
     } while (0)
 #define LOAD_ACQUIRE(type, number, place, to)                                          \
     do {                                                                               \
@@ -390,12 +392,12 @@ inline Four multiplied(Multiply multiply, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0
         WATCH(GLOBAL, ATOMIC, at_, (int)sizeof(type), number);                         \
         ptx::put<type>(to, function(at_, value, __ATOMIC_SEQ_CST));                    \
     } while (0)
-#define COPY(number, to_place, from_place, whole, count)                               \
+#define COPY(number, to_place, from_place, count)                               \
     do {                                                                               \
         auto *to_ = to_place, *from_ = from_place;                                     \
         int bytes_ = (int)(count);                                                     \
-        WATCH_COPY(to_, from_, bytes_, whole, number);                                 \
-        emulated::now->copies.push_back({to_, from_, bytes_, whole, emulated::now->batch});\
+        WATCH_COPY(to_, from_, bytes_, 16, number);                                 \
+        copy_async_16(to_, from_, bytes_);                                             \
     } while (0)
 #define LDMATRIX(number, place, r0, r1, r2, r3)                                        \
     do {                                                                               \
@@ -409,4 +411,11 @@ inline Four multiplied(Multiply multiply, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0
     do {                                                                               \
         ptx::Four d_ = ptx::multiplied(multiply, __VA_ARGS__);                         \
         d0 = d_.value[0], d1 = d_.value[1], d2 = d_.value[2], d3 = d_.value[3];        \
+    } while (0)
+/* The accumulators, as they stand in the text; then both matrices. */
+#define WGMMA_ASYNC(kind, a, b, ...)                                                   \
+    do {                                                                               \
+        f32 *const d_[] = {__VA_ARGS__};                                               \
+        constexpr int count_ = sizeof d_ / sizeof *d_;                                 \
+        emulated::wgmma({d_, d_ + count_}, a, b, emulated::value_of_##kind);           \
     } while (0)

@@ -28,8 +28,7 @@ SPECIAL = {
     "%cluster_ctarank": "cluster_rank()",
     "%laneid": "emulated::now->lane",
 }
-WHOLE = 16  # bytes that cp.async.cg writes
-KINDS = {"bf16": "bf16", "f16": "f16", "tf32": "tf32", "e4m3": "e4m3", "e5m2": "e5m2"}
+WHOLE = "16"  # bytes that cp.async.cg writes
 SHAPES = {"bf16": 16, "f16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32}  # columns of A
 
 
@@ -164,7 +163,7 @@ class Translation:
         if re.fullmatch(r"-?(0x[0-9A-Fa-f]+|\d+)", said):
             return f"({kind}){int(said, 0) % 2**64}ull"
         if said in self.known.shared:
-            return f"({kind})ptx::START"
+            return f"({kind})ptx::start()"
         raise Unknown(f"operand {said}")
 
     # ---- memory ----
@@ -220,11 +219,11 @@ class Translation:
     def copy(self) -> str:
         """cp.async of 16 bytes, of which a last operand may take only the first."""
         to, of, size, *some = self.one.operands
-        if size != str(WHOLE) or len(some) > 1:
+        if size != WHOLE or len(some) > 1:
             raise Unknown("a size that is not 16")
         count = self.value(some[0], "u32") if some else size
         places = f"{self.place(to, 'shared_at')}, {self.place(of, 'global_at')}"
-        return f"COPY({self.one.number}, {places}, {WHOLE}, {count});"
+        return f"COPY({self.one.number}, {places}, {count});"
 
     def copy_wait(self) -> str:
         """cp.async.wait_group"""
@@ -250,6 +249,22 @@ class Translation:
         of = [self.value(r, "u32") for r in (*_members(a, 4), *_members(b, 2))]
         of += [self.value(r, "f32") for r in _members(c, 4)]
         return f"MMA(mma_{kind}, {', '.join(to)}, {', '.join(of)});"
+
+    def multiply_by_warpgroup(self, columns: str, kind: str, other: str) -> str:
+        """wgmma of 64 x `columns` sums, of matrices that both lie as their rows do."""
+        d, a, b, *signs = self._operands(8)
+        if kind != other or signs != ["1", "1", "1", "0", "0"]:
+            raise Unknown("another product than d += a b")
+        places = ", ".join(
+            f"&{self.register(r)}" for r in _members(d, int(columns) // 2)
+        )
+        matrices = f"{self.value(a, 'u64')}, {self.value(b, 'u64')}"
+        return f"WGMMA_ASYNC({kind}, {matrices}, {places});"
+
+    def wait_for_products(self) -> str:
+        """wgmma.wait_group"""
+        (left,) = self._operands(1)
+        return f"wgmma_wait<{int(left)}>();"
 
     # ---- other threads, other places ----
 
@@ -291,6 +306,9 @@ PLAIN = {
     "nanosleep.u32": "spin();",
     "prefetch.global.L2": "",
     "cp.async.commit_group": "copy_commit();",
+    "fence.proxy.async.shared::cta": "fence_for_units();",
+    "wgmma.fence.sync.aligned": "wgmma_begin();",
+    "wgmma.commit_group.sync.aligned": "wgmma_commit();",
     "barrier.cluster.arrive.release.aligned": "cluster_arrive();",
     "barrier.cluster.wait.acquire.aligned": "cluster_wait();",
 }
@@ -312,6 +330,10 @@ WAYS: dict[str, Callable[..., str]] = {
     r"mma\.sync\.aligned\.m16n8k(\d+)\.row\.col\.f32\.(\w+)\.(\w+)\.f32": (
         Translation.multiply
     ),
+    r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(bf16|f16)\.(\w+)": (
+        Translation.multiply_by_warpgroup
+    ),
+    r"wgmma\.wait_group\.sync\.aligned": Translation.wait_for_products,
     r"shfl\.sync\.(up|down|bfly|idx)\.b32": Translation.shuffle,
     r"bar\.sync": Translation.barrier,
     r"bar\.warp\.sync": Translation.warp_barrier,

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from hpcsgd.backends.kernel_table import options
+from hpcsgd.backends.kernel_table import compiled_for, options
+from hpcsgd.backends.raw_kernels import OF_CUPY
 from tests.kernels.emulator import KERNELS
 
 WHEELS = {12: "nvidia/cuda_nvrtc/lib", 13: "nvidia/cu13/lib"}
-# What CuPy adds, besides the architecture, to everything that it compiles.
-OF_CUPY = ("-ftz=true", "--device-as-default-execution-space")
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Compiled:
 def options_for(build, arch):
     """Those of a run, for any architecture."""
     given = (*options(build, str(KERNELS)), *OF_CUPY)
-    return (*given, f"--gpu-architecture=sm_{arch}")
+    return (*given, f"--gpu-architecture=sm_{compiled_for(build, arch)}")
 
 
 def major_for(arch):

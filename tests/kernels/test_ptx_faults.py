@@ -1,12 +1,11 @@
 """Faults in what device.cuh writes in PTX, which no C++ compiler ever sees.
 
-Not here, since nothing that this emulation does could show them: a fence that is left
-out and an acquire that is a plain load (memory is in order here), a prefetch of another
-address, a rank of the grid for one of the cluster (a launch has one cluster).
+Not here, since a run cannot show them: a fence that is left out and an acquire that is
+a plain load (memory is in order here; who watches accesses sees them), a prefetch of
+another address, a rank of the grid for one of the cluster (a launch has one cluster).
 """
 
 import re
-from functools import partial
 
 import pytest
 
@@ -65,6 +64,64 @@ FAULTS = {
         "tf32 of another register": (
             '"=r"(bits) : "f"(__uint_as_float(bits))',
             '"=r"(bits) : "f"(0.0f)',
+        ),
+    },
+    "gram_wgmma": {
+        "no fence between units": (
+            'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");',
+            "",
+        ),
+        "no wgmma.fence": (
+            'asm volatile("wgmma.fence.sync.aligned;" ::: "memory");',
+            "",
+        ),
+        "no wgmma-group": (
+            'asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");',
+            "",
+        ),
+        "a wait for one group less": (
+            'wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT)',
+            'wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT + 1)',
+        ),
+        "no wait for groups": (
+            'asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory")',
+            "",
+        ),
+        "a fence of all memory but none of units": (
+            "fence.proxy.async.shared::cta",
+            "fence.acq_rel.gpu",
+        ),
+        "bf16 taken for f16 by warpgroups": (
+            'WGMMA(wgmma_bf16, "bf16")',
+            'WGMMA(wgmma_bf16, "f16")',
+        ),
+        "f16 taken for bf16 by warpgroups": (
+            'WGMMA(wgmma_f16, "f16")',
+            'WGMMA(wgmma_f16, "bf16")',
+        ),
+        "A and B turned": ("%128, %129", "%129, %128"),
+        "A and B of one tile turned": ("%64, %65", "%65, %64"),
+        "A twice": ("%128, %129", "%128, %128"),
+        "a sum that begins anew": (
+            '"}, %128, %129, 1, 1, 1, 0, 0;"',
+            '"}, %128, %129, 0, 1, 1, 0, 0;"',
+        ),
+        "a difference by warpgroups": (
+            '"}, %128, %129, 1, 1, 1, 0, 0;"',
+            '"}, %128, %129, 1, -1, 1, 0, 0;"',
+        ),
+        "B as columns": (
+            '"}, %128, %129, 1, 1, 1, 0, 0;"',
+            '"}, %128, %129, 1, 1, 1, 0, 1;"',
+        ),
+        "sums turned": ('"%0,%1,%2,', '"%1,%0,%2,'),
+        "sums of the second tile first": (
+            ": SIXTY_FOUR(d, 0), SIXTY_FOUR(d, 64)",
+            ": SIXTY_FOUR(d, 64), SIXTY_FOUR(d, 0)",
+        ),
+        "an address that is not of shared memory": (
+            "(u32)__cvta_generic_to_shared(at)",
+            "(u32)(u64)at",
         ),
     },
     "recurrence": {
@@ -139,6 +196,14 @@ def gram(text):
     module.agrees("fp32", 64, defines, module.CASES[2], text, FEW)
 
 
+def gram_wgmma(text):
+    """Tiles and pairs, both kinds of number."""
+    module = module_of("gram_wgmma")
+    for element in ("bf16", "fp16"):
+        for case in module.CASES[1:3]:
+            module.agrees(element, case, text, FEW)
+
+
 def recurrence(text):
     """A cluster, in more than one order of its blocks."""
     module = module_of("recurrence")
@@ -171,7 +236,12 @@ def direct_steps(text):
 
 
 CHECKS = {
-    **{"gram": gram, "recurrence": recurrence, "direct_steps": direct_steps},
+    **{
+        "gram": gram,
+        "gram_wgmma": gram_wgmma,
+        "recurrence": recurrence,
+        "direct_steps": direct_steps,
+    },
     **{"narrow": cast, "add_parts": parts, "round_values": rounding},
 }
 
@@ -190,10 +260,9 @@ def test_kernels_without_a_fault_pass(kernel):
     check(source_of(kernel))
 
 
-@pytest.mark.parametrize("name", ["PTX: B turned", "PTX: matrices turned"])
-def test_a_wrong_order_of_operands_is_seen(name):
-    (fault,) = [one for one in MUTANTS if one.name == name]
+def test_a_wrong_order_of_operands_is_seen():
+    (fault,) = [one for one in MUTANTS if one.name == "PTX: B turned"]
     text = planted(fault, inlined(source_of("gram")))
     module = module_of("gram")
-    with run_by(partial(PtxKernel, arch="90")), pytest.raises(AssertionError):
+    with run_by(PtxKernel), pytest.raises(AssertionError):
         module.agrees("bf16", 64, module.PLAIN, module.CASES[1], text, (1,))

@@ -1,5 +1,6 @@
 """A kernel as NVRTC compiles it for a run, built for a processor."""
 
+import ctypes
 import hashlib
 import os
 import subprocess
@@ -42,7 +43,7 @@ def ptx_of(kernel, defines=(), arch="90", text=None, fmad=True):
 
 def build(text, entry, flags=(), watch=None):
     """The shared object of C++ text; `watch` names a header of this folder."""
-    headers = [emulator.HERE / "cuda_on_cpu.h", *sorted(HERE.glob("*.h"))]
+    headers = [*sorted(emulator.HERE.glob("*.h")), *sorted(HERE.glob("*.h"))]
     said = [text, *FLAGS, *flags, watch or "", *(path.read_text() for path in headers)]
     path = _cached(f"ptx-{entry}", "so", *said)
     if not path.exists():
@@ -73,6 +74,7 @@ class Translated(emulator.Kernel):
     def __init__(self, ptx, entry, flags=(), watch=None):
         module = parsed(ptx)
         self.name, self.entry = entry, module.entries[entry]
+        flags = (*flags, *(f"-D{define}" for define in emulator.units_of(ptx)))
         self.path = build(translated(module, entry), entry, flags, watch)
         self.library = emulator.library(self.path)
         self.call = emulator.launcher(self.library, entry)
@@ -84,6 +86,9 @@ class Translated(emulator.Kernel):
         # Where the text has none, it is blocks that the emulation runs at once.
         assert self.entry.cluster in (1, cluster), "not the cluster of the text"
         super().__call__(grid, block, arguments, cluster=cluster, **how)
+        self.library.wgmma_said.restype = ctypes.c_char_p
+        said = self.library.wgmma_said()
+        assert said is None, said.decode()
 
 
 class PtxKernel(Translated):

@@ -19,7 +19,7 @@ MODULES = {
         for source in (
             *("average", "cast", "columns", "direct_steps", "gather_steps", "gram"),
             *("margin", "pack", "parts", "pieces", "recurrence", "round", "sample"),
-            *("softmax", "update"),
+            *("softmax", "update", "gram_wgmma"),
         )
     },
     "csr": "tests.kernels.test_csr_kernels",
@@ -89,7 +89,7 @@ def launch(name: str, element: str, arch: str) -> None:
     build = build_of(name, element, arch)
     module = module_of(build.source)
     family, cluster = _family(name)
-    if name.startswith("gram-"):
+    if build.source == "gram":
         tile = int(name.split("-")[-1])
         module.agrees(element, tile, build.defines, module.CASES[2], None, FEW)
     elif name.startswith("recurrence"):
@@ -143,6 +143,7 @@ BY_NAME: dict[str, Callable[[ModuleType, str], None]] = {
     **dict.fromkeys(("margins_columns", "update_columns", "blend"), _columns),
     **dict.fromkeys(("pack_rows", "join_rows"), _rows),
     **dict.fromkeys(("portion", "become"), lambda m, e: m.agrees(257, 300)),
+    "gram-wgmma": lambda m, e: m.agrees(e, m.CASES[2], None, FEW),
     "gather_rows": lambda m, e: m.gather_agrees(e, *m.SIZES[1], False),
     "gather_rows_wide": lambda m, e: m.gather_agrees(e, *m.SIZES[1], True),
     "pack_tiles": lambda m, e: m.agrees(m.STARTS[2]),

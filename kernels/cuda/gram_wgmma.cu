@@ -175,19 +175,6 @@ template <int COUNT> INLINE void store(const float (&sums)[COUNT], float *to)
     }
 }
 
-/* Whether this block is the last of `parts` that come here. */
-INLINE bool is_last(u32 *ticket, int parts, u32 *flag)
-{
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0)
-        *flag = atomicAdd(ticket, 1u);
-    __syncthreads();
-    bool last = *flag == (u32)parts - 1u;
-    __threadfence();
-    return last;
-}
-
 /* to += all parts, one after another. */
 INLINE void add_parts(float *to, const float *parts, int count, int size)
 {

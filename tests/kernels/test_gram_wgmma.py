@@ -89,7 +89,7 @@ FAULTS = {
     ),
     "half of a pair's stage": ("at - begin + sides - 1", "at - begin"),
     "parts of a pair": ("part.sides * (stages - 1)) / each", "stages) / each"),
-    "one part too early": ("(u32)parts - 1u", "(u32)parts - 2u"),
+    "one part too early": ("(u32)splits - 1u", "(u32)splits - 2u"),
     "a ticket that is kept": ("*ticket = 0;", "*ticket = 1;"),
     "a ticket before all have stored": (
         "    __threadfence();\n    __syncthreads();\n    if",

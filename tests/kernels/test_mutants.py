@@ -5,7 +5,7 @@ import pytest
 from tests.kernels.mutants import modules, planted_in
 
 
-@pytest.mark.parametrize("module", modules(), ids=lambda module: module.__name__[20:])
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.__name__.split("test_")[1])
 def test_every_fault_has_one_place(module):
     """Without one it would seem to be found: whatever fails counts as seen."""
     for mutant in module.MUTANTS:

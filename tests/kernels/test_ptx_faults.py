@@ -154,7 +154,10 @@ FAULTS = {
     },
     "cast": {
         "half: another format": ("cvt.f32.f16 %0", "cvt.f32.bf16 %0"),
-        "fp8: small ones are zeros": ("mul.rn.f32", "mul.rn.ftz.f32"),
+        "fp8: small ones are zeros": (
+            "mul.rn.f32 %0, %1, 0f",
+            "mul.rn.ftz.f32 %0, %1, 0f",
+        ),
         "fp8: half of the power": ("0f7B800000", "0f7B000000"),
     },
     "round": {
@@ -167,7 +170,10 @@ FAULTS = {
     "parts": {
         "small sums are zeros": ("add.rn.f32", "add.rn.ftz.f32"),
         "a difference": ("add.rn.f32", "sub.rn.f32"),
-        "the left one twice": ('"f"(left), "f"(right)', '"f"(left), "f"(left)'),
+        "the left one twice": (
+            '"=f"(sum) : "f"(left), "f"(right)',
+            '"=f"(sum) : "f"(left), "f"(left)',
+        ),
     },
     "direct_steps": {
         "another address is waited for": (

@@ -60,11 +60,12 @@ class CudaAware(Carrier):
         """Added by the host, by way of pinned memory: MPI promises no order."""
         layer, own = self.layer, self._own_part(buffer, counts)
         below = fetched(layer, buffer, self.stream)
+        self.down += buffer.nbytes
         arrived = self.host._start_parts_in_order(below, counts)
 
         def finish() -> None:
             arrived()
-            layer.to_device(below[: own.size], own, self.stream)
+            self._to_device(below[: own.size], own)
             layer.synchronize(self.stream)
 
         return finish

@@ -10,10 +10,10 @@ from typing import Protocol
 
 import numpy as np
 
-from hpcsgd.backends.cublas_gram import CublasGram
 from hpcsgd.backends.device import Device
 from hpcsgd.backends.device_exchange import DeviceExchange
 from hpcsgd.backends.device_products import DenseProducts
+from hpcsgd.backends.other_gram import OtherGram
 from hpcsgd.data.unheld import Unheld
 from hpcsgd.products.base import Array, Group, Rows, Scratch, State, Task, gather_rows
 from hpcsgd.products.held import HeldState
@@ -78,13 +78,13 @@ class DeviceWatch:
         """Of the host where it holds them, else from the device."""
         if isinstance(self.task.shard.matrix, Unheld):
             rows = exchange.rows
-            assert isinstance(rows, DenseProducts | CublasGram)
+            assert isinstance(rows, DenseProducts | OtherGram)
             return rows.fetched(exchange.sampled.numbers)
         return gather_rows(self.task, self.scratch, "rows", group)
 
     def _as_before(self, state: HeldState, exchange: DeviceExchange) -> State:
         """The weights that the steps began with, and the residuals that they had."""
-        weights = state.weights.astype(self.task.precision.working)
+        weights = state.look_at("weights").astype(self.task.precision.working)
         residuals = self.device.fetch(exchange.residuals)
         return State(weights, None, residuals)
 

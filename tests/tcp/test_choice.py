@@ -11,8 +11,10 @@ from hpcsgd import comm
 from hpcsgd.cli import launch
 from hpcsgd.cli.info import world_facts
 from hpcsgd.comm import choose, open_world
+from hpcsgd.comm.delayed import Delayed
 from hpcsgd.comm.launched import launched
 from hpcsgd.comm.nccl import NcclCommunicator
+from hpcsgd.comm.network import Network
 from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.comm.tcp.where import (
     Port,
@@ -163,8 +165,9 @@ def test_nccl_gets_its_name_through_sockets():
 def test_mpi_cuda_is_refused_without_mpi():
     def on_rank(world):
         layer = FakeLayer(Node(), f"GPU {world.rank}")
-        with pytest.raises(ConfigError, match="needs ranks of MPI and these speak"):
-            open_transport("mpi-cuda", world, layer)
+        for host in (world, Delayed(world, Network(1e-5, 1e10))):
+            with pytest.raises(ConfigError, match="needs ranks of MPI and these speak"):
+                open_transport("mpi-cuda", host, layer)
         host = open_transport("mpi-host", world, layer)
         return float(host.sum(np.ones(1), "control")[0])
 

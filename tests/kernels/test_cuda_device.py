@@ -140,6 +140,7 @@ def test_a_compiler_leaves_files_as_they_were(cupy, monkeypatch):
     finally:
         libc.uselocale(before)
 
+
 def test_instructions_of_one_architecture_are_compiled_past_cupy(cupy, monkeypatch):
     """CuPy asks NVRTC for the "90" of a GPU, whose "90a" has more."""
     device, build = cuda.CudaDevice(), build_of("gram-wgmma", "bf16", "90")

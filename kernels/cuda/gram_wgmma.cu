@@ -5,17 +5,17 @@
    another in G; what lies behind row `m` is zero. A tile with an even J and its right
    neighbour are a pair, made at once: row I is read once for both.
 
-   The work is a line: the stages (64 columns each) of the first tile, of the second, and
-   so on. Each of `workers` blocks takes `each` (2 or more) tile-stages of it, wherever
-   tiles begin. Whoever takes the first stage of a pair leaves its sums in G, others
-   leave theirs in `workspace` (workers x 2 tiles), and the last that comes adds them in
-   ascending order of columns, so the bits never depend on who that is. `tickets` are
-   zeros, before and after. `stride` in elements; it and `matrix` are multiples of 16
-   bytes. What lies behind `cols` in a row may be read, not used. Without weights there
-   are no margins.
+   The work is a line of tile-stages (64 columns each), of which each of `workers`
+   blocks takes `each`: see gram_line.cuh. Whoever takes the first stage of a pair
+   leaves its sums in G, others leave theirs in `workspace` (workers x 2 tiles), and
+   the last that comes adds them in ascending order of columns, so the bits never
+   depend on who that is. `tickets` are zeros, before and after. `stride` in elements;
+   it and `matrix` are multiples of 16 bytes. What lies behind `cols` in a row may be
+   read, not used. Without weights there are no margins.
 
    grid = workers + (weights ? ceil(m / 8) : 0), block = 256,
    shared = STAGES 49152 + 2048 bytes. */
+#include "gram_line.cuh"
 #include "wgmma.cuh"
 
 #ifndef STAGES
@@ -30,47 +30,14 @@
 #define STAGE (3 * SIDE)         /* rows of J, of J + 1, of I */
 #define TILE ((size_t)(TB * TB))
 #define EACH (TB * CHUNKS / THREADS) /* chunks of a side that a thread loads */
+#define SWEEP (32 * IN_CHUNK)    /* columns that a warp reads at once, for margins */
+#define AHEAD 4                  /* of these that are under way */
 
 #if ELEMENT == BF16
 #define MULTIPLY wgmma_bf16
 #else
 #define MULTIPLY wgmma_f16
 #endif
-
-/* What a worker does of one tile, or of a pair. */
-struct Part {
-    int number, I, J, sides; /* of the first tile; 2 of a pair */
-    int first, last;         /* stages */
-    int place, of;           /* of how many parts it is which */
-    s64 next;                /* tile-stage, where the next tile begins */
-};
-
-/* How many stages of a pair (or tile) that begins at `begin` lie before `at`. */
-INLINE int stages_before(s64 at, s64 begin, int sides, int stages)
-{
-    s64 before = (at - begin + sides - 1) / sides;
-    return (int)min(max(before, (s64)0), (s64)stages);
-}
-
-INLINE Part part_at(s64 at, s64 end, const u32 *tiles, int ntiles, int stages, int each)
-{
-    Part part;
-    int number = (int)(at / stages);
-    number -= (int)(tiles[number] & 1u); /* the second of a pair */
-    u32 tile = tiles[number];
-    bool pair = number + 1 < ntiles && tiles[number + 1] == (tile | 1u);
-    s64 begin = (s64)number * stages;
-    part.number = number;
-    part.I = (int)(tile >> 16);
-    part.J = (int)(tile & 0xffffu);
-    part.sides = pair ? 2 : 1;
-    part.next = begin + part.sides * stages;
-    part.first = stages_before(at, begin, part.sides, stages);
-    part.last = stages_before(end, begin, part.sides, stages);
-    part.place = (int)(at / each - begin / each);
-    part.of = (int)((begin + part.sides * (stages - 1)) / each - begin / each) + 1;
-    return part;
-}
 
 /* Rows that a thread loads chunks of, where they begin; none behind the last. */
 struct Rows {
@@ -131,7 +98,8 @@ INLINE void multiply_stage(float (&sums)[COUNT], const u8 *stage, int side)
 }
 
 /* The product of a stage goes on while the next but one is loaded. Whoever comes to the
-   barrier has waited for all products but the last: the room of the one before is free. */
+   barrier has waited for all products but the last: the room of those before is free.
+*/
 template <int SIDES>
 INLINE void sum_stages(float (&sums)[SIDES * 64], u8 *memory, const Part &part,
                        const Rows &rows, const element *matrix, int cols)
@@ -233,11 +201,42 @@ template <int SIDES> INLINE void make(const Part &part, u8 *memory, const Given 
         *ticket = 0;
 }
 
-/* One warp a row, as in the kernel `margin`. */
+/* A chunk that begins at column `k`, times w. */
+INLINE void add_chunk(float (&sums)[2], const uint4 &words, const float *weights, int k,
+                      int cols)
+{
+    float chunk[IN_CHUNK];
+    spread(words, chunk);
+    if (k + IN_CHUNK <= cols) {
+#pragma unroll
+        for (int i = 0; i < IN_CHUNK; i++)
+            sums[i & 1] = fmaf(chunk[i], weights[k + i], sums[i & 1]);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < IN_CHUNK; i++)
+        if (k + i < cols)
+            sums[i & 1] = fmaf(chunk[i], weights[k + i], sums[i & 1]);
+}
+
+/* One warp a row, the sum of `row_times` in its order. There are eight warps in the
+   place of 64: each has more of its row under way. */
 INLINE void add_margin(const element *from, int cols, const float *weights,
                        float *margin)
 {
-    float sum = row_times(from, weights, cols);
+    float sums[2] = {0.0f, 0.0f};
+    for (int k = (threadIdx.x & 31) * IN_CHUNK; k < cols; k += AHEAD * SWEEP) {
+        uint4 words[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            if (k + i * SWEEP < cols)
+                words[i] = __ldg((const uint4 *)(from + k + i * SWEEP));
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            if (k + i * SWEEP < cols)
+                add_chunk(sums, words[i], weights, k + i * SWEEP, cols);
+    }
+    float sum = sum_of_warp(sums[0] + sums[1]);
     if ((threadIdx.x & 31) == 0)
         *margin = sum;
 }

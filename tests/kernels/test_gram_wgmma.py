@@ -105,7 +105,13 @@ FAULTS = {
     "parts from this one on": ("(1 - part.place) *", "0 *"),
     "a tile of a pair is not added": ("SIDES * (int)TILE)", "(int)TILE)"),
     "margins: one row too many": ("if (row < m)", "if (row <= m)"),
-    "margins: columns behind the last": ("if (k + i < cols)", "if (true)"),
+    "margins: columns behind the last": (
+        "        if (k + i < cols)\n            sums",
+        "        if (true)\n            sums",
+    ),
+    "margins: a chunk that is no whole one": ("k + IN_CHUNK <= cols", "k < cols"),
+    "margins: the same chunk again": ("(from + k + i * SWEEP));", "(from + k));"),
+    "margins: one sweep of four": ("k += AHEAD * SWEEP", "k += SWEEP"),
 }
 MUTANTS = [Mutant("gram_wgmma", name, *change) for name, change in FAULTS.items()]
 
@@ -256,11 +262,13 @@ def test_a_line_is_cut_anywhere(each):
     assert np.abs(found - whole).max() <= 1e-5 * np.abs(whole).max()
 
 
-def test_margins_are_those_of_their_own_kernel():
-    given = problem("bf16", TILE, (0, 7, 20), 300)
+@pytest.mark.parametrize("cols", [8, 300, 1100, 2500])
+def test_margins_are_those_of_their_own_kernel(cols):
+    """Bit for bit: less than a chunk of a warp, some, and whole rounds of them."""
+    given = problem("bf16", TILE, (0, 7, 20), cols)
     kernel = Kernel("gram_wgmma", "ELEMENT=1")
     other, z = Kernel("margin", "ELEMENT=1"), empty(20)
-    arguments = (given.matrix, c_longlong(given.stride), given.rows, 20, 300)
+    arguments = (given.matrix, c_longlong(given.stride), given.rows, 20, cols)
     other(3, 256, (*arguments, given.weights, z))
     np.testing.assert_array_equal(multiply(kernel, given, 1)[1], z)
 

@@ -30,8 +30,7 @@
 #define STAGE (3 * SIDE)         /* rows of J, of J + 1, of I */
 #define TILE ((size_t)(TB * TB))
 #define EACH (TB * CHUNKS / THREADS) /* chunks of a side that a thread loads */
-#define SWEEP (32 * IN_CHUNK)    /* columns that a warp reads at once, for margins */
-#define AHEAD 4                  /* of these that are under way */
+#define ROWS_APART (THREADS / CHUNKS) /* in which they lie */
 
 #if ELEMENT == BF16
 #define MULTIPLY wgmma_bf16
@@ -56,7 +55,7 @@ INLINE Rows rows_of(const Part &part, const element *matrix, s64 stride,
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
             int row = (side == 2 ? part.I : part.J + side) * TB + threadIdx.x / CHUNKS +
-                      i * (THREADS / CHUNKS);
+                      i * ROWS_APART;
             bool is_read = side < SIDES || (side == 2 && found.apart);
             found.of[side][i] =
                 is_read && row < m ? matrix + rows[row] * stride : nullptr;
@@ -64,26 +63,55 @@ INLINE Rows rows_of(const Part &part, const element *matrix, s64 stride,
     return found;
 }
 
-/* 64 columns from `k` on, zeros from `cols` on. Where there is no column left it is an
-   empty batch: batches are counted. */
-template <int SIDES>
-INLINE void load_stage(u8 *stage, const Rows &rows, const element *matrix, int k,
-                       int cols)
+/* Where a thread's chunks of a stage lie: so far behind its first one, since rows that
+   are a multiple of eight apart have the same XOR. */
+INLINE int behind_first(int side, int i)
 {
-    int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
-    int col = k + chunk * IN_CHUNK;
-    int bytes = max(0, min(16, (cols - col) * (int)sizeof(element)));
-    u8 *to = stage + swizzled(row, chunk);
+    return side * SIDE + i * ROWS_APART * ATOM_ROW;
+}
+INLINE int first_place()
+{
+    return swizzled(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS);
+}
+
+/* Rows that are not there are zeros in all stages: nobody loads there. */
+template <int SIDES> INLINE void clear_missing(u8 *stages, const Rows &rows)
+{
+    u8 *to = stages + first_place();
 #pragma unroll
     for (int side = 0; side < 3; side++)
-        if (side < SIDES || (side == 2 && rows.apart))
 #pragma unroll
-            for (int i = 0; i < EACH; i++) {
-                const element *from = rows.of[side][i];
-                bool any = from && bytes > 0;
-                copy_async_16(to + side * SIDE + i * (THREADS / CHUNKS) * ATOM_ROW,
-                              any ? from + col : matrix, any ? bytes : 0);
-            }
+        for (int i = 0; i < EACH; i++)
+            if ((side < SIDES || side == 2) && !rows.of[side][i])
+                for (int stage = 0; stage < STAGES; stage++)
+                    *(uint4 *)(to + stage * STAGE + behind_first(side, i)) =
+                        make_uint4(0, 0, 0, 0);
+}
+
+/* 64 columns from `k` on, zeros from `cols` on. Bytes are counted where columns end
+   alone: a copy of so many of 16 is several instructions. */
+INLINE void load_stage(u8 *stage, const Rows &rows, int k, int cols)
+{
+    int col = k + threadIdx.x % CHUNKS * IN_CHUNK;
+    u8 *to = stage + first_place();
+    if (k + STEP <= cols) {
+#pragma unroll
+        for (int side = 0; side < 3; side++)
+#pragma unroll
+            for (int i = 0; i < EACH; i++)
+                if (rows.of[side][i])
+                    copy_async_16(to + behind_first(side, i), rows.of[side][i] + col);
+        return;
+    }
+    int bytes = max(0, min(16, (cols - col) * (int)sizeof(element)));
+    int there = bytes ? col : 0;
+#pragma unroll
+    for (int side = 0; side < 3; side++)
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            if (rows.of[side][i])
+                copy_async_16(to + behind_first(side, i), rows.of[side][i] + there,
+                              bytes);
 }
 
 /* A warpgroup has 64 rows of I by all of J. */
@@ -102,13 +130,13 @@ INLINE void multiply_stage(float (&sums)[COUNT], const u8 *stage, int side)
 */
 template <int SIDES>
 INLINE void sum_stages(float (&sums)[SIDES * 64], u8 *memory, const Part &part,
-                       const Rows &rows, const element *matrix, int cols)
+                       const Rows &rows, int cols)
 {
     int side = rows.apart ? 2 : part.I - part.J, steps = part.last - part.first;
     auto load = [&](int step) {
         if (step < steps)
-            load_stage<SIDES>(memory + step % STAGES * STAGE, rows, matrix,
-                              (part.first + step) * STEP, cols);
+            load_stage(memory + step % STAGES * STAGE, rows, (part.first + step) * STEP,
+                       cols);
         copy_commit(); /* an empty batch where there is none: batches are counted */
     };
 #pragma unroll 1
@@ -143,19 +171,6 @@ template <int COUNT> INLINE void store(const float (&sums)[COUNT], float *to)
     }
 }
 
-/* Whether this block is the last of `parts` that come here. */
-INLINE bool is_last(u32 *ticket, int parts, u32 *flag)
-{
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0)
-        *flag = atomicAdd(ticket, 1u);
-    __syncthreads();
-    bool last = *flag == (u32)parts - 1u;
-    __threadfence();
-    return last;
-}
-
 /* to += all parts, one after another. */
 INLINE void add_parts(float *to, const float *parts, int count, int size)
 {
@@ -187,7 +202,8 @@ template <int SIDES> INLINE void make(const Part &part, u8 *memory, const Given 
     for (int i = 0; i < SIDES * 64; i++)
         sums[i] = 0.0f;
     Rows rows = rows_of<SIDES>(part, given.matrix, given.stride, given.rows, given.m);
-    sum_stages<SIDES>(sums, memory, part, rows, given.matrix, given.cols);
+    clear_missing<SIDES>(memory, rows);
+    sum_stages<SIDES>(sums, memory, part, rows, given.cols);
 
     float *here = given.G + part.number * TILE;
     float *own = given.workspace + blockIdx.x * 2 * TILE;
@@ -201,42 +217,11 @@ template <int SIDES> INLINE void make(const Part &part, u8 *memory, const Given 
         *ticket = 0;
 }
 
-/* A chunk that begins at column `k`, times w. */
-INLINE void add_chunk(float (&sums)[2], const uint4 &words, const float *weights, int k,
-                      int cols)
-{
-    float chunk[IN_CHUNK];
-    spread(words, chunk);
-    if (k + IN_CHUNK <= cols) {
-#pragma unroll
-        for (int i = 0; i < IN_CHUNK; i++)
-            sums[i & 1] = fmaf(chunk[i], weights[k + i], sums[i & 1]);
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < IN_CHUNK; i++)
-        if (k + i < cols)
-            sums[i & 1] = fmaf(chunk[i], weights[k + i], sums[i & 1]);
-}
-
-/* One warp a row, the sum of `row_times` in its order. There are eight warps in the
-   place of 64: each has more of its row under way. */
+/* One warp a row, as in the kernel `margin`. */
 INLINE void add_margin(const element *from, int cols, const float *weights,
                        float *margin)
 {
-    float sums[2] = {0.0f, 0.0f};
-    for (int k = (threadIdx.x & 31) * IN_CHUNK; k < cols; k += AHEAD * SWEEP) {
-        uint4 words[AHEAD];
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++)
-            if (k + i * SWEEP < cols)
-                words[i] = __ldg((const uint4 *)(from + k + i * SWEEP));
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++)
-            if (k + i * SWEEP < cols)
-                add_chunk(sums, words[i], weights, k + i * SWEEP, cols);
-    }
-    float sum = sum_of_warp(sums[0] + sums[1]);
+    float sum = row_times(from, weights, cols);
     if ((threadIdx.x & 31) == 0)
         *margin = sum;
 }

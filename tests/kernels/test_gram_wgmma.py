@@ -44,8 +44,8 @@ FAULTS = {
         "load(step + STAGES - 1)",
     ),
     "stages that are too few": (
-        "(memory + step % STAGES * STAGE, rows",
-        "(memory + step % (STAGES - 1) * STAGE, rows",
+        "load_stage(memory + step % STAGES * STAGE, rows",
+        "load_stage(memory + step % (STAGES - 1) * STAGE, rows",
     ),
     "stride of eight rows": ("(u64)(ATOM >> 4)", "(u64)(ATOM >> 5)"),
     "a stride in bytes": ("(u64)(ATOM >> 4)", "(u64)(ATOM & 0x3fff)"),
@@ -68,7 +68,8 @@ FAULTS = {
     "rows of I that are not loaded": (">= SIDES;", "> SIDES;"),
     "one row too many": ("is_read && row < m", "is_read && row <= m"),
     "rows of another side": ("part.J + side)", "part.J)"),
-    "rows of a thread": ("i * (THREADS / CHUNKS);", "i;"),
+    "rows of a thread": ("i * ROWS_APART;", "i;"),
+    "places of a thread": ("i * ROWS_APART * ATOM_ROW", "i * ATOM_ROW"),
     "columns behind the last": (
         "max(0, min(16, (cols - col) * (int)sizeof(element)))",
         "cols > col ? 16 : 0",
@@ -89,7 +90,7 @@ FAULTS = {
     ),
     "half of a pair's stage": ("at - begin + sides - 1", "at - begin"),
     "parts of a pair": ("part.sides * (stages - 1)) / each", "stages) / each"),
-    "one part too early": ("(u32)parts - 1u", "(u32)parts - 2u"),
+    "one part too early": ("(u32)splits - 1u", "(u32)splits - 2u"),
     "a ticket that is kept": ("*ticket = 0;", "*ticket = 1;"),
     "a ticket before all have stored": (
         "    __threadfence();\n    __syncthreads();\n    if",
@@ -105,13 +106,11 @@ FAULTS = {
     "parts from this one on": ("(1 - part.place) *", "0 *"),
     "a tile of a pair is not added": ("SIDES * (int)TILE)", "(int)TILE)"),
     "margins: one row too many": ("if (row < m)", "if (row <= m)"),
-    "margins: columns behind the last": (
-        "        if (k + i < cols)\n            sums",
-        "        if (true)\n            sums",
-    ),
-    "margins: a chunk that is no whole one": ("k + IN_CHUNK <= cols", "k < cols"),
-    "margins: the same chunk again": ("(from + k + i * SWEEP));", "(from + k));"),
-    "margins: one sweep of four": ("k += AHEAD * SWEEP", "k += SWEEP"),
+    "margins: columns behind the last": ("if (k + i < cols)", "if (true)"),
+    "a stage that is no whole one": ("k + STEP <= cols)", "k < cols)"),
+    "the first stage again": ("rows.of[side][i] + col)", "rows.of[side][i])"),
+    "rows that are not there": ("!rows.of[side][i])\n", "false)\n"),
+    "zeros in one stage alone": ("stage < STAGES; stage++", "stage < 1; stage++"),
 }
 MUTANTS = [Mutant("gram_wgmma", name, *change) for name, change in FAULTS.items()]
 

@@ -42,6 +42,7 @@
 /* For those who watch (ptx/watch.h); empty for everybody else. */
 #if !defined(HOOK_RUN)
 #define HOOK_LAND(copy)
+#define HOOK_UNIT(at, bytes)
 #define HOOK_FENCE()
 #define HOOK_ARRIVE(meet)
 #define HOOK_PASS(meet)

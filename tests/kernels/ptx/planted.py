@@ -31,7 +31,8 @@ ORDERS = (
         r"\bcluster_arrive\(\);",
         r"\bcluster_wait\(\);",
     ),
-    *(r"copy_wait<[^>]+>\(\);", r"copy_commit\(\);"),
+    *(r"copy_wait<[^>]+>\(\);", r"copy_commit\(\);", r"fence_for_units\(\);"),
+    *(r"wgmma_(begin|commit)\(\);", r"wgmma_wait<\d>\(\);"),
 )
 # What is asked of memory with an order, as what asks without.
 WEAKER = {r"load_acquire\((\w+)\)": r"atomicAdd((u32 *)\1, 0u)"}
@@ -158,6 +159,17 @@ OTHERS = {
              " 1.0f);\n        if (j)"),
         ),
     },
+    "gram_wgmma": {
+        "a stage whose product is not done": (
+            ("load(step + STAGES - 2);", "load(step + STAGES - 1);"),
+        ),
+        "loaded before the barrier": (
+            ("        __syncthreads();\n        wgmma_begin();", "        wgmma_begin();"),
+            ("        wgmma_wait<1>();\n    }", "        wgmma_wait<1>();\n"
+             "        __syncthreads();\n    }"),
+        ),
+        "two groups under way": (("        wgmma_wait<1>();", "        wgmma_wait<2>();"),),
+    },
     "csr": {
         "sums of all warps in one place": (
             ("parts + (threadIdx.x >> 5) * words", "parts"),
@@ -178,6 +190,7 @@ UNSEEN = {
     "columns: for (int row = split; split <= splits && row < ROWS; row += splits) {": (
         "sums of a warp that has no part of the rows: nobody adds them"
     ),
+    "csr: u32 some = votes_of_warp(from <= to);": "a row more, which has no entry here",
     "direct_steps: without __threadfence() (2)": (
         "the acquire before it orders the same: one of the two is enough"
     ),
@@ -245,6 +258,11 @@ def _recurrence(m, text):
             m.agrees("logistic", sizes, "three", m.SIDES, cluster, ONCE, text)
 
 
+def _gram_wgmma(m, text):
+    for case in (m.CASES[1], ((0, 100, 201), 320, 5)):
+        m.agrees("bf16", case, text, ONCE)
+
+
 def _each(*sizes):
     return lambda m, text: [m.agrees("bf16", *one, text=text) for one in sizes]
 
@@ -264,6 +282,7 @@ LAUNCHES = {
     "direct_steps": _direct_steps,
     "gather_steps": _gather_steps,
     "gram": _gram,
+    "gram_wgmma": _gram_wgmma,
     "margin": _each((40, 100, 37), (20, 128, 16)),
     "pack": lambda m, text: [m.agrees(starts, text) for starts in m.STARTS[2:]],
     "parts": lambda m, text: [m.adds_as_the_host(*s, 0, text) for s in m.SIZES],

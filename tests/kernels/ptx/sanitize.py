@@ -41,6 +41,13 @@ def _gram(m):
         m.test_any_number_of_stages_gives_the_same(stages)
 
 
+def _gram_wgmma(m):
+    """Cut anywhere, on few and many processors."""
+    for case in m.CASES:
+        m.agrees("bf16", case, None, SEEDS)
+    m.test_a_launch_can_be_repeated()
+
+
 def _direct_steps(m):
     for sizes in m.SIZES:
         m.launches_agree(m.walk_of(*sizes, "bf16"), "bf16", seeds=SEEDS)
@@ -57,12 +64,13 @@ def _recurrence(m):
 # Ragged sizes, clusters, parts, several orders of warps, on the newest of ARCHS.
 MORE: dict[str, Callable] = {
     "gram": _gram,
+    "gram_wgmma": _gram_wgmma,
     "direct_steps": _direct_steps,
     "recurrence": _recurrence,
     **{
         kernel: lambda m, kernel=kernel: m.check(source_of(kernel))
         for kernel in MODULES
-        if kernel not in ("gram", "direct_steps", "recurrence")
+        if kernel not in ("gram", "gram_wgmma", "direct_steps", "recurrence")
     },
 }
 

@@ -19,6 +19,8 @@ extern uint32_t watch_issued;
 
 void watch_access(int space, int kind, const void *at, unsigned bytes, uint32_t where);
 void watch_copy(const void *to, const void *from, int bytes, int whole, uint32_t where);
+/* A unit that is no thread reads for this one, from its request to the end of it. */
+void watch_unit(const void *at, unsigned bytes);
 void watch_land(const void *to, const void *from, int bytes, int whole);
 void watch_fence(void);
 void watch_arrive(int meet);
@@ -45,6 +47,7 @@ void watch_launch(void (*yield)());
 #define WATCH_ISSUE(number) (watch_issued = (uint32_t)(number) + 1)
 
 #define HOOK_LAND(copy) watch_land((copy).to, (copy).from, (copy).bytes, (copy).whole)
+#define HOOK_UNIT(at, bytes) watch_unit(at, bytes)
 #define HOOK_FENCE() watch_fence()
 #define HOOK_ARRIVE(meet) watch_arrive(watching::meet)
 #define HOOK_PASS(meet) watch_pass(watching::meet)

@@ -21,7 +21,7 @@ from tests.kernels import emulator
 from tests.kernels.ptx.kernel import PtxKernel
 
 HERE = Path(__file__).parent
-PARTS = ("watch.h", "clocks.h", "shadow.h", "watch.cpp")
+PARTS = (HERE / "watch.h", *sorted((HERE / "watching").iterdir()))
 MOST = 200  # findings of a launch that are looked at
 
 # The numbers of enum What.
@@ -63,13 +63,15 @@ class Finding(ctypes.Structure):
 @lru_cache
 def watcher():
     """The library that all watched kernels tell."""
-    said = "\0".join((HERE / name).read_text() for name in PARTS)
+    said = "\0".join(path.read_text() for path in PARTS)
     key = hashlib.sha256(said.encode()).hexdigest()[:20]
     path = emulator.cache() / f"watch-{key}.so"
     if not path.exists():
         part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.so")
         command = [emulator.COMPILER, "-std=c++17", "-O2", "-shared", "-fPIC"]
-        subprocess.run([*command, "-o", part, HERE / "watch.cpp"], check=True)
+        subprocess.run(
+            [*command, "-o", part, HERE / "watching" / "watch.cpp"], check=True
+        )
         part.rename(path)
     found = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     found.watch_array.argtypes = (
@@ -104,7 +106,8 @@ class WatchedKernel(PtxKernel):
         self.parameters = parameters(self.text, self.function)
         same = {"text": text, "entry": entry}
         super().__init__(name, *defines, **same, watch="watch.h", **how)
-        self.library.ptx_line.restype = ctypes.c_char_p
+        for of in (self.library.ptx_line, self.library.wgmma_said):
+            of.restype = ctypes.c_char_p
 
     def __call__(
         self, grid, block, arguments, *, shared=0, cluster=1, seed=0, workers=1
@@ -119,6 +122,8 @@ class WatchedKernel(PtxKernel):
         self.count()
         if some := findings():
             self.report(some)
+        if said := self.library.wgmma_said():
+            raise Found(f"{self.function}: synccheck: {said.decode()}")
         if stuck:
             raise emulator.Stuck(f"{self.name} got nowhere")
 

@@ -189,8 +189,9 @@ template <int AT_ONCE>
 INLINE void add_products(const float4 (&g)[AT_ONCE], int col, int first, int last,
                          const float *residuals, float (&sums)[AT_ONCE])
 {
-    float4 r = *(const float4 *)(residuals + place_in(col, first));
+    residuals += place_in(col, first);
     if (col >= first && col + 4 <= last) {
+        float4 r = *(const float4 *)residuals;
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
             sums[i] = fmaf(g[i].x, r.x, sums[i]);
@@ -200,15 +201,16 @@ INLINE void add_products(const float4 (&g)[AT_ONCE], int col, int first, int las
         }
         return;
     }
-    bool inside[4] = {col >= first, col + 1 >= first && col + 1 < last,
-                      col + 2 >= first && col + 2 < last, col + 3 < last};
 #pragma unroll
-    for (int i = 0; i < AT_ONCE; i++) {
-        sums[i] = inside[0] ? fmaf(g[i].x, r.x, sums[i]) : sums[i];
-        sums[i] = inside[1] ? fmaf(g[i].y, r.y, sums[i]) : sums[i];
-        sums[i] = inside[2] ? fmaf(g[i].z, r.z, sums[i]) : sums[i];
-        sums[i] = inside[3] ? fmaf(g[i].w, r.w, sums[i]) : sums[i];
-    }
+    for (int c = 0; c < 4; c++)
+        if (col + c >= first && col + c < last) {
+            float r = residuals[c];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                float entry[4] = {g[i].x, g[i].y, g[i].z, g[i].w};
+                sums[i] = fmaf(entry[c], r, sums[i]);
+            }
+        }
 }
 
 /* That part, with what was looked for. `done` gets a row and its score, in every lane
@@ -231,6 +233,8 @@ INLINE void apply(const room &in, Ahead<AT_ONCE> &ahead, int from, int first, in
             add_products(ahead.g, col, first, last, residuals, sums);
         }
         float sum = sum_of(sums);
+        if (AT_ONCE < 8)
+            __syncwarp(); /* lanes that share a row have read its score */
         if (!is_there && is_own)
             ahead.share = load_now(in.couple + couple_place(in.batch_of[kept], from));
         if (is_own)
@@ -352,7 +356,10 @@ recurrence(const float *__restrict__ gram, const int *__restrict__ map, int acro
                 }
             }
             apply(in, near, j - 1, before, first, known, low, end,
-                  [&](int own, float score) { scores[own] = score; });
+                  [&](int own, float score) {
+                      if (part == 0)
+                          scores[own] = score;
+                  });
             __syncthreads();
         }
         if (j == steps)

@@ -64,9 +64,13 @@ MUTANTS = [
         ("the intercept's sum begins late", "place_in(before, before)", "0"),
         ("no offset", "offsets ? offsets[row] : 0.0f", "0.0f"),
         ("no sample weight", "            r *= at.weight;\n", ""),
-        ("a batch's last row", "first && col + 2 < last", "first && col + 3 < last"),
+        (
+            "a batch's last row",
+            "first && col + c < last",
+            "first && col + c + 1 < last",
+        ),
         ("columns behind a batch", "col + 4 <= last", "col + 3 <= last"),
-        ("what is beside a batch", "inside[4] = {col >= first,", "inside[4] = {true,"),
+        ("what is beside a batch", "(col + c >= first &&", "("),
         ("the row below", "(u32)(i * APART) <<", "(u32)(i * APART + 1) <<"),
         (
             "the first of the later rows",

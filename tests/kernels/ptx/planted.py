@@ -148,15 +148,15 @@ OTHERS = {
             ("intercept */\n    wait();", "intercept */"),
         ),
         "no barrier of a step": (
-            ("        }\n        arrive();\n", "        }\n"),
+            ("after);\n        arrive();\n", "after);\n"),
             ("own_rows);\n        wait();", "own_rows);"),
         ),
         "told behind the arrival": (
-            ("            tell(next + place_in(row, first), r);\n", ""),
+            ("            tell(next + place_in(row, first), part, r);\n", ""),
             ("        arrive();\n        if (j)", "        arrive();\n"
-             "        for (int i = own_below(first, rank) + threadIdx.x; i < end;"
-             " i += THREADS)\n            tell(next + place_in(row_of(i, rank), first),"
-             " 1.0f);\n        if (j)"),
+             "        for (int i = low + (threadIdx.x >> 3); i < end; i += GROUPS)\n"
+             "            tell(next + place_in(row_of(i, rank), first), part, 1.0f);\n"
+             "        if (j)"),
         ),
     },
     "gram_wgmma": {
@@ -207,14 +207,6 @@ UNSEEN = {
     ),
     "direct_steps: for (int col = slice.first + (threadIdx.x & 7) * IN_CHUNK;"
     " col <= slice.last;": "a prefetch is no access, wherever it goes",
-    "gram: for (int c = threadIdx.x; k <= end && c < count * CHUNKS; c += THREADS) {": (
-        "a stage more, of zeros: nobody reads it"
-    ),
-    "recurrence: for (; low <= high && base < high; base += ABREAST * GROUPS) {": _ROUND,
-    "recurrence: for (; low < high && base <= high; base += ABREAST * GROUPS) {": _ROUND,
-    "recurrence: for (int col = (first & ~3) + 4 * part; col <= last; col += 32)": (
-        _ROUND
-    ),
 }
 
 
@@ -256,6 +248,7 @@ def _recurrence(m, text):
     for cluster in (m.CLUSTER, 1):
         for sizes in (m.RAGGED, (32,) * 6):
             m.agrees("logistic", sizes, "three", m.SIDES, cluster, ONCE, text)
+        m.agrees("logistic", (32,) * 6, "sgd", m.NO_START, cluster, ONCE, text)
 
 
 def _gram_wgmma(m, text):
@@ -291,7 +284,7 @@ LAUNCHES = {
     "round": lambda m, text: m.agrees("bf16", text),
     "sample": lambda m, text: m.agrees(True, text),
     "softmax": lambda m, text: m.agrees(m.RAGGED, 5, "three", m.SIDES, ONCE, text),
-    "update": _each((40, 100, 37), (20, 104, 32)),
+    "update": _each((40, 100, 37), (20, 104, 32), (60, 104, 300)),
 }
 
 

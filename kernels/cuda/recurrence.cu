@@ -180,7 +180,6 @@ INLINE void look(const room &in, Ahead<AT_ONCE> &ahead, int from, int first, int
     if (low >= high || base >= high)
         return;
     fetch(in, ahead, base, (first & ~3) + 4 * (int)(threadIdx.x & 7), last, low, high);
-    __syncwarp();
     ahead.share = load_now(in.couple + ahead.own + from);
 }
 

@@ -8,12 +8,16 @@ launches with more shared memory than was asked for.
 
 import ctypes
 import math
+import pickle
 import sys
+import threading
 import time
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 
+from hpcsgd.backends.raw_kernels import ascii_of
 from tests.kernels.emulator import KERNELS, Kernel, check_guards
 from tests.kernels.emulator import empty as guarded
 
@@ -119,7 +123,25 @@ class Event:
 
 
 NULL = Stream(null=True)
-STACK = [NULL]
+
+
+class Current(threading.local):
+    """Streams that a thread is in: each has its own, as in CuPy."""
+
+    def __init__(self):
+        self.streams = [NULL]
+
+    def append(self, stream):
+        self.streams.append(stream)
+
+    def pop(self):
+        return self.streams.pop()
+
+    def __getitem__(self, place):
+        return self.streams[place]
+
+
+STACK = Current()
 ALIVE = {}  # address -> bytes, of what is there
 
 
@@ -251,10 +273,13 @@ class RawModule:
     made = []  # (entry, options)
 
     def __init__(self, *, code=None, path=None, options=(), backend="nvrtc"):
-        assert isinstance(code, str) and isinstance(options, tuple)
-        self.code, self.options = code, options
+        assert (code is None) != (path is None) and isinstance(options, tuple)
+        assert code is None or code.isascii(), "CuPy writes it in the user's encoding"
+        self.code, self.path, self.options = code, path, options
 
     def get_function(self, name):
+        if self.path is not None:
+            return FileKernel(self.path, name)
         self.made.append((name, self.options))
         return RawKernel(self.code, name, self.options)
 
@@ -265,7 +290,7 @@ class RawKernel:
     def __init__(self, code, name, options):
         defines = [o[2:] for o in options if o.startswith("-D")]
         (folder,) = [o[2:] for o in options if o.startswith("-I")]
-        sources = {p.read_text(): p.stem for p in KERNELS.glob("*.cu")}
+        sources = {ascii_of(p): p.stem for p in KERNELS.glob("*.cu")}
         assert folder == str(KERNELS) and "--std=c++17" in options
         defines = [d for d in defines if not d.startswith("HEADERS=")]
         self.kernel = Kernel(sources[code], *defines, entry=name)
@@ -289,6 +314,50 @@ class RawKernel:
                 check_guards(array)
 
         STACK[-1].put(action)
+
+
+class FileKernel(RawKernel):
+    """Of a cubin, which is read when something of it is asked for."""
+
+    def __init__(self, path, name):
+        self.path, self.name = path, name
+
+    def __getattr__(self, missing):
+        assert missing in ("kernel", "meets", "max_dynamic_shared_size_bytes")
+        code, options = pickle.loads(Path(self.path).read_bytes())
+        RawModule.made.append((self.name, options))
+        super().__init__(code, self.name, options)
+        return getattr(self, missing)
+
+
+class Nvrtc(Strict):
+    """cupy.cuda.nvrtc: a program is its text, its cubin the text and its options."""
+
+    class NVRTCError(RuntimeError):
+        """Of the compiler."""
+
+    def __init__(self):
+        super().__init__("cupy.cuda.nvrtc", getVersion=lambda: (13, 2))
+        self.programs = {}
+
+    def createProgram(self, src, name, headers, include_names, /):  # noqa: N802
+        assert headers == include_names == () and name.endswith(".cu")
+        self.programs[len(self.programs) + 1] = [src, None]
+        return len(self.programs)
+
+    def compileProgram(self, prog, options, /):  # noqa: N802
+        archs = [one for one in options if "arch" in one.split("=")[0]]
+        assert len(archs) == 1 and isinstance(options, tuple)
+        self.programs[prog][1] = options
+
+    def getCUBIN(self, prog, /):  # noqa: N802
+        return pickle.dumps(tuple(self.programs[prog]))
+
+    def getProgramLog(self, prog, /):  # noqa: N802
+        return f"program {prog}: an error\nand more"
+
+    def destroyProgram(self, prog, /):  # noqa: N802
+        self.programs[prog] = None
 
 
 def _argument(one):
@@ -421,7 +490,7 @@ def install(monkeypatch):
         "cupy.cuda",
         **{"runtime": runtime, "nccl": nccl, "Device": Device},
         **{"Stream": Stream, "Event": Event, "get_elapsed_time": _elapsed},
-        nvrtc=Strict("cupy.cuda.nvrtc", getVersion=lambda: (13, 2)),
+        nvrtc=Nvrtc(),
         driver=Strict("cupy.cuda.driver", CUDADriverError=CUDADriverError),
         compiler=Strict("cupy.cuda.compiler", CompileException=CompileException),
         memory=Strict("cupy.cuda.memory", OutOfMemoryError=OutOfMemoryError),

@@ -92,10 +92,14 @@ def _says(details: dict[str, Any]) -> str:
     )
 
 
+def rows_of(bench: Bench, count: int, width: int) -> Rows:
+    """Sets of rows of a matrix that takes the same room whatever its width."""
+    height = max(bench.sizes.height // (width // 2000 or 1), count)
+    return Rows(bench, height, count, width)
+
+
 def _measured(bench: Bench, count: int, width: int) -> tuple[float, dict[str, Any]]:
-    rows = Rows(
-        bench, max(bench.sizes.height // (width // 2000 or 1), count), count, width
-    )
+    rows = rows_of(bench, count, width)
     ours, theirs = OurGram(rows, bench.sizes.batch), Theirs(bench, rows)
     _check(ours, theirs)
     packed = CublasGram(ours.products)
@@ -104,14 +108,16 @@ def _measured(bench: Bench, count: int, width: int) -> tuple[float, dict[str, An
         numbers, rows.weights, ours.out, rows.out
     )
     times = bench.clock.measure(
-        {name: _over_sets(bench, rows, action) for name, action in actions.items()}
+        {name: over_sets(bench, rows, action) for name, action in actions.items()}
     )
     best = min(theirs.ways(), key=lambda name: times[name].median)
     ratio = times[best].median / times["ours"].median
     return ratio, _details(bench, rows, ours, times, best)
 
 
-def _over_sets(bench: Bench, rows: Rows, action: Callable[[Any], None]) -> Way:
+def over_sets(bench: Bench, rows: Rows, action: Callable[[Any], None]) -> Way:
+    """Every set of rows once, as a graph."""
+
     def all_of_them() -> None:
         for numbers in rows.sets:
             action(numbers)

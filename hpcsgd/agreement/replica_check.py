@@ -23,11 +23,17 @@ class ReplicaCheck:
         self.every = every  # exchanges; 0 = never
         self.mended = 0
 
+    def is_due(self, exchanges: int) -> bool:
+        """Whether they compare after so many exchanges."""
+        return bool(
+            self.every and self.replicas.size > 1 and exchanges % self.every == 0
+        )
+
     def after_exchange(
         self, state: State, exchanges: int, more: Sequence[Array] = ()
     ) -> None:
         """Compare when due; `more` is what else all replicas hold alike."""
-        if not self.every or self.replicas.size == 1 or exchanges % self.every:
+        if not self.is_due(exchanges):
             return
         prints = _fingerprint(_held(state.glance(), more))
         if len(set(self.replicas.exchange_objects(prints))) > 1:

@@ -10,22 +10,19 @@ import numpy as np
 
 from hpcsgd.backends import launch_gram, launch_steps
 from hpcsgd.backends.device_products import DenseProducts
-from hpcsgd.backends.kernel_table import build_of
+from hpcsgd.backends.other_gram import OtherGram
 
 ELEMENT = "bf16"  # of a matrix that it can multiply
 
 
-class CublasGram:
-    """Products of rows, of which `own` makes all but the Gram; that in so many parts.
-
-    See `hpcsgd.backends.device_products.Products`.
-    """
+class CublasGram(OtherGram):
+    """Products of rows, of which `own` makes all but the Gram; that in some parts."""
 
     def __init__(
         self, own: DenseProducts, parts: int = 1, like: "CublasGram | None" = None
     ) -> None:
         """`like`: another one of the same products, whose room serves this one, too."""
-        self.own, self.device, self.count = own, own.device, own.count
+        super().__init__(own)
         self.strips = launch_gram.strips_of(own.count, parts, own.tiles.side)
         self._rows, self._square = self._room() if like is None else like.room
 
@@ -40,12 +37,6 @@ class CublasGram:
         rows = self.device.empty((own.count, stride), np.uint16)
         return rows, self.device.empty((own.count, pitch), np.float32)
 
-    def both(self, numbers: Any, weights: Any, gram: Any, margins: Any) -> None:
-        """gram ← tiles of Y Yᵀ, margins ← Y W; without weights the first alone."""
-        self.gram(numbers, gram)
-        if weights is not None:
-            self.margins(numbers, weights, margins)
-
     def gram(self, numbers: Any, out: Any) -> None:
         """Tiles of Y Yᵀ."""
         matrix, tiles, m = self.own.matrix, self.own.tiles, np.int32(self.count)
@@ -59,19 +50,3 @@ class CublasGram:
             self.device.gemm_bf16(part, rows[first:], rows[first:last])
         given = square, np.int64(square.shape[1]), m, tiles.shift, tiles.numbers, out
         self._launch("pack_tiles", "fp32", launch_gram.pack(tiles.count), given)
-
-    def margins(self, numbers: Any, weights: Any, out: Any) -> None:
-        """Y W."""
-        self.own.margins(numbers, weights, out)
-
-    def update(self, numbers: Any, factors: Any, carry: Any, weights: Any) -> None:
-        """W ← W carryᵀ + Yᵀ factors."""
-        self.own.update(numbers, factors, carry, weights)
-
-    def fetched(self, numbers: Any) -> Any:
-        """The rows on the host."""
-        return self.own.fetched(numbers)
-
-    def _launch(self, kernel: str, element: str, shape: Any, arguments: Any) -> None:
-        build = build_of(kernel, element, self.device.arch)
-        self.device.kernel(build)(*shape, arguments)

@@ -1,6 +1,6 @@
-"""Who makes the Gram of an exchange: our kernel, or cuBLAS where that is faster.
+"""Who makes the Gram of an exchange: our kernel, or what is faster there.
 
-Asked once for each size of exchange, by running both on rows of the matrix. All members
+Asked once for each size of exchange, by running all on rows of the matrix. All members
 have to take the same one, so they decide by times that they have added.
 """
 
@@ -15,6 +15,7 @@ from hpcsgd.backends.cublas_gram import ELEMENT, CublasGram
 from hpcsgd.backends.device import Device
 from hpcsgd.backends.device_buffers import sent
 from hpcsgd.backends.device_products import DenseProducts, Products
+from hpcsgd.backends.wgmma_gram import WgmmaGram, check_wgmma, has_wgmma
 from hpcsgd.errors import ConfigError, MissingPackage
 
 log = logging.getLogger(__name__)
@@ -22,6 +23,11 @@ WORTH_ASKING = 1024  # rows; up to here one launch of ours wins by being one
 PARTS = (1, 2, 4)  # of the square, from the diagonal down
 WORTH_CHANGING = 0.97  # of our time: what is no faster than this stays with us
 TURNS, TIMES = 3, 3  # of everybody, and launches of each
+# Whom a setting asks besides us. A kernel that breaks a rule of the GPU ends its
+# context, and the run: `auto` is to ask wgmma when a GPU has been seen to run it.
+ASKS = {"auto": ("cublas",), "cublas": ("cublas",), "wgmma": ("wgmma",)}
+UNPROVED = ("wgmma",)  # whose tiles are held against ours before they are taken
+NEAR = 1e-3  # of a tile's largest entry: far above rounding, far below a wrong product
 
 Seconds = dict[str, float]
 
@@ -42,24 +48,50 @@ def choose_gram(
 
     Parameters
     ----------
-    kind : "own", "cublas", or "auto", which asks
+    kind : "own", "cublas", "wgmma", or "auto", which asks
     own : products of their rows by our kernels
     add : the sum over members of every figure; called by all of them or none
     """
-    matrix, count = own.matrix, own.count
-    if kind == "cublas" and matrix.element != ELEMENT:
-        raise ConfigError(
-            f"[products] gram_kernel = 'cublas' needs a matrix in {ELEMENT}, and this"
-            f" is in {matrix.element}; use --precision c, or gram_kernel = 'auto'"
-        )
-    fits = matrix.element == ELEMENT and own.tiles.count > 0
-    if kind == "own" or not fits or (kind == "auto" and count <= WORTH_ASKING):
+    asks = [name for name in ASKS.get(kind, ()) if _can(name, kind, own)]
+    if not asks or (kind == "auto" and own.count <= WORTH_ASKING):
         return GramChoice("own", own, {})
-    ways = {"own": own, **_by_cublas(own, kind)}
+    ways: dict[str, Products] = {"own": own}
+    for name in asks:
+        ways |= WAYS[name](own, kind)
     seconds = add(_measured(own, ways))
     name = _best(seconds, may_stay=kind == "auto")
-    _say(name, seconds, count)
+    if seconds[name] == float("inf"):
+        raise ConfigError(
+            f"[products] gram_kernel = {kind!r} makes no products here that can be"
+            " used (the log says why); use gram_kernel = 'own'"
+        )
+    _say(name, seconds, own.count)
     return GramChoice(name, ways[name], seconds)
+
+
+def _can(name: str, kind: str, own: DenseProducts) -> bool:
+    """Whether it makes such tiles; a matrix that it cannot read is refused."""
+    if name == "wgmma":
+        if kind == name:
+            check_wgmma(own)
+        return has_wgmma(own)
+    if kind == name and own.matrix.element != ELEMENT:
+        raise ConfigError(
+            f"[products] gram_kernel = 'cublas' needs a matrix in {ELEMENT}, and this"
+            f" is in {own.matrix.element}; use --precision c, or gram_kernel = 'auto'"
+        )
+    return own.matrix.element == ELEMENT and own.tiles.count > 0
+
+
+def _by_wgmma(own: DenseProducts, kind: str) -> dict[str, Products]:
+    """As below."""
+    try:
+        return {"wgmma": WgmmaGram(own)}
+    except ConfigError as error:
+        if kind == "wgmma":
+            raise
+        log.info("wgmma is not asked: %s", error)
+        return {"wgmma": own}
 
 
 def _by_cublas(own: DenseProducts, kind: str) -> dict[str, Products]:
@@ -76,6 +108,9 @@ def _by_cublas(own: DenseProducts, kind: str) -> dict[str, Products]:
     return dict(zip(names, made, strict=True))
 
 
+WAYS = {"cublas": _by_cublas, "wgmma": _by_wgmma}
+
+
 def allowed(kind: str, reproducible: bool) -> str:
     """What may be asked for: a clock answers differently every time."""
     if reproducible and kind == "cublas":
@@ -83,7 +118,7 @@ def allowed(kind: str, reproducible: bool) -> str:
             "[products] gram_kernel = 'cublas' adds in an order that is not fixed; run"
             " without --reproducible, or use gram_kernel = 'own'"
         )
-    return "own" if reproducible else kind
+    return "own" if reproducible and kind == "auto" else kind
 
 
 def _best(seconds: Seconds, may_stay: bool) -> str:
@@ -102,12 +137,28 @@ def _measured(own: DenseProducts, ways: Mapping[str, Products]) -> Seconds:
     out = device.empty((own.tiles.words,), np.float32)
     found = dict.fromkeys(ways, float("inf"))
     asked = {name: way for name, way in ways.items() if way is not own or name == "own"}
+    for name in UNPROVED:
+        if name in asked and not _agrees(own, asked[name], numbers, out):
+            log.warning("the Gram is not asked of %s: its tiles are others", name)
+            del asked[name]
     for turn in range(TURNS):
         for name, way in asked.items():
             taken = _seconds(device, way, numbers, out)
             if turn:  # the first one compiles and wakes up
                 found[name] = min(found[name], taken)
     return found
+
+
+def _agrees(own: DenseProducts, way: Products, numbers: Any, out: Any) -> bool:
+    """Whether both make the same tiles of these rows, up to rounding."""
+    own.gram(numbers, out)
+    ours = own.device.fetch(out).reshape(own.tiles.count, -1)
+    way.gram(numbers, out)
+    others = own.device.fetch(out).reshape(own.tiles.count, -1)
+    held = np.isfinite(ours)  # where a row has none, neither have they
+    size = np.abs(ours, where=held, out=np.zeros_like(ours)).max(axis=1, keepdims=True)
+    off = np.abs(others - ours, where=held, out=np.zeros_like(ours))
+    return bool((off <= NEAR * size).all())
 
 
 def _seconds(device: Device, way: Products, numbers: Any, out: Any) -> float:

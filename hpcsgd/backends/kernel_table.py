@@ -20,6 +20,8 @@ CSR = (
     *("csr_margin", "csr_margins_columns", "csr_update", "csr_update_columns"),
     "csr_gram",
 )
+# Steps of slices, and the sums of tiles.
+RULES = ("step_plain", "step_momentum", "step_adagrad", "step_adam", "add_words")
 
 # The numbers of kernels/cuda/families.cuh.
 FAMILIES = {
@@ -27,6 +29,10 @@ FAMILIES = {
     **{"squared-hinge": 4, "huber": 5, "probit": 6},
 }
 CLUSTER = 8  # blocks that share the rows of a long exchange
+# Texts with instructions of one architecture, which no later one has: the name under
+# which NVRTC compiles them.
+OF_ONE_ARCH = {"gram_wgmma": "90a"}
+FALLS_BACK = {"gram-wgmma": "gram-128"}  # on every other GPU: the same tiles
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,9 @@ class Variant:
 
     def serves(self, element: str, arch: str) -> bool:
         """Whether it can be compiled for that GPU."""
-        return element in self.elements and number_of(arch) >= self.since
+        alone = OF_ONE_ARCH.get(self.source)
+        is_here = alone in (None, f"{number_of(arch)}a")
+        return is_here and element in self.elements and number_of(arch) >= self.since
 
 
 def _grams(tile: int) -> tuple[Variant, ...]:
@@ -91,6 +99,7 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
     "become": (Variant("average", ("fp32",), entry="become"),),
     "gram-64": _grams(64),
     "gram-128": _grams(128),
+    "gram-wgmma": (Variant("gram_wgmma", ("bf16", "fp16"), 90),),
     "gram-tf32-64": _tf32_grams(64),
     "gram-tf32-128": _tf32_grams(128),
     **{
@@ -120,6 +129,7 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
     "margins_columns": (Variant("columns", tuple(ELEMENTS), entry="margins_columns"),),
     "update_columns": (Variant("columns", tuple(ELEMENTS), entry="update_columns"),),
     "blend": (Variant("columns", ("fp32",), entry="blend"),),
+    **{name: (Variant("rules", ("fp32",), entry=name),) for name in RULES},
     **{
         f"{name}{bits}": (Variant("csr", tuple(ELEMENTS), defines=wide, entry=name),)
         for name in CSR
@@ -159,6 +169,11 @@ def build_of(kernel: str, element: str, arch: str) -> Build:
 def serves(kernel: str, element: str, arch: str) -> bool:
     """Whether there is a build of it."""
     return any(v.serves(element, arch) for v in VARIANTS.get(kernel, ()))
+
+
+def compiled_for(build: Build, arch: str) -> str:
+    """What NVRTC is told of a GPU of `arch`: "90a" for a text that needs it."""
+    return OF_ONE_ARCH.get(build.source, arch)
 
 
 def all_builds(arch: str) -> list[Build]:

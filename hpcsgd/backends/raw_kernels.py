@@ -3,16 +3,20 @@
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from hpcsgd import assets
-from hpcsgd.backends.kernel_table import FOLDER, Build, options
+from hpcsgd.backends.kernel_table import FOLDER, Build, compiled_for, options
 from hpcsgd.backends.launch_steps import PLAIN_SHARED
+from hpcsgd.backends.thread_locale import kept_locale
 from hpcsgd.errors import ConfigError
 
 OnStream = Callable[..., None]
+# What CuPy tells NVRTC besides the architecture.
+OF_CUPY = ("-ftz=true", "--device-as-default-execution-space")
 
 
 class RawKernels:
@@ -52,13 +56,18 @@ class RawKernels:
 
     def _function(self, build: Build) -> Any:
         folder = assets.path(f"kernels/{FOLDER}")
-        text = (folder / f"{build.source}.cu").read_text()
+        text = ascii_of(folder / f"{build.source}.cu")
         given = (*options(build, str(folder)), _headers(folder))
         try:
-            module = self.cupy.RawModule(code=text, options=given)
-            return module.get_function(build.entry)
+            with kept_locale():
+                if compiled_for(build, self.arch) != self.arch:
+                    return self._of_one_arch(build, text, given)
+                module = self.cupy.RawModule(code=text, options=given)
+                return module.get_function(build.entry)
         except self.cupy.cuda.compiler.CompileException as error:
             raise self._uncompiled(build, error) from error
+        except OSError as error:
+            raise no_folder(error) from error
         except RuntimeError as error:
             if type(error) is not RuntimeError:  # of CUDA
                 raise
@@ -67,13 +76,45 @@ class RawKernels:
                 ' CUDA beside it: pip install "cupy-cudaNNx[ctk]" of its version'
             ) from error
 
-    def _uncompiled(self, build: Build, error: Exception) -> ConfigError:
+    def _of_one_arch(self, build: Build, text: str, given: tuple[str, ...]) -> Any:
+        """Past CuPy, which knows of a GPU's "90" and not of its "90a"."""
+        nvrtc = self.cupy.cuda.nvrtc
+        arch = f"-arch=sm_{compiled_for(build, self.arch)}"
+        program = nvrtc.createProgram(text, f"{build.source}.cu", (), ())
+        try:
+            nvrtc.compileProgram(program, (*given, *OF_CUPY, arch))
+            cubin = nvrtc.getCUBIN(program)
+        except nvrtc.NVRTCError as error:
+            raise self._uncompiled(build, nvrtc.getProgramLog(program)) from error
+        finally:
+            nvrtc.destroyProgram(program)
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / f"{build.source}.cubin"
+            path.write_bytes(cubin)
+            function = self.cupy.RawModule(path=str(path)).get_function(build.entry)
+            _ = function.max_dynamic_shared_size_bytes  # read from the file by now
+        return function
+
+    def _uncompiled(self, build: Build, error: Exception | str) -> ConfigError:
         (first, *_) = [*str(error).strip().splitlines(), ""]
         return ConfigError(
             f"NVRTC cannot compile the kernel {build.entry} for sm_{self.arch}"
-            f" ({first}); install the newest CuPy that the driver takes, or use"
-            " --device cpu"
+            f" ({first}); install the newest CuPy and NVRTC that the driver takes, or"
+            " use --device cpu"
         )
+
+
+def no_folder(error: OSError) -> ConfigError:
+    """Where CuPy would keep what it compiles."""
+    return ConfigError(
+        f"CuPy cannot keep compiled kernels ({error}); set CUPY_CACHE_DIR to a folder"
+        " that can be written, on a disk with room"
+    )
+
+
+def ascii_of(path: Path) -> str:
+    """Signs of comments become `?`: CuPy writes the text in the user's encoding."""
+    return path.read_text("utf-8").encode("ascii", "replace").decode()
 
 
 def _headers(folder: Path) -> str:

@@ -10,7 +10,7 @@ from hpcsgd.products import KEEPS
 from hpcsgd.schedule import MOST_ROWS
 
 CACHE_BUDGET = 512 * 2**20  # bytes that each member may keep from the first epoch on
-GRAM_KERNELS = ("auto", "own", "cublas")
+GRAM_KERNELS = ("auto", "own", "cublas", "wgmma")
 WORTH_HIDING = 20e-6  # seconds of latency above which a second message pays
 # Steps that are tried: between two of them lie a few per cent.
 STEPS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
@@ -23,7 +23,7 @@ class ProductsConfig:
     kind: str = "auto"  # direct, gram, gather, gather-once, cached, or auto
     look_ahead: str = "auto"  # on: the next Gram travels while this group iterates
     machine: str = ""  # a file of what this machine can do; written where it is missing
-    gram_kernel: str = "auto"  # on a GPU: own, cublas, or the faster of both
+    gram_kernel: str = "auto"  # on a GPU: own, cublas, or the faster; wgmma
 
     def __post_init__(self) -> None:
         if self.look_ahead not in ("on", "off", "auto"):

@@ -10,10 +10,10 @@ from typing import Protocol
 
 import numpy as np
 
-from hpcsgd.backends.cublas_gram import CublasGram
 from hpcsgd.backends.device import Device
 from hpcsgd.backends.device_exchange import DeviceExchange
 from hpcsgd.backends.device_products import DenseProducts
+from hpcsgd.backends.other_gram import OtherGram
 from hpcsgd.data.unheld import Unheld
 from hpcsgd.products.base import Array, Group, Rows, Scratch, State, Task, gather_rows
 from hpcsgd.products.held import HeldState
@@ -78,7 +78,7 @@ class DeviceWatch:
         """Of the host where it holds them, else from the device."""
         if isinstance(self.task.shard.matrix, Unheld):
             rows = exchange.rows
-            assert isinstance(rows, DenseProducts | CublasGram)
+            assert isinstance(rows, DenseProducts | OtherGram)
             return rows.fetched(exchange.sampled.numbers)
         return gather_rows(self.task, self.scratch, "rows", group)
 

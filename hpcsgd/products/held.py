@@ -5,13 +5,47 @@ back when the next exchange begins. Who only looks (`look_at`, `glance`) sends n
 back.
 """
 
+from collections.abc import Iterable
 from typing import Any
+
+import numpy as np
 
 from hpcsgd.backends.device import Device, Mirror
 from hpcsgd.backends.device_average import DeviceAverage
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.on_device import OnDevice
 from hpcsgd.products.base import Array, State
+
+
+class HeldMemory(dict[str, Array]):
+    """What is kept beside the weights, of which some lives on a device.
+
+    Who looks, sees arrays of the host, as with `HeldState`.
+    """
+
+    def __init__(self, device: Device, kept: dict[str, Array], names: Iterable[str]):
+        super().__init__(kept)
+        self._mirrors = {name: Mirror(device, kept[name], np.float32) for name in names}
+
+    def on_device(self, name: str) -> Any:
+        """An array there, to be read and written."""
+        return self._mirrors[name].on_device()
+
+    def wrote(self, name: str) -> None:
+        """It has been written there."""
+        self._mirrors[name].written()
+
+    def __getitem__(self, name: str) -> Array:
+        mirror = self._mirrors.get(name)
+        return super().__getitem__(name) if mirror is None else mirror.on_host()
+
+    def items(self) -> Any:
+        """As the host sees them."""
+        return [(name, self[name]) for name in self]
+
+    def values(self) -> Any:
+        """As the host sees them."""
+        return [self[name] for name in self]
 
 
 class HeldState(State):

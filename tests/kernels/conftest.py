@@ -12,7 +12,8 @@ from tests.kernels.fake_device import FakeDevice
 def pytest_collection_modifyitems(items):
     """Said where it is missing; a machine of ours has both."""
     for item in items:
-        if "test_compiles" in item.nodeid and not sys.platform.startswith("linux"):
+        asks_nvrtc = "test_compiles" in item.nodeid or "test_ptx" in item.nodeid
+        if asks_nvrtc and not sys.platform.startswith("linux"):
             item.add_marker(pytest.mark.skip(reason="NVRTC has no wheel here"))
         elif "tests/kernels" in item.nodeid and emulator.COMPILER is None:
             item.add_marker(pytest.mark.skip(reason="no C++ compiler"))

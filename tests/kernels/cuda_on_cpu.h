@@ -96,6 +96,7 @@ struct Block {
     Barrier barrier;
     std::vector<Warp> warps;
     std::vector<unsigned char> room;
+    std::shared_ptr<struct Units> units; /* of wgmma_on_cpu.h */
 
     unsigned char *shared()
     {
@@ -198,6 +199,9 @@ inline void leave(Barrier &barrier)
         turn(barrier);
 }
 
+inline void began(const void *to, int bytes); /* a copy: see wgmma_on_cpu.h */
+inline void landed(const void *to, int bytes);
+
 inline void land(Fiber &fiber, int batches_left)
 {
     size_t done = 0;
@@ -207,6 +211,7 @@ inline void land(Fiber &fiber, int batches_left)
             break;
         memset(copy.to, 0, (size_t)copy.whole);
         memcpy(copy.to, copy.from, (size_t)copy.bytes);
+        landed(copy.to, copy.whole);
     }
     fiber.copies.erase(fiber.copies.begin(), fiber.copies.begin() + (long)done);
 }
@@ -516,6 +521,7 @@ inline void fetch_ahead(const void *at) { (void)*(const volatile char *)at; }
 inline void copy_async_16(void *to, const void *from, int bytes)
 {
     emulated::now->copies.push_back({to, from, bytes, 16, emulated::now->batch});
+    emulated::began(to, 16);
 }
 inline void copy_commit() { emulated::now->batch++; }
 template <int LEFT> inline void copy_wait() { emulated::land(*emulated::now, LEFT); }
@@ -686,6 +692,23 @@ inline float exact_sum(float left, float right)
     volatile long double sum = (long double)left + right;
     return (float)sum;
 }
+inline float exact_product(float left, float right)
+{
+    volatile long double product = (long double)left * right;
+    return (float)product;
+}
+inline float exact_quotient(float above, float below)
+{
+    volatile long double quotient = (long double)above / below;
+    return (float)quotient;
+}
+inline float exact_root(float value)
+{
+    volatile long double root = sqrtl(value);
+    return (float)root;
+}
+
+#include "wgmma_on_cpu.h"
 
 /* Clusters. */
 inline unsigned cluster_rank() { return emulated::now->block->rank; }

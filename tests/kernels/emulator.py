@@ -16,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.kernels import signatures
+
 HERE = Path(__file__).parent
 KERNELS = HERE.parents[1] / "kernels" / "cuda"
 FLAGS = (
@@ -63,8 +65,8 @@ def cache():
 def build(kernel, defines=(), text=None, folder=KERNELS):
     """The shared object of a kernel, or of another `text` for it."""
     text = source_of(kernel) if text is None else text
-    flags = [f"-D{define}" for define in defines]
-    said = [text, *flags, *FLAGS, (HERE / "cuda_on_cpu.h").read_text()]
+    flags = [f"-D{define}" for define in (*defines, *units_of(text))]
+    said = [text, *flags, *FLAGS, *map(Path.read_text, sorted(HERE.glob("*.h")))]
     said += [path.read_text() for path in sorted(folder.glob("*.cuh"))]
     name = hashlib.sha256("\0".join(said).encode()).hexdigest()[:20]
     path = cache() / f"{kernel}-{name}.so"
@@ -79,29 +81,46 @@ def build(kernel, defines=(), text=None, folder=KERNELS):
     return path
 
 
+def units_of(text):
+    """What the emulation watches only where a kernel, or its PTX, has need of it."""
+    return ("WGMMA",) if "wgmma" in text else ()
+
+
 @lru_cache
 def library(path):
     """Loaded once."""
     return ctypes.CDLL(str(path))
 
 
+def launcher(loaded, entry):
+    """What LAUNCHABLE made for an entry."""
+    call = getattr(loaded, f"launch_{entry}")
+    call.argtypes = [
+        *(ctypes.POINTER(ctypes.c_uint), ctypes.POINTER(ctypes.c_uint)),
+        *(ctypes.c_uint, ctypes.c_size_t, ctypes.c_uint64, ctypes.c_int),
+        ctypes.c_void_p,
+    ]
+    return call
+
+
 class Kernel:
     """One kernel with its defines, ready to be launched."""
+
+    kinds = None  # of its parameters, where a text in C++ says them
 
     def __init__(self, name, *defines, text=None, entry=None, folder=KERNELS):
         self.name = name
         path = build(name, defines, text, folder)
-        self.call = getattr(library(path), f"launch_{entry or name}")
-        self.call.argtypes = [
-            *(ctypes.POINTER(ctypes.c_uint), ctypes.POINTER(ctypes.c_uint)),
-            *(ctypes.c_uint, ctypes.c_size_t, ctypes.c_uint64, ctypes.c_int),
-            ctypes.c_void_p,
-        ]
+        said = source_of(name) if text is None else text
+        self.kinds = signatures.kinds_of(said, entry or name)
+        self.call = launcher(library(path), entry or name)
 
     def __call__(
         self, grid, block, arguments, *, shared=0, cluster=1, seed=0, workers=1
     ):
         """Launch with arrays, ints (32 bits), floats (32 bits), ctypes values."""
+        if self.kinds:
+            signatures.check(self.name, self.kinds, arguments)
         kept = [_value(argument) for argument in arguments]
         places = (ctypes.c_void_p * len(kept))(*map(ctypes.addressof, kept))
         sizes = [(ctypes.c_uint * 3)(*_three(size)) for size in (grid, block)]

@@ -63,7 +63,8 @@ def run_one(module, name):
 
     module = importlib.import_module(module)
     if not name:
-        module.check(source_of(module.MUTANTS[0].kernel))
+        for kernel in dict.fromkeys(one.kernel for one in module.MUTANTS):
+            module.check(source_of(kernel))
         return
     (mutant,) = [one for one in module.MUTANTS if one.name == name]
     module.check(planted(mutant, inlined(source_of(mutant.kernel))))

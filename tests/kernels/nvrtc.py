@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from hpcsgd.backends.kernel_table import compiled_for, options
+from hpcsgd.backends.raw_kernels import OF_CUPY
+from tests.kernels.emulator import KERNELS
+
 WHEELS = {12: "nvidia/cuda_nvrtc/lib", 13: "nvidia/cu13/lib"}
 
 
@@ -20,6 +24,12 @@ class Compiled:
     log: str
     cubin: bytes = b""
     ptx: str = ""
+
+
+def options_for(build, arch):
+    """Those of a run, for any architecture."""
+    given = (*options(build, str(KERNELS)), *OF_CUPY)
+    return (*given, f"--gpu-architecture=sm_{compiled_for(build, arch)}")
 
 
 def major_for(arch):

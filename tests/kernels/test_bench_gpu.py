@@ -6,14 +6,15 @@ part which fails leaves the others, is what a loan of a GPU would else be spent 
 
 import json
 import re
+import sys
 
 import pytest
 
 from benchmarks import bench_gpu
-from benchmarks.gpu import every_kernel, exchanges, sanitizer
+from benchmarks.gpu import every_kernel, exchanges, gram_wgmma, sanitizer
 from benchmarks.gpu.figure import Figure, table
 from benchmarks.gpu.sizes import CASES, Case, Sizes
-from hpcsgd.backends import cuda, device_layer
+from hpcsgd.backends import cuda, device_layer, launch_gram
 from hpcsgd.backends.kernel_table import VARIANTS
 from tests import strict_cupy
 
@@ -40,9 +41,9 @@ TINY = Sizes(
 @pytest.fixture
 def cupy(monkeypatch):
     """This one is found, and no GPU that another test has opened."""
-    cuda.device_of_rank.cache_clear()
+    cuda.opened.cache_clear()
     yield strict_cupy.install(monkeypatch)
-    cuda.device_of_rank.cache_clear()
+    cuda.opened.cache_clear()
 
 
 @pytest.fixture
@@ -81,6 +82,8 @@ def test_all_figures_are_measured(cupy, no_sanitizer, tmp_path, capsys):
             "ddp by the host",
             "offload",
             "offload, late",
+            "zero2",
+            "zero3",
             "exchange",
             "margin tall",
             "update tall",
@@ -165,6 +168,45 @@ def test_wrong_products_have_no_figure(cupy, tmp_path, monkeypatch):
     monkeypatch.setattr(cuda.CudaDevice, "gemm_bf16", off)
     _, found = run(tmp_path, "--only", "gram-small")
     assert "differ by 0.01" in named(found)["gram-small"]["failure"]
+
+
+def large_tiles(monkeypatch):
+    """For small exchanges, too."""
+    monkeypatch.setattr(launch_gram, "LARGE_ROWS", 128)
+    monkeypatch.setattr(launch_gram, "LARGE_COLS", 32)
+
+
+def by_itself(monkeypatch, text):
+    """What the kernel does in a process of its own."""
+    monkeypatch.setattr(gram_wgmma, "ALONE_COMMAND", [sys.executable, "-c", text])
+
+
+def test_products_of_warpgroups_are_measured_beside_ours(cupy, tmp_path, monkeypatch):
+    large_tiles(monkeypatch)
+    by_itself(monkeypatch, "pass")
+    _, found = run(tmp_path, "--only", "gram-wgmma")
+    figure = named(found)["gram large wgmma"]
+    assert figure["reached"] > 0 and not figure["failure"]
+    assert set(figure["details"]["us"]) == {"ours", "wgmma", "cublas"}
+    by_itself(monkeypatch, "print('an illegal instruction'); raise SystemExit(3)")
+    code, found = run(tmp_path, "--only", "gram-wgmma")
+    failure = named(found)["gram large wgmma"]["failure"]
+    assert code == 1 and "ended with 3: an illegal instruction" in failure
+
+
+def test_gpus_without_warpgroups_have_no_such_figure(cupy, tmp_path, monkeypatch):
+    large_tiles(monkeypatch)
+    monkeypatch.setattr(strict_cupy.Device, "compute_capability", "100")
+    code, found = run(tmp_path, "--only", "gram-wgmma")
+    assert code == 0 and not found["figures"]
+
+
+def test_what_no_gpu_has_run_is_asked_for_late(cupy):
+    """What follows a fault in a process is lost; sanitizers take longest."""
+    last = list(bench_gpu.parts(TINY))[-1 - len(sanitizer.TOOLS) :]
+    assert last == ["gram-wgmma", *sanitizer.TOOLS]
+    assert list(every_kernel.calls())[-1:] == list(every_kernel.ALONE)
+    assert not set(every_kernel.ALONE) & set(every_kernel.proved())
 
 
 def test_without_a_gpu_it_says_so(monkeypatch, tmp_path, capsys):

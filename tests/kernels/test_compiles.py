@@ -9,15 +9,17 @@ import pytest
 from hpcsgd.backends.kernel_table import (
     ARCHS,
     ELEMENTS,
+    FALLS_BACK,
     FAMILIES,
     VARIANTS,
     all_builds,
     build_of,
     number_of,
-    options,
+    serves,
 )
 from tests.kernels import nvrtc
 from tests.kernels.emulator import KERNELS, source_of
+from tests.kernels.nvrtc import options_for
 
 # Plain steps differ between families by the few lines of families.cuh, which every arch
 # compiles for the recurrence: all of them for one arch and one format, and one of them
@@ -90,10 +92,6 @@ def fault_of(build, arch):
     return f"sm_{arch} {build}: {faults}" if faults else ""
 
 
-# What CuPy adds, besides the architecture, to everything that it compiles.
-OF_CUPY = ("-ftz=true", "--device-as-default-execution-space")
-
-
 def test_small_values_of_fp8_are_no_zeros():
     """They begin as floats below 2^-126, which -ftz=true takes out of products."""
     build = build_of("margin", "fp8-e4m3", "90")
@@ -103,16 +101,11 @@ def test_small_values_of_fp8_are_no_zeros():
     assert "mul.ftz" not in found and "mul.rn.ftz" not in found
 
 
-def options_for(build, arch):
-    """Those of a run, for any architecture."""
-    given = (*options(build, str(KERNELS)), *OF_CUPY)
-    return (*given, f"--gpu-architecture=sm_{arch}")
-
-
 def faults_in(log):
     """Warnings, and values that found no register: these are slow without a word."""
     lines = [line for line in log.splitlines() if "deprecated" not in line]
-    wrong = [line for line in lines if "warning" in line]
+    slow = ("warning", "Potential Performance Loss")  # as of wgmma that is serialized
+    wrong = [line for line in lines if any(word in line for word in slow)]
     frames = [line for line in lines if "bytes stack frame" in line]
     clean = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
     return wrong + [line for line in frames if line.split(".")[-1].strip() != clean]
@@ -131,3 +124,36 @@ def test_a_fault_is_found():
     assert not found.ok and "flaot" in found.log
     spilt = "ptxas . 0 bytes stack frame, 8 bytes spill stores, 8 bytes spill loads"
     assert faults_in(spilt) == [spilt] and faults_in("x.cu(3): warning #177-D: unused")
+
+
+def test_products_one_after_another_are_found():
+    """ptxas serializes wgmma where accumulators are read between, and says so."""
+    build, text = build_of("gram-wgmma", "bf16", "90"), source_of("gram_wgmma")
+    before = "        wgmma_wait<1>();\n"
+    assert text.count(before) == 1
+    text = text.replace(before, f"{before}        sums[3] *= 1.5f;\n")
+    given = (*options_for(build, "90"), "--ptxas-options=-v")
+    (fault,) = faults_in(nvrtc.compile_text(text, "gram_wgmma", given, 13).log)
+    assert "wgmma.mma_async instructions are serialized" in fault
+
+
+def test_wgmma_is_compiled_for_its_architecture_or_not_at_all():
+    build, text = build_of("gram-wgmma", "bf16", "90"), source_of("gram_wgmma")
+    given = options_for(build, "90")
+    assert "--gpu-architecture=sm_90a" in given
+    found = nvrtc.compile_text(text, "gram_wgmma", given, 13).ptx
+    for shape in ("m64n256k16", "m64n128k16"):
+        assert found.count(f"wgmma.mma_async.sync.aligned.{shape}.f32.bf16.bf16") == 4
+    for arch in ("90", "100"):
+        others = (*given[:-1], f"--gpu-architecture=sm_{arch}")
+        failed = nvrtc.compile_text(text, "gram_wgmma", others, 13)
+        assert not failed.ok and "wgmma is of sm_90a alone" in failed.log
+
+
+def test_who_has_wgmma():
+    """One architecture; all others make the same tiles without."""
+    for arch in ARCHS:
+        for element in ("bf16", "fp16"):
+            assert serves("gram-wgmma", element, arch) == (arch in ("90", "90a"))
+            assert serves(FALLS_BACK["gram-wgmma"], element, arch)
+        assert not serves("gram-wgmma", "fp32", arch)

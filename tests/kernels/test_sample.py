@@ -29,7 +29,7 @@ def agrees(sides, text=None):
     columns = [on_device(rng.normal(size=n), np.float32) for _ in range(3)]
     if not sides:
         columns[1:] = [None, None]
-    kernel = Kernel("sample", text=text)
+    kernel = Kernel("sample", "ELEMENT=3", text=text)
     for seed in SEEDS:
         position, first = on_device([0], np.int64), 0
         for size in sizes:

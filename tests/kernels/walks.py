@@ -4,11 +4,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.special import ndtr
 
 from tests.kernels.emulator import empty, on_device
 from tests.kernels.problems import numbers, stored
 
-FAMILIES = ("logistic", "gaussian", "poisson", "gamma", "squared-hinge", "huber")
+FAMILIES = (
+    *("logistic", "gaussian", "poisson", "gamma", "squared-hinge", "huber"),
+    "probit",
+)
 # A family for each format, and what is left.
 PAIRS = [
     *(("bf16", "logistic"), ("fp16", "gaussian"), ("fp32", "poisson")),
@@ -28,7 +32,13 @@ def residuals_of(family: str, t: Any, y: Any) -> Any:
         "gamma": lambda: 1 - np.exp(np.minimum(-t, setting)) * y,
         "squared-hinge": lambda: np.minimum(t * y - 1, 0) * y,
         "huber": lambda: np.clip(t - y, -setting, setting),
+        "probit": lambda: (1 - 2 * y) * np.exp(-(t**2) / 2) / tail(t * (2 * y - 1)),
     }[family]()
+
+
+def tail(t: Any) -> Any:
+    """The normal distribution below t, times the root of 2 pi."""
+    return np.sqrt(2 * np.pi) * ndtr(t)
 
 
 @dataclass

@@ -1,0 +1,1 @@
+"""What NVRTC makes of the kernels, run on a processor: PTX, one by one in C++."""

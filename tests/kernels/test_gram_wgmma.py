@@ -1,0 +1,280 @@
+"""Tiles by warpgroups: against float64, themselves, and parts made alone."""
+
+from ctypes import c_char_p, c_longlong, c_void_p
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hpcsgd.backends.kernel_table import ELEMENTS
+from hpcsgd.backends.launch_wgmma import launch_of
+from tests.kernels.emulator import SEEDS, Kernel, build, empty, library, on_device
+from tests.kernels.mutants import Mutant
+from tests.kernels.test_gram import problem, products
+
+TILE = 128
+# (starts of batches and number of rows, columns, processors); pairs with a diagonal and
+# without, tiles alone, lines that are cut within pairs, at odd places, and nowhere.
+CASES = [
+    ((0, 1), 1, 1),
+    ((0, 60, 150, 200), 100, 1),
+    ((0, 100, 200, 300), 520, 7),
+    ((0, 150, 290, 400), 200, 5),
+    ((0, 200, 257), 130, 2),
+]
+FEW = (0, 3)
+FAULTS = {
+    "no fence for units": ("        fence_for_units();\n", ""),
+    "a fence behind the barrier": (
+        "        fence_for_units();\n        __syncthreads();\n",
+        "        __syncthreads();\n        fence_for_units();\n",
+    ),
+    "no barrier behind copies": ("units();\n        __syncthreads();\n", "units();\n"),
+    "a wait for one copy less": ("copy_wait<STAGES - 3>", "copy_wait<STAGES - 2>"),
+    "a wait for one product less": ("wgmma_wait<1>", "wgmma_wait<2>"),
+    "no wait for the last product": ("wgmma_wait<0>", "wgmma_wait<1>"),
+    "no wgmma.fence": ("        wgmma_begin();\n", ""),
+    "a product that is not committed": ("        wgmma_commit();\n", ""),
+    "no barrier before the next tile": (
+        "    __syncthreads(); /* before",
+        "    /* before",
+    ),
+    "a stage that is still read": (
+        "load(step + STAGES - 2)",
+        "load(step + STAGES - 1)",
+    ),
+    "stages that are too few": (
+        "(memory + step % STAGES * STAGE, rows",
+        "(memory + step % (STAGES - 1) * STAGE, rows",
+    ),
+    "stride of eight rows": ("(u64)(ATOM >> 4)", "(u64)(ATOM >> 5)"),
+    "a stride in bytes": ("(u64)(ATOM >> 4)", "(u64)(ATOM & 0x3fff)"),
+    "a begin in bytes": ("& 0x3ffffu) >> 4;", "& 0x3fffu);"),
+    "swizzle of 64 bytes": ("1ull << 62", "2ull << 62"),
+    "swizzle of 32 bytes": ("1ull << 62", "3ull << 62"),
+    "no swizzle in the matrix": (" | 1ull << 62", ""),
+    "no swizzle in the store": ("(chunk ^ (row & (ATOM_ROWS - 1)))", "chunk"),
+    "a base offset": ("1ull << 62", "1ull << 62 | 1ull << 49"),
+    "a pattern that begins anywhere": ("(-in_shared(room) & (ATOM - 1))", "0"),
+    "columns of the left side": ("later_by(left, bytes)", "left"),
+    "columns of the right side": ("later_by(right, bytes)", "later_by(right, 0)"),
+    "half a step in a row": (
+        "matrix + (u64)(bytes >> 4)",
+        "matrix + (u64)(bytes >> 5)",
+    ),
+    "the other warpgroup's half": ("threadIdx.x / 128 *", "(1 - threadIdx.x / 128) *"),
+    "one half for both": ("threadIdx.x / 128 *", "0 *"),
+    "the diagonal of a pair": ("? 2 : part.I - part.J,", "? 2 : 0,"),
+    "rows of I that are not loaded": (">= SIDES;", "> SIDES;"),
+    "one row too many": ("is_read && row < m", "is_read && row <= m"),
+    "rows of another side": ("part.J + side)", "part.J)"),
+    "rows of a thread": ("i * (THREADS / CHUNKS);", "i;"),
+    "columns behind the last": (
+        "max(0, min(16, (cols - col) * (int)sizeof(element)))",
+        "cols > col ? 16 : 0",
+    ),
+    "a part's first stage": ("(part.first + step) * STEP", "step * STEP"),
+    "halves of the sums swapped": ("half * 8 * TB", "(half ^ 1) * 8 * TB"),
+    "columns of the sums": ("threadIdx.x % 4 * 2", "threadIdx.x % 4"),
+    "rows of a warp": ("threadIdx.x / 32 * 16", "threadIdx.x / 32 % 4 * 16"),
+    "the second tile in the first": ("column / TB * TILE +", "0 * TILE +"),
+    "sums of the tile before": (
+        "        sums[i] = 0.0f;\n",
+        "        (void)sums[i];\n",
+    ),
+    "the second of a pair alone": ("number -= (int)(tiles[number] & 1u);", ""),
+    "pairs of any neighbours": (
+        "number + 1 < ntiles && tiles[number + 1] == (tile | 1u)",
+        "number + 1 < ntiles",
+    ),
+    "half of a pair's stage": ("at - begin + sides - 1", "at - begin"),
+    "parts of a pair": ("part.sides * (stages - 1)) / each", "stages) / each"),
+    "one part too early": ("(u32)parts - 1u", "(u32)parts - 2u"),
+    "a ticket that is kept": ("*ticket = 0;", "*ticket = 1;"),
+    "a ticket before all have stored": (
+        "    __threadfence();\n    __syncthreads();\n    if",
+        "    __threadfence();\n    if",
+    ),
+    "a flag without a barrier": ("1u);\n    __syncthreads();", "1u);"),
+    "parts from the last to the first": (
+        "parts + part * 2",
+        "parts + (count - 1 - part) * 2",
+    ),
+    "one part is left out": ("part < count; part++", "part < count; part += 2"),
+    "all parts in one place": ("part.place == 0 ? here : own", "here"),
+    "parts from this one on": ("(1 - part.place) *", "0 *"),
+    "a tile of a pair is not added": ("SIDES * (int)TILE)", "(int)TILE)"),
+    "margins: one row too many": ("if (row < m)", "if (row <= m)"),
+    "margins: columns behind the last": ("if (k + i < cols)", "if (true)"),
+}
+MUTANTS = [Mutant("gram_wgmma", name, *change) for name, change in FAULTS.items()]
+
+
+def said(*defines, text=None):
+    """The first rule of wgmma that was broken since somebody asked."""
+    ask = library(build("gram_wgmma", defines, text)).wgmma_said
+    ask.restype = c_char_p
+    return ask()
+
+
+def multiply(
+    kernel,
+    given,
+    sms,
+    seed=0,
+    *,
+    margins=True,
+    times=1,
+    workers=1,
+    each=0,
+    beside=False,
+):
+    """(tiles, margins) of a launch; the tickets are as they were.
+
+    `each` tile-stages by each of `sms` blocks; `beside`: they take turns.
+    """
+    count, m = len(given.tiles), len(given.rows)
+    sizes = {"itemsize": given.item, "sms": sms, "margins": margins}
+    shape = launch_of(count, m, given.cols, **sizes)
+    if each:
+        shape = cut(shape, each, sms)
+    out = empty(shape.result + m)
+    room, tickets = empty(max(1, shape.workspace)), on_device(np.zeros(count), "u4")
+    arguments = (
+        *(given.matrix, c_longlong(given.stride), given.rows, m, given.cols),
+        *(given.tiles, count, shape.splits, shape.per_split),
+        *(given.weights if margins else None, out),
+        *(c_void_p(out.ctypes.data + 4 * shape.result), room, tickets),
+    )
+    how = {"shared": shape.shared, "seed": seed, "workers": workers}
+    how["cluster"] = shape.grid if beside else 1
+    for _ in range(times):
+        kernel(shape.grid, shape.block, arguments, **how)
+    assert not tickets.any(), "tickets are not ready for the next launch"
+    return out[: shape.result].reshape(count, TILE, TILE), out[shape.result :]
+
+
+def cut(shape, each, workers):
+    """The same work by so many blocks."""
+    grid, words = shape.grid - shape.splits + workers, 2 * TILE * TILE
+    room = {"grid": grid, "workspace": workers * words}
+    return replace(shape, splits=workers, per_split=each, **room)
+
+
+def agrees(name, case, text=None, seeds=SEEDS):
+    """With float64, and with itself under any order of warps."""
+    starts, cols, sms = case
+    defines = (f"ELEMENT={ELEMENTS[name]}",)
+    kernel = Kernel("gram_wgmma", *defines, text=text)
+    given = problem(name, TILE, starts, cols)
+    found = [multiply(kernel, given, sms, seed) for seed in seeds]
+    wanted = products(given.exact, given.tiles, TILE)
+    size = products(np.abs(given.exact), given.tiles, TILE)
+    G, z = found[0]
+    assert (np.abs(G - wanted) <= 2e-6 * size).all(), "tiles"
+    w = given.weights.astype(np.float64)
+    size = np.abs(given.exact) @ np.abs(w)
+    assert (np.abs(z - given.exact @ w) <= 4e-7 * size + 1e-30).all(), "margins"
+    for other in found[1:]:
+        np.testing.assert_array_equal(other[0], G)
+        np.testing.assert_array_equal(other[1], z)
+
+
+def breaks_no_rule(text=None):
+    """Where a wrong order would give right sums by chance, it is said all the same."""
+    assert said("ELEMENT=1", text=text) is None
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_products_are_those_of_float64(name, case):
+    agrees(name, case, seeds=SEEDS if name == "bf16" else FEW)
+    breaks_no_rule()
+
+
+LINE = ("bf16", TILE, (0, 60, 150, 200), 500)  # a tile and a pair, of 8 stages each
+
+
+def in_order(text=None):
+    """The sum of parts that were made alone, in ascending order, whoever comes last."""
+    kernel, given = Kernel("gram_wgmma", "ELEMENT=1", text=text), problem(*LINE)
+    each, item = 5, given.item  # 5 and 3 stages of the tile, 1, 3, 2, 2 of the pair
+    total = {}
+    for tiles, cuts in ((slice(0, 1), (0, 5, 8)), (slice(1, 3), (0, 1, 4, 6, 8))):
+        total[tiles.start] = 0.0
+        for first, last in zip(cuts, cuts[1:], strict=False):
+            at = c_void_p(given.matrix.ctypes.data + item * 64 * first)
+            cols = min(64 * last, given.cols) - 64 * first
+            some = on_device(given.tiles[tiles])
+            alone = replace(given, matrix=at, cols=cols, tiles=some)
+            part = multiply(kernel, alone, 1, margins=False, each=99)[0]
+            total[tiles.start] = total[tiles.start] + part
+    wanted = np.concatenate([total[0], total[1]])
+    backwards = Kernel("gram_wgmma", "ELEMENT=1", "LAST_BLOCK_FIRST", text=text)
+    for one in (kernel, backwards):
+        for seed in FEW:
+            found = multiply(one, given, 5, seed, margins=False, each=each)[0]
+            np.testing.assert_array_equal(found, wanted)
+
+
+SIDE_BY_SIDE = (1, 13)  # 13: a block comes last while warps of another have not stored
+
+
+def whoever_comes_last(text=None):
+    """Finds what all others have left, where blocks take turns."""
+    kernel, given = Kernel("gram_wgmma", "ELEMENT=1", text=text), problem(*LINE)
+    how = {"margins": False, "each": 2}
+    wanted = multiply(kernel, given, 12, **how)[0]
+    for seed in SIDE_BY_SIDE:
+        found = multiply(kernel, given, 12, seed, beside=True, **how)[0]
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_parts_are_added_in_ascending_order():
+    in_order()
+
+
+def test_the_last_block_finds_what_all_have_left():
+    whoever_comes_last()
+
+
+def test_a_launch_can_be_repeated():
+    kernel, given = Kernel("gram_wgmma", "ELEMENT=1"), problem(*LINE)
+    once = multiply(kernel, given, 5)
+    again = multiply(kernel, given, 5, seed=5, times=3, workers=3)
+    for before, after in zip(once, again, strict=True):
+        np.testing.assert_array_equal(before, after)
+
+
+@pytest.mark.parametrize("each", [2, 3, 7, 24, 100])
+def test_a_line_is_cut_anywhere(each):
+    """Every stage has one part: blocks of any length give the tiles of one block."""
+    kernel, given = Kernel("gram_wgmma", "ELEMENT=1"), problem(*LINE)
+    whole = multiply(kernel, given, 1, margins=False)[0]
+    workers = -(-3 * 8 // each)
+    found = multiply(kernel, given, workers, margins=False, each=each)[0]
+    assert np.abs(found - whole).max() <= 1e-5 * np.abs(whole).max()
+
+
+def test_margins_are_those_of_their_own_kernel():
+    given = problem("bf16", TILE, (0, 7, 20), 300)
+    kernel = Kernel("gram_wgmma", "ELEMENT=1")
+    other, z = Kernel("margin", "ELEMENT=1"), empty(20)
+    arguments = (given.matrix, c_longlong(given.stride), given.rows, 20, 300)
+    other(3, 256, (*arguments, given.weights, z))
+    np.testing.assert_array_equal(multiply(kernel, given, 1)[1], z)
+
+
+def test_margins_are_left_out():
+    kernel, given = Kernel("gram_wgmma", "ELEMENT=1"), problem(*LINE)
+    tiles, margins = multiply(kernel, given, 2, margins=False)
+    assert not np.isnan(tiles).any() and np.isnan(margins).all()
+
+
+def check(text):
+    """What mutants have to fail."""
+    for case in CASES[1:]:
+        agrees("bf16", case, text, FEW)
+    in_order(text)
+    whoever_comes_last(text)
+    breaks_no_rule(text)

@@ -11,7 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.15 python3.14 python3.13 python3.12 \
 ENV = OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 RUN = $(ENV) .venv/bin/python
 
-.PHONY: help environment demo test test-all test-slurm slurm-packages test-ulfm gpu mutants soak fuzz bench bench-cpu bench-data \
+.PHONY: help environment demo test test-all test-slurm slurm-packages test-ulfm gpu mutants sanitize soak fuzz bench bench-cpu bench-data \
   bench-peers bench-ddp bench-model peers check lint clean
 
 help:  ## this list
@@ -70,6 +70,9 @@ gpu:  ## on a machine with a GPU: its tests, its figures, its sanitizers; ARGS="
 
 mutants: environment  ## faults planted in the GPU's kernels, which the tests have to see
 	@$(RUN) -m tests.kernels.mutants
+
+sanitize: environment  ## memcheck, racecheck, initcheck, synccheck of all kernels, without a GPU; ARGS=90
+	@$(RUN) -m tests.kernels.ptx.sanitize $(ARGS)
 
 soak: environment  ## 30 minutes of kills and resumes; MINUTES=5 for fewer
 	@$(RUN) -m tests.faults.soak --minutes $(or $(MINUTES),30)

@@ -39,6 +39,21 @@
 #define gridDim (emulated::now->block->group->launch->grid)
 #define blockDim (emulated::now->block->group->launch->block)
 
+/* For those who watch (ptx/watch.h); empty for everybody else. */
+#if !defined(HOOK_RUN)
+#define HOOK_LAND(copy)
+#define HOOK_UNIT(at, bytes)
+#define HOOK_FENCE()
+#define HOOK_ARRIVE(meet)
+#define HOOK_PASS(meet)
+#define HOOK_EXIT()
+#define HOOK_STOPPED() 0
+#define HOOK_LAUNCH(launch)
+#define HOOK_BLOCK(block, number, launch, threads)
+#define HOOK_RUN(index)
+#define HOOK_IDLE()
+#endif
+
 struct dim3 { unsigned x = 1, y = 1, z = 1; };
 struct alignas(8) uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
@@ -209,6 +224,7 @@ inline void land(Fiber &fiber, int batches_left)
         Copy &copy = fiber.copies[done];
         if (copy.batch >= fiber.batch - batches_left)
             break;
+        HOOK_LAND(copy);
         memset(copy.to, 0, (size_t)copy.whole);
         memcpy(copy.to, copy.from, (size_t)copy.bytes);
         landed(copy.to, copy.whole);
@@ -222,6 +238,7 @@ inline void body()
         Fiber *self = now;
         Launch *launch = self->block->group->launch;
         launch->entry(launch->arguments);
+        HOOK_EXIT();
         self->done = true;
         self->block->group->events++;
         leave(self->warp->barrier);
@@ -289,6 +306,7 @@ inline void set_up(Launch &launch, unsigned first, Group &group, std::vector<Fib
         block->warps.resize((each + 31) / 32);
         for (unsigned w = 0; w < block->warps.size(); w++)
             block->warps[w].barrier.alive = min(32u, each - w * 32);
+        HOOK_BLOCK(*block, first + rank, launch, each);
         group.blocks.push_back(std::move(block));
     }
     for (unsigned i = 0; i < each * launch.cluster; i++) {
@@ -307,7 +325,9 @@ inline void run_some(std::vector<Fiber> &fibers, unsigned first, unsigned last)
         if (fibers[i].done)
             continue;
         now = &fibers[i];
+        HOOK_RUN(i);
         go(scheduler, fibers[i]);
+        HOOK_IDLE();
     }
 }
 
@@ -365,7 +385,7 @@ inline void run_group(Launch &launch, unsigned first, std::vector<Fiber> &fibers
         if (group.events != seen)
             idle = 0;
         seen = group.events;
-        if (idle > PATIENCE) {
+        if (idle > PATIENCE || HOOK_STOPPED()) {
             launch.stuck = true;
             return;
         }
@@ -410,6 +430,7 @@ int run(void (*kernel)(A...), const unsigned *grid, const unsigned *block, unsig
     launch.seed = seed;
     launch.entry = Call<A...>::enter;
     launch.arguments = &call;
+    HOOK_LAUNCH(launch);
     unsigned blocks = grid[0] * grid[1] * grid[2];
     unsigned threads = block[0] * block[1] * block[2] * cluster;
     auto work = [&] {
@@ -439,14 +460,16 @@ template <class F> inline void together(F compute)
 {
     Barrier &barrier = now->warp->barrier;
     unsigned before = barrier.turn;
+    HOOK_ARRIVE(OF_LANES);
     if (barrier.came + 1 >= barrier.alive) {
         compute(now->warp);
         turn(barrier);
-        return;
+    } else {
+        barrier.came++;
+        while (barrier.turn == before)
+            yield();
     }
-    barrier.came++;
-    while (barrier.turn == before)
-        yield();
+    HOOK_PASS(OF_LANES);
 }
 
 template <class T> inline T from_lane(T value, unsigned lane)
@@ -456,7 +479,9 @@ template <class T> inline T from_lane(T value, unsigned lane)
     uint64_t word = 0;
     memcpy(&word, &value, sizeof value);
     warp->word[now->lane] = word;
+    HOOK_ARRIVE(OF_LANES);
     wait(warp->barrier);
+    HOOK_PASS(OF_LANES);
     memcpy(&value, &warp->word[lane & 31], sizeof value);
     wait(warp->barrier);
     return value;
@@ -468,9 +493,23 @@ template <class T> inline T from_lane(T value, unsigned lane)
 
 #define SHARED_MEMORY(name) unsigned char *name = emulated::now->block->shared()
 
-inline void __syncthreads() { emulated::wait(emulated::now->block->barrier); }
-inline void __syncwarp(unsigned = 0xffffffffu) { emulated::wait(emulated::now->warp->barrier); }
-inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+inline void __syncthreads()
+{
+    HOOK_ARRIVE(OF_BLOCK);
+    emulated::wait(emulated::now->block->barrier);
+    HOOK_PASS(OF_BLOCK);
+}
+inline void __syncwarp(unsigned = 0xffffffffu)
+{
+    HOOK_ARRIVE(OF_WARP);
+    emulated::wait(emulated::now->warp->barrier);
+    HOOK_PASS(OF_WARP);
+}
+inline void __threadfence()
+{
+    HOOK_FENCE();
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+}
 inline unsigned atomicAdd(unsigned *at, unsigned value)
 {
     return __atomic_fetch_add(at, value, __ATOMIC_SEQ_CST);
@@ -722,6 +761,7 @@ inline void cluster_arrive()
 {
     auto &barrier = emulated::now->block->group->barrier;
     emulated::now->cluster_turn = barrier.turn;
+    HOOK_ARRIVE(OF_CLUSTER);
     emulated::arrive(barrier);
     emulated::yield(); /* others may run ahead before what hides behind the barrier */
 }
@@ -730,6 +770,7 @@ inline void cluster_wait()
     auto &barrier = emulated::now->block->group->barrier;
     while (barrier.turn == emulated::now->cluster_turn)
         emulated::yield();
+    HOOK_PASS(OF_CLUSTER);
 }
 
 #define LAUNCHABLE(kernel)                                                             \

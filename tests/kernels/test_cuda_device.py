@@ -140,6 +140,23 @@ def test_a_compiler_leaves_files_as_they_were(cupy, monkeypatch):
     finally:
         libc.uselocale(before)
 
+def test_instructions_of_one_architecture_are_compiled_past_cupy(cupy, monkeypatch):
+    """CuPy asks NVRTC for the "90" of a GPU, whose "90a" has more."""
+    device, build = cuda.CudaDevice(), build_of("gram-wgmma", "bf16", "90")
+    launch = device.kernel(build)
+    ((entry, given),) = strict_cupy.RawModule.made
+    assert entry == "gram_wgmma" and "-arch=sm_90a" in given
+    assert set(raw_kernels.OF_CUPY) < set(given) and "-DELEMENT=1" in given
+    assert device.kernel(build) is launch and not any(cupy.cuda.nvrtc.programs.values())
+
+    def fail(*_):
+        raise cupy.cuda.nvrtc.NVRTCError("NVRTC_ERROR_COMPILATION (6)")
+
+    monkeypatch.setattr(cupy.cuda.nvrtc, "compileProgram", fail)
+    with pytest.raises(ConfigError, match="kernel gram_wgmma for sm_90 .program 2: an"):
+        device.kernel(build_of("gram-wgmma", "fp16", "90"))
+    assert not any(cupy.cuda.nvrtc.programs.values())
+
 
 def test_what_cupy_lacks_is_named(cupy, monkeypatch):
     device = cuda.CudaDevice()

@@ -150,3 +150,25 @@ def test_cublas_may_make_the_gram_of_long_exchanges(devices, monkeypatch):
     # The fake device counts launches: a product and its packing are more than one.
     assert names[0] == "own" and names[1].startswith("cublas") and names[2] == "own"
     assert "gemm_bf16" in devices[2].launched
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_warpgroups_may_make_the_gram_of_long_exchanges(devices, monkeypatch, members):
+    """All members take them, also ahead of time; a short last exchange stays ours."""
+    monkeypatch.setattr("hpcsgd.backends.launch_gram.LARGE_ROWS", 150)
+    monkeypatch.setattr("hpcsgd.backends.launch_gram.LARGE_COLS", 10)
+    problem = make_problem("logistic", n=230, d=23)
+    found = {}
+    for kind in ("own", "wgmma"):
+        sections = {
+            "products": {"kind": "gram", "gram_kernel": kind, "look_ahead": "on"},
+            "precision": {"recipe": "c"},
+            "schedule": {"batch": 32, "steps": 5, "epochs": 2},
+        }
+        found[kind] = train_on(members, on_gpu(problem, **sections), problem)
+        assert found[kind].report["gram_kernel"] == kind
+    size = np.abs(found["own"].weights).max()
+    gap = np.abs(found["wgmma"].weights - found["own"].weights).max()
+    assert gap <= 1e-5 * size
+    launched = devices[-1].launched
+    assert "gram_wgmma" in launched and "gram" in launched

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.kernels.ptx.kernel import PtxKernel, Translated, ptx_of
+from tests.kernels.ptx.kernel import PtxKernel, ptx_of
 from tests.kernels.ptx.lines import text_of
 from tests.kernels.ptx.opcodes import FORMS
 from tests.kernels.ptx.parse import Unknown, parsed
@@ -74,11 +74,12 @@ def test_every_instruction_has_its_line():
 
 
 def test_launches_keep_to_the_limits_of_the_text():
-    kernel = Translated(text_of("", threads=64), "one")
+    defines = ("ELEMENT=3", "FAMILY=0", "NC=8")
+    kernel = PtxKernel("recurrence", *defines)
     with pytest.raises(AssertionError, match="maxntid"):
-        kernel(1, 65, ())
+        kernel(8, 257, (), cluster=8)
     with pytest.raises(AssertionError, match="cluster"):
-        Translated(text_of("", cluster=2), "one")(2, 1, ())
+        kernel(8, 256, ())
 
 
 def test_opcodes_are_told_from_their_kinds():

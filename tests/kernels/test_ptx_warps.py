@@ -1,7 +1,6 @@
 """What threads do together: lanes, matrices, copies, clusters, as PTX says it."""
 
 import numpy as np
-import pytest
 
 from tests.kernels.emulator import empty, on_device
 from tests.kernels.ptx.kernel import Translated
@@ -133,33 +132,53 @@ def place_of_b(kind, lane, i):
     return t * 4 + (i & 3) + (16 if i >= 4 else 0), g
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_products_of_matrices(kind):
-    """D = A B + C, where D is not C; each of the five kinds."""
-    columns, width, decode = KINDS[kind]
-    rng, each = np.random.default_rng(1), 32 // width
-    words = rng.integers(0, 2**32, (32, 6), dtype=np.uint64)
-    # Numbers of the middle of every format: nothing that is none, no large powers.
-    keep, put = {
-        "bf16": (0x80FF80FF, 0x3F003F00),
-        "f16": (0x83FF83FF, 0x38003800),
-        "tf32": (0x807FFFFF, 0x3F800000),
-        "e4m3": (0xBFBFBFBF, 0),
-        "e5m2": (0x8F8F8F8F, 0x30303030),
-    }[kind]
-    words = ((words & keep) | put).astype(np.uint32)
-    sums = rng.normal(size=(32, 4)).astype(np.float32)
-    given = [on_device(x.view(np.uint64)) for x in (words[:, :4].copy(), sums)]
-    given.insert(1, on_device(words[:, 4:].copy().view(np.uint64)))
-    body = f"""
-add.s64 %rd20, %rd10, %rd5; add.s64 %rd21, %rd12, %rd5; add.s64 %rd22, %rd13, %rd5;
-ld.global.nc.v4.u32 {{%r1,%r2,%r3,%r4}}, [%rd20];
-ld.global.nc.v2.u32 {{%r5,%r6}}, [%rd11];
-ld.global.v4.f32 {{%f1,%f2,%f3,%f4}}, [%rd21];
+# Which bits of 32 are drawn, and what stands for the others: numbers of the middle of a
+# format, nothing that is none, no large powers.
+DRAWN = {
+    "bf16": (0x80FF80FF, 0x3F003F00),
+    "f16": (0x83FF83FF, 0x38003800),
+    "tf32": (0x807FFFFF, 0x3F800000),
+    "e4m3": (0xBFBFBFBF, 0),
+    "e5m2": (0x8F8F8F8F, 0x30303030),
+}
+# Of each kind 1536 bytes of A, B and C, and 512 of D.
+MULTIPLY = """
+ld.global.nc.v4.u32 {{%r1,%r2,%r3,%r4}}, [%rd20+{a}];
+ld.global.nc.v2.u32 {{%r5,%r6}}, [%rd10+{b}];
+ld.global.v4.f32 {{%f1,%f2,%f3,%f4}}, [%rd20+{c}];
 mma.sync.aligned.m16n8k{columns}.row.col.f32.{kind}.{kind}.f32 {{%f5,%f6,%f7,%f8}},
  {{%r1,%r2,%r3,%r4}}, {{%r5,%r6}}, {{%f1,%f2,%f3,%f4}};
-st.global.v4.f32 [%rd22], {{%f5,%f6,%f7,%f8}};"""
-    out = run(body, empty((32, 4), np.float32), *given)
+st.global.v4.f32 [%rd22+{d}], {{%f5,%f6,%f7,%f8}};"""
+
+
+def test_products_of_matrices():
+    """D = A B + C, where D is not C; each of the five kinds."""
+    rng, parts, body = np.random.default_rng(1), {}, []
+    for number, (kind, (columns, _, _)) in enumerate(KINDS.items()):
+        words = rng.integers(0, 2**32, (32, 6), dtype=np.uint64)
+        keep, put = DRAWN[kind]
+        words = ((words & keep) | put).astype(np.uint32)
+        parts[kind] = words, rng.normal(size=(32, 4)).astype(np.float32)
+        at, to = 1280 * number, 512 * number
+        places = {"a": at, "b": at + 512, "c": at + 768, "d": to}
+        body.append(MULTIPLY.format(columns=columns, kind=kind, **places))
+    given = [
+        np.concatenate(
+            [words[:, :4].ravel(), words[:, 4:].ravel(), sums.view("u4").ravel()]
+        )
+        for words, sums in parts.values()
+    ]
+    head = "add.s64 %rd20, %rd10, %rd5; add.s64 %rd22, %rd13, %rd5;"
+    given = on_device(np.concatenate(given).view(np.uint64))
+    out = run(head + "".join(body), empty((5, 32, 4), np.float32), given)
+    for found, (kind, (words, sums)) in zip(out, parts.items(), strict=True):
+        is_product(found, kind, words, sums)
+
+
+def is_product(found, kind, words, sums):
+    """Element by element, from where the tables of the ISA have each."""
+    columns, width, decode = KINDS[kind]
+    each = 32 // width
     A, B, C = np.zeros((16, columns)), np.zeros((columns, 8)), np.zeros((16, 8))
     elements = words.view(f"u{width // 8}").reshape(32, 6 * each).astype(np.uint32)
     values = decode(elements).astype(np.float64)
@@ -174,12 +193,12 @@ st.global.v4.f32 [%rd22], {{%f5,%f6,%f7,%f8}};"""
     for lane in range(32):
         for i in range(4):
             at = lane // 4 + i // 2 * 8, lane % 4 * 2 + i % 2
-            assert abs(out[lane, i] - wanted[at]) <= 2e-6 * size[at]
+            assert abs(found[lane, i] - wanted[at]) <= 2e-6 * size[at], kind
 
 
 def test_copies_land_when_they_are_waited_for():
     """Of 16 bytes so many, zeros behind them; not before, and not of a later batch."""
-    given = on_device(np.arange(1, 9), np.uint64)
+    given = on_device([0x1111111111111111, 0x2222222222222222, 3, 4], np.uint64)
     body = """
 mov.u32 %r1, memory;
 st.shared.v2.u64 [memory], {%rd5, %rd5}; st.shared.u64 [memory+16], 77;
@@ -195,18 +214,7 @@ ld.shared.u64 %rd24, [memory+16]; ld.shared.u64 %rd25, [%r1+24];
 st.global.v2.u64 [%rd13], {%rd20,%rd21}; st.global.v2.u64 [%rd13+16], {%rd22,%rd23};
 st.global.v2.u64 [%rd13+32], {%rd24,%rd25};"""
     out = run(body, empty(6, np.uint64), given, block=1, shared=32)
-    assert out.tolist() == [0, 1, 2, 77, 3, 4]
-
-
-def test_bytes_behind_the_last_are_zeros():
-    given = on_device([0x1111111111111111, 0x2222222222222222], np.uint64)
-    body = """
-cp.async.cg.shared.global [memory], [%rd10], 16, 11;
-cp.async.commit_group; cp.async.wait_group 0;
-ld.shared.v2.u64 {%rd21,%rd22}, [memory];
-st.global.v2.u64 [%rd13], {%rd21,%rd22};"""
-    out = run(body, empty(2, np.uint64), given, block=1, shared=16)
-    assert out.tolist() == [0x1111111111111111, 0x222222]
+    assert out.tolist() == [0, 0x1111111111111111, 0x222222, 77, 3, 4]
 
 
 def test_blocks_of_a_cluster_write_to_one_another():

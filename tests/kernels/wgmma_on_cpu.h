@@ -207,6 +207,8 @@ inline void read_rows(Product &product, uint64_t matrix, unsigned first, unsigne
         else if (!is_late)
             product.wrong |= !is_seen(all, all.grains[place / 16], shared + place);
         const unsigned char *from = inside ? shared + place : shared;
+        if (inside)
+            HOOK_UNIT(from, 16);
         product.bytes.insert(product.bytes.end(), from, from + 16);
         product.turns.push_back(all.grains[inside ? place / 16 : 0].turn);
     }

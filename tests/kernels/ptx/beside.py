@@ -7,12 +7,15 @@ from tests.kernels.ptx.kernel import PtxKernel
 
 
 class Beside:
-    """Launches both on the same arrays, and counts the values whose bits differ."""
+    """Launches both on the same arrays, and counts the values whose bits differ.
 
-    def __init__(self, name, *defines, text=None, entry=None, **how):
+    `by`: what runs the PTX.
+    """
+
+    def __init__(self, name, *defines, text=None, entry=None, by=PtxKernel, **how):
         same = {"text": text, "entry": entry}
         self.plain = Kernel(name, *defines, **same)
-        self.ptx = PtxKernel(name, *defines, **same, **how)
+        self.ptx = by(name, *defines, **same, **how)
         self.differ = self.launched = 0
 
     def __call__(self, grid, block, arguments, **how):

@@ -4,8 +4,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 from hpcsgd.backends.kernel_table import CLUSTER, VARIANTS, Build, build_of, serves
+from tests.kernels import walks
+from tests.kernels.problems import numbers, stored
 
 ONCE = (1,)
 FEW = (0, 3)
@@ -40,6 +43,35 @@ def run_by(kernel: Callable) -> Iterator[None]:
     finally:
         for module, old in zip(modules, before, strict=True):
             module.Kernel = old
+
+
+@contextmanager
+def rows_packed() -> Iterator[None]:
+    """All those tests on matrices that end with the last column of their last row.
+
+    It is among the rows that are taken: whoever reads behind it is seen.
+    """
+    modules = [module_of(source) for source in MODULES] + [walks]
+    before = [vars(module).copy() for module in modules]
+    for module in modules:
+        for name, own in (("stored", _packed), ("numbers", _with_last)):
+            if hasattr(module, name):
+                setattr(module, name, own)
+    try:
+        yield
+    finally:
+        for module, old in zip(modules, before, strict=True):
+            vars(module).update(old)
+
+
+def _packed(rng: Any, n: int, d: int, name: str = "bf16", spare: int = 0) -> Any:
+    return stored(rng, n, d, name)
+
+
+def _with_last(rng: Any, n: int, m: int) -> Any:
+    found = numbers(rng, n, m)
+    found[-1:] = n - 1
+    return found
 
 
 def table(arch: str) -> dict[tuple[str, str], Build]:

@@ -1,0 +1,108 @@
+"""Faults that need words: those of two changes, and those that nobody reports."""
+
+# What takes more than one change, or another.
+OTHERS = {
+    "direct_steps": {
+        "neither an acquire nor a fence behind it": (
+            ("load_acquire(came)", "atomicAdd(came, 0u)"),
+            ("            spin();\n        __threadfence();", "            spin();"),
+        ),
+        "one room for the parts of all steps": (
+            ("(s64)(j & 1) * tall", "(s64)0 * tall"),
+        ),
+        "counters that are set, not exchanged, before the last": (
+            ("if (atomicAdd(counters + 1, 1u) == gridDim.x - 1) {", "{"),
+            ("atomicExch(counters, 0u)", "counters[0] = 0"),
+        ),
+    },
+    "gram": {
+        "a stage that is still read": (("step + STAGES - 1;", "step + STAGES;"),),
+        "tickets that anyone clears": (
+            ("if (splits == 1 || !is_last", "if (splits > 1 && threadIdx.x == 0)"
+             " tickets[number] = 0;\n    if (splits == 1 || !is_last"),
+        ),
+        "one place for all parts": (
+            ("workspace + split * apart + at)", "workspace + at)"),
+        ),
+    },
+    "recurrence": {
+        "two buffers for three": (("#define BUFFERS 3", "#define BUFFERS 2"),),
+        "no barrier at the beginning": (
+            ("    arrive(); /* every", "    /* every"),
+            ("intercept */\n    wait();", "intercept */"),
+        ),
+        "no barrier of a step": (
+            ("        }\n        arrive();\n", "        }\n"),
+            ("own_rows);\n        wait();", "own_rows);"),
+        ),
+        "told behind the arrival": (
+            ("            tell(next + place_in(row, first), r);\n", ""),
+            ("        arrive();\n        if (j)", "        arrive();\n"
+             "        for (int i = own_below(first, rank) + threadIdx.x; i < end;"
+             " i += THREADS)\n            tell(next + place_in(row_of(i, rank), first),"
+             " 1.0f);\n        if (j)"),
+        ),
+    },
+    "gram_wgmma": {
+        "a stage whose product is not done": (
+            ("load(step + STAGES - 2);", "load(step + STAGES - 1);"),
+        ),
+        "loaded before the barrier": (
+            ("__syncthreads();\n        wgmma_begin();", "wgmma_begin();"),
+            ("  wgmma_wait<1>();\n", "  wgmma_wait<1>(); __syncthreads();\n"),
+        ),
+        "two groups under way": (
+            ("        wgmma_wait<1>();", "        wgmma_wait<2>();"),
+        ),
+    },
+    "csr": {
+        "sums of all warps in one place": (
+            ("parts + (threadIdx.x >> 5) * words", "parts"),
+        ),
+    },
+}  # fmt: skip
+# What nobody reports, and why that is right.
+_ROUND = "a round more, with nothing in it"
+_PADDING = "places behind the last column may be read; float64 sees their NaN"
+UNSEEN = {
+    "cast: chunk[i] = i <= left ? chunk[i] : 0.0f;": _PADDING,
+    "columns: to[i] = k + i <= cols ? to[i] : 0.0f;": _PADDING,
+    "columns: for (int base = 0; base <= cols; base += TILE) {": _ROUND,
+    "columns: for (int base = 0; base <= count; base += ROWS) {": _ROUND,
+    "columns: float sum = c <= many ? sum_of_warp(sums[t][c]) : 0.0f;": (
+        "a sum more, which nobody writes"
+    ),
+    "columns: for (int row = split; split <= splits && row < ROWS; row += splits) {": (
+        "sums of a warp that has no part of the rows: nobody adds them"
+    ),
+    "csr: u32 some = votes_of_warp(from <= to);": "a row more, which has no entry here",
+    "direct_steps: without __threadfence() (2)": (
+        "the acquire before it orders the same: one of the two is enough"
+    ),
+    "direct_steps: while (atomicAdd((u32 *)came, 0u) < wanted)": (
+        "the fence behind it orders the same: one of the two is enough"
+    ),
+    "direct_steps: for (int base = 0; base <= slice.count; base += AT_ONCE) {": _ROUND,
+    "direct_steps: for (int base = 0; base <= count; base += AT_ONCE) {": _ROUND,
+    "direct_steps: for (int base = slice.first; base <= slice.last; base += WIDE) {": (
+        _ROUND
+    ),
+    "direct_steps: if (place <= kept.room)": (
+        "a chunk where `parts` will lie, which are written before they are read"
+    ),
+    "direct_steps: for (int col = slice.first + (threadIdx.x & 7) * IN_CHUNK;"
+    " col <= slice.last;": "a prefetch is no access, wherever it goes",
+    "gram: for (int c = threadIdx.x; k <= end && c < count * CHUNKS; c += THREADS) {": (
+        "a stage more, of zeros: nobody reads it"
+    ),
+    **dict.fromkeys(
+        (
+            f"recurrence: for (; {one}; base += ABREAST * GROUPS) {{"
+            for one in ("low <= high && base < high", "low < high && base <= high")
+        ),
+        _ROUND,
+    ),
+    "recurrence: for (int col = (first & ~3) + 4 * part; col <= last; col += 32)": (
+        _ROUND
+    ),
+}

@@ -22,6 +22,7 @@ LEAN = (
     *(("direct-steps-gaussian", "fp16", "90"), ("gather-steps-poisson", "fp32", "90")),
     *(("csr_gram_64", "fp32", "90"), ("csr_update_columns", "fp32", "90")),
     *(("narrow", "fp8-e4m3", "90"), ("update", "bf16", "80")),
+    ("step_adam", "fp32", "90"),
     *(("margin", "fp8-e4m3", "70"), ("gram-64", "fp32", "70")),
 )
 ALL = ("70", "75", "80", "89", "90", "100", "120")

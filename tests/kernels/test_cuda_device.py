@@ -105,6 +105,24 @@ def test_a_kernel_is_another_one_with_other_headers(cupy, tmp_path, monkeypatch)
     assert raw_kernels._headers(folder) != digest
 
 
+def test_instructions_of_one_architecture_are_compiled_past_cupy(cupy, monkeypatch):
+    """CuPy asks NVRTC for the "90" of a GPU, whose "90a" has more."""
+    device, build = cuda.CudaDevice(), build_of("gram-wgmma", "bf16", "90")
+    launch = device.kernel(build)
+    ((entry, given),) = strict_cupy.RawModule.made
+    assert entry == "gram_wgmma" and "-arch=sm_90a" in given
+    assert set(raw_kernels.OF_CUPY) < set(given) and "-DELEMENT=1" in given
+    assert device.kernel(build) is launch and not any(cupy.cuda.nvrtc.programs.values())
+
+    def fail(*_):
+        raise cupy.cuda.nvrtc.NVRTCError("NVRTC_ERROR_COMPILATION (6)")
+
+    monkeypatch.setattr(cupy.cuda.nvrtc, "compileProgram", fail)
+    with pytest.raises(ConfigError, match="kernel gram_wgmma for sm_90 .program 2: an"):
+        device.kernel(build_of("gram-wgmma", "fp16", "90"))
+    assert not any(cupy.cuda.nvrtc.programs.values())
+
+
 def test_a_gpu_is_that_of_the_thread_that_asks(cupy, monkeypatch):
     """CuPy refuses a stream where another GPU is the current one."""
     used = []
@@ -139,24 +157,6 @@ def test_a_compiler_leaves_files_as_they_were(cupy, monkeypatch):
         assert raw_kernels.ascii_of(KERNELS / "margin.cu").isascii()
     finally:
         libc.uselocale(before)
-
-
-def test_instructions_of_one_architecture_are_compiled_past_cupy(cupy, monkeypatch):
-    """CuPy asks NVRTC for the "90" of a GPU, whose "90a" has more."""
-    device, build = cuda.CudaDevice(), build_of("gram-wgmma", "bf16", "90")
-    launch = device.kernel(build)
-    ((entry, given),) = strict_cupy.RawModule.made
-    assert entry == "gram_wgmma" and "-arch=sm_90a" in given
-    assert set(raw_kernels.OF_CUPY) < set(given) and "-DELEMENT=1" in given
-    assert device.kernel(build) is launch and not any(cupy.cuda.nvrtc.programs.values())
-
-    def fail(*_):
-        raise cupy.cuda.nvrtc.NVRTCError("NVRTC_ERROR_COMPILATION (6)")
-
-    monkeypatch.setattr(cupy.cuda.nvrtc, "compileProgram", fail)
-    with pytest.raises(ConfigError, match="kernel gram_wgmma for sm_90 .program 2: an"):
-        device.kernel(build_of("gram-wgmma", "fp16", "90"))
-    assert not any(cupy.cuda.nvrtc.programs.values())
 
 
 def test_what_cupy_lacks_is_named(cupy, monkeypatch):

@@ -6,9 +6,9 @@ threads, or another place of the text. One that nobody knows is an error with it
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from tests.kernels.ptx.opcodes import FORMS, Form
+from tests.kernels.ptx.operands import Known, Operands, members, own_name
 from tests.kernels.ptx.parse import (
     Instruction,
     Label,
@@ -20,24 +20,8 @@ from tests.kernels.ptx.parse import (
     name_of,
 )
 
-SPECIAL = {
-    **{f"%tid.{axis}": f"threadIdx.{axis}" for axis in "xyz"},
-    **{f"%ctaid.{axis}": f"blockIdx.{axis}" for axis in "xyz"},
-    **{f"%ntid.{axis}": f"blockDim.{axis}" for axis in "xyz"},
-    **{f"%nctaid.{axis}": f"gridDim.{axis}" for axis in "xyz"},
-    "%cluster_ctarank": "cluster_rank()",
-    "%laneid": "emulated::now->lane",
-}
 WHOLE = "16"  # bytes that cp.async.cg writes
 SHAPES = {"bf16": 16, "f16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32}  # columns of A
-
-
-@dataclass(frozen=True)
-class Known:
-    """Names of an entry, and of the memory that it shares."""
-
-    registers: frozenset[str]
-    shared: frozenset[str]
 
 
 def translated(module: Module, name: str) -> str:
@@ -71,7 +55,7 @@ def _statement(one: Statement, known: Known) -> str:
     if isinstance(one, Scope):
         return "{" if one.opens else "}"
     if isinstance(one, Registers):
-        return f"{one.type} {', '.join(map(_own, one.names()))};"
+        return f"{one.type} {', '.join(map(own_name, one.names()))};"
     try:
         said = Translation(one, known).said()
     except (Unknown, ValueError) as error:
@@ -80,20 +64,12 @@ def _statement(one: Statement, known: Known) -> str:
     return f"    WATCH_ISSUE({one.number}); {guard}{{ {said} }}"
 
 
-def _own(register: str) -> str:
-    """As C++ may call it, where f32 is a type."""
-    return f"_{register}"
-
-
 def _guard(said: str) -> str:
-    return f"!{_own(said[1:])}" if said.startswith("!") else _own(said)
+    return f"!{own_name(said[1:])}" if said.startswith("!") else own_name(said)
 
 
-class Translation:
+class Translation(Operands):
     """Of one instruction."""
-
-    def __init__(self, one: Instruction, known: Known) -> None:
-        self.one, self.known = one, known
 
     def said(self) -> str:
         """The statement."""
@@ -109,77 +85,36 @@ class Translation:
     # ---- values ----
 
     def _computed(self, form: Form) -> str:
-        to, *of = self._operands(1 + len(form.of))
+        to, *of = self.operands(1 + len(form.of))
         values = [self.value(o, t) for o, t in zip(of, form.of, strict=True)]
         return self.put(to, form.to, form.says.format(*values))
-
-    def _operands(self, count: int) -> tuple[str, ...]:
-        if len(self.one.operands) != count:
-            raise Unknown(f"{count} operands wanted")
-        return self.one.operands
 
     def _packed(self) -> str:
         """mov of several registers to one, or of one to several."""
         if not re.fullmatch(r"mov\.b(32|64)", self.one.opcode):
             return ""
-        to, of = self._operands(2)
+        to, of = self.operands(2)
         if to.startswith("{"):
             half = f"u{int(self.one.opcode[-2:]) // 2}"
             value = self.value(of, f"u{self.one.opcode[-2:]}")
             return f"auto all_ = {value}; " + "; ".join(
                 self.put(register, half, f"({half})(all_ >> {i} * 8 * sizeof({half}))")
-                for i, register in enumerate(_members(to, 2))
+                for i, register in enumerate(members(to, 2))
                 if register != "_"
             )
         if of.startswith("{"):
             whole = f"u{self.one.opcode[-2:]}"
             half = f"u{int(whole[1:]) // 2}"
-            low, high = (self.value(r, half) for r in _members(of, 2))
+            low, high = (self.value(r, half) for r in members(of, 2))
             joined = f"({whole}){low} | ({whole}){high} << 8 * sizeof({half})"
             return self.put(to, whole, joined)
         return ""
 
-    def register(self, said: str) -> str:
-        """One of those that are declared, as C++ calls it."""
-        if not said.startswith("%") or said[1:] not in self.known.registers:
-            raise Unknown(f"{said} is no register")
-        return _own(said[1:])
-
-    def put(self, to: str, kind: str, value: str) -> str:
-        """A result into its register."""
-        if to == "_":
-            return f"(void)({value});"
-        return f"ptx::put<{kind}>({self.register(to)}, {value});"
-
-    def value(self, said: str, kind: str) -> str:
-        """An operand, as the type that the instruction names."""
-        if said in SPECIAL:
-            return f"({kind})({SPECIAL[said]})"
-        if found := re.fullmatch(r"(!?)%(\w+)", said):
-            return f"{found[1]}ptx::as<{kind}>({self.register('%' + found[2])})"
-        if found := re.fullmatch(r"0[fd]([0-9A-Fa-f]{8}|[0-9A-Fa-f]{16})", said):
-            suffix = "u" if len(found[1]) == 8 else "ull"
-            return f"ptx::as<{kind}>(0x{found[1]}{suffix})"
-        if re.fullmatch(r"-?(0x[0-9A-Fa-f]+|\d+)", said):
-            return f"({kind}){int(said, 0) % 2**64}ull"
-        if said in self.known.shared:
-            return f"({kind})ptx::start()"
-        raise Unknown(f"operand {said}")
-
     # ---- memory ----
-
-    def place(self, said: str, reach: str) -> str:
-        """Where [register + offset] is, as the host sees it."""
-        found = re.fullmatch(r"\[([%\w$]+)(?:\+(-?\d+))?\]", said)
-        if not found:
-            raise Unknown(f"address {said}")
-        is_register = found[1].startswith("%")
-        base = self.register(found[1]) if is_register else self.value(found[1], "u32")
-        return f"ptx::{reach}(ptx::address({base}) + {int(found[2] or 0)})"
 
     def load_parameter(self, kind: str) -> str:
         """ld.param"""
-        to, of = self._operands(2)
+        to, of = self.operands(2)
         found = re.fullmatch(r"\[(\w+)\]", of)
         if not found:
             raise Unknown("a part of a parameter")
@@ -187,31 +122,31 @@ class Translation:
 
     def load(self, space: str | None, count: str | None, kind: str) -> str:
         """ld from global, shared or generic memory, whatever it says of caches."""
-        to, of = self._operands(2)
+        to, of = self.operands(2)
         number, width = self.one.number, int(count or 1)
-        registers = [self.register(r) for r in _members(to, width)]
+        registers = [self.register(r) for r in members(to, width)]
         where, reach = _space(space)
         said = f"{number}, {self.place(of, reach)}, {', '.join(registers)}"
         return f"LOAD({where}, READ, {kind}, {width}, {said});"
 
     def load_acquire(self, kind: str) -> str:
         """ld.acquire.gpu.global"""
-        to, of = self._operands(2)
+        to, of = self.operands(2)
         place = self.place(of, "global_at")
         return f"LOAD_ACQUIRE({kind}, {self.one.number}, {place}, {self.register(to)});"
 
     def store(self, space: str | None, count: str | None, kind: str) -> str:
         """st to global, shared, generic memory, or another block's shared memory."""
-        to, of = self._operands(2)
+        to, of = self.operands(2)
         width = int(count or 1)
-        values = [self.value(r, kind) for r in _members(of, width)]
+        values = [self.value(r, kind) for r in members(of, width)]
         where, reach = _space(space)
         said = f"{self.one.number}, {self.place(to, reach)}, {', '.join(values)}"
         return f"STORE({where}, {kind}, {width}, {said});"
 
     def atomic(self, way: str, kind: str) -> str:
         """atom.global"""
-        to, at, value = self._operands(3)
+        to, at, value = self.operands(3)
         own = {"add": "__atomic_fetch_add", "exch": "__atomic_exchange_n"}[way]
         said = f"{self.one.number}, {self.place(at, 'global_at')}, {self.register(to)}"
         return f"ATOM({own}, {kind}, {said}, {self.value(value, kind)});"
@@ -227,15 +162,15 @@ class Translation:
 
     def copy_wait(self) -> str:
         """cp.async.wait_group"""
-        (left,) = self._operands(1)
+        (left,) = self.operands(1)
         return f"emulated::land(*emulated::now, {int(left)});"
 
     # ---- tensor cores ----
 
     def load_matrix(self) -> str:
         """ldmatrix"""
-        to, of = self._operands(2)
-        registers = ", ".join(self.register(r) for r in _members(to, 4))
+        to, of = self.operands(2)
+        registers = ", ".join(self.register(r) for r in members(to, 4))
         return (
             f"LDMATRIX({self.one.number}, {self.place(of, 'shared_at')}, {registers});"
         )
@@ -244,38 +179,38 @@ class Translation:
         """mma of 16 x 8 sums: groups of registers in the order d, a, b, c."""
         if kind != other or SHAPES[kind] != int(columns):
             raise Unknown("a shape of other numbers")
-        d, a, b, c = self._operands(4)
-        to = [self.register(r) for r in _members(d, 4)]
-        of = [self.value(r, "u32") for r in (*_members(a, 4), *_members(b, 2))]
-        of += [self.value(r, "f32") for r in _members(c, 4)]
+        d, a, b, c = self.operands(4)
+        to = [self.register(r) for r in members(d, 4)]
+        of = [self.value(r, "u32") for r in (*members(a, 4), *members(b, 2))]
+        of += [self.value(r, "f32") for r in members(c, 4)]
         return f"MMA(mma_{kind}, {', '.join(to)}, {', '.join(of)});"
 
     def multiply_by_warpgroup(self, columns: str, kind: str, other: str) -> str:
         """wgmma of 64 x `columns` sums, of matrices that both lie as their rows do."""
-        d, a, b, *signs = self._operands(8)
+        d, a, b, *signs = self.operands(8)
         if kind != other or signs != ["1", "1", "1", "0", "0"]:
             raise Unknown("another product than d += a b")
         places = ", ".join(
-            f"&{self.register(r)}" for r in _members(d, int(columns) // 2)
+            f"&{self.register(r)}" for r in members(d, int(columns) // 2)
         )
         matrices = f"{self.value(a, 'u64')}, {self.value(b, 'u64')}"
         return f"WGMMA_ASYNC({kind}, {matrices}, {places});"
 
     def wait_for_products(self) -> str:
         """wgmma.wait_group"""
-        (left,) = self._operands(1)
+        (left,) = self.operands(1)
         return f"wgmma_wait<{int(left)}>();"
 
     # ---- other threads, other places ----
 
     def go(self) -> str:
         """bra"""
-        (where,) = self._operands(1)
+        (where,) = self.operands(1)
         return f"goto {name_of(where)};"
 
     def shuffle(self, way: str) -> str:
         """shfl.sync"""
-        to, a, b, c, mask = self._operands(5)
+        to, a, b, c, mask = self.operands(5)
         register, _, inside = to.partition("|")
         values = ", ".join(self.value(o, "u32") for o in (a, b, c, mask))
         own = {"up": "UP", "down": "DOWNWARDS", "bfly": "BFLY", "idx": "IDX"}[way]
@@ -285,13 +220,13 @@ class Translation:
 
     def barrier(self) -> str:
         """bar.sync of the whole block"""
-        if self._operands(1) != ("0",):
+        if self.operands(1) != ("0",):
             raise Unknown("a barrier of some")
         return "__syncthreads();"
 
     def warp_barrier(self) -> str:
         """bar.warp.sync"""
-        (mask,) = self._operands(1)
+        (mask,) = self.operands(1)
         return f"ptx::warp_barrier({self.value(mask, 'u32')});"
 
     def plain(self) -> str:
@@ -338,14 +273,6 @@ WAYS: dict[str, Callable[..., str]] = {
     r"bar\.sync": Translation.barrier,
     r"bar\.warp\.sync": Translation.warp_barrier,
 }
-
-
-def _members(said: str, count: int) -> list[str]:
-    """Of {a, b, c}, or of a alone; so many."""
-    found = [one.strip() for one in said.strip("{}").split(",")]
-    if len(found) != count:
-        raise Unknown(f"{count} registers wanted")
-    return found
 
 
 def _space(space: str | None) -> tuple[str, str]:

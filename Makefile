@@ -53,13 +53,20 @@ test-all: slurm-packages  ## the full matrices; its summary goes to benchmarks/r
 	  rm -f .test-all.log; exit $$code
 
 # GPU_PYTHON=python3: an interpreter that has CuPy, where nothing can be installed.
+# Minutes count from here. A test that hangs ends the tests, and so does their time;
+# GPU_TESTS= leaves them out. Figures follow in any case.
 GPU_PYTHON ?=
+GPU_TESTS ?= tests/gpu tests/contracts/test_devices.py tests/contracts/test_arithmetic.py
+GPU_TEST_SECONDS ?= 330
 gpu:  ## on a machine with a GPU: its tests, its figures, its sanitizers; ARGS="--only gram-small"
-	@p="$(GPU_PYTHON)"; [ -n "$$p" ] || { $(MAKE) -s environment && \
-	  p=.venv/bin/python; } || exit 2; export PYTHONPATH=. $(ENV); \
+	@since=$$(date +%s); code=0; p="$(GPU_PYTHON)"; \
+	  [ -n "$$p" ] || { $(MAKE) -s environment && p=.venv/bin/python; } || exit 2; \
+	  export PYTHONPATH=. PYTHONUNBUFFERED=1 $(ENV); \
 	  $$p -m benchmarks.gpu.prepare || exit 2; \
-	  $$p -m pytest -q -p no:cacheprovider --require-gpu tests/gpu tests/contracts; \
-	  code=$$?; $$p -m benchmarks.bench_gpu $(ARGS) || code=$$?; exit $$code
+	  [ -z "$(GPU_TESTS)" ] || timeout -s INT -k 9 $(GPU_TEST_SECONDS) $$p -m pytest -q \
+	  -p no:cacheprovider --require-gpu -k gpu --tb=short -o faulthandler_timeout=120 \
+	  -o faulthandler_exit_on_timeout=true $(GPU_TESTS) || code=$$?; \
+	  $$p -m benchmarks.bench_gpu --since $$since $(ARGS) || code=$$?; exit $$code
 
 mutants: environment  ## faults planted in the GPU's kernels, which the tests have to see
 	@$(RUN) -m tests.kernels.mutants

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
+from hpcsgd.tiles.files import StateFile
+
 ROWS, STORED, EXCHANGES = 64, 200, 4
 
 
@@ -39,7 +41,11 @@ def measure():
 
 
 def figures_of(args):
-    return {"memory": memory(args), "overlap": overlap(args)}
+    return {
+        "memory": memory(args),
+        "overlap": overlap(args),
+        "checksums": checksums(args),
+    }
 
 
 def main() -> None:
@@ -91,6 +97,29 @@ def overlap(args):
     return {"columns": columns, "tile_mib": 16.0, "ways": found}
 
 
+def checksums(args):
+    """What the CRC-32 of every tile takes beside the drive: steps with and without."""
+    columns = int(args.columns / 10)
+    runs = {True: [], False: []}
+    for _ in range(args.repeats):
+        for sums, found in runs.items():
+            asked = {"direct": True, "sync": True, "sums": sums}
+            found.append(of_child(args, columns=columns, tile=16.0, **asked))
+    row = {
+        key: statistics.median(run[key] for run in runs[True])
+        for key in ("step_seconds", "writing_seconds", "checksum_seconds")
+    }
+    written = 12 * columns
+    without = statistics.median(run["step_seconds"] for run in runs[False])
+    return {
+        "columns": columns,
+        **row,
+        "step_seconds_without": without,
+        "checksum_gb_per_second": written / row["checksum_seconds"] / 1e9,
+        "writing_gb_per_second": written / row["writing_seconds"] / 1e9,
+    }
+
+
 def of_child(args, **asked):
     """What a process of its own says."""
     command = [sys.executable, __file__]
@@ -99,8 +128,10 @@ def of_child(args, **asked):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def child(columns, tile, direct, sync, folder):
+def child(columns, tile, direct, sync, folder, sums=True):
     """One run, after a tiny one."""
+    if not sums:
+        StateFile.checksum_of = lambda self, buffer, number: 0
     where = Path(tempfile.mkdtemp(dir=folder))
     try:
         train_once(1000, tile, direct, sync, where / "tiny")
@@ -134,6 +165,7 @@ def figures(result, columns):
         "step_seconds": step,
         "reading_seconds": said["seconds_reading"] / steps,
         "writing_seconds": said["seconds_writing"] / steps,
+        "checksum_seconds": said["seconds_of_checksums"] / steps,
         "flushing_seconds": said["seconds_flushing"] / steps,
         "waiting_seconds": waits,
         "compute_seconds": step - waits - said["seconds_flushing"] / steps,

@@ -26,6 +26,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "sgd",
         {"rate": {"per_batch": 32, "warmup": 16}},
     ),
+    "the same, 2/L of batches": (
+        "sgd",
+        {"rate": {"per_batch": 32, "warmup": 16, "norm": "batches"}},
+    ),
     "clip by norm": ("sgd", {"update": {"clip": "norm", "clip_at": 0.05}}),
     "clip by value": ("sgd", {"update": {"clip": "value", "clip_at": 0.001}}),
     "clip by percentile": ("sgd", {"update": {"clip": "percentile"}}),

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench_methods import NETWORKS, RESULT, SHAPES
+from benchmarks.bench_methods import NETWORKS, RESULT
 from benchmarks.methods_file import known
+from benchmarks.methods_shapes import SHAPES
 from hpcsgd.methods import METHODS
 
 Figures = dict[str, Any]

@@ -39,6 +39,7 @@ SAMPLED = 1024  # rows of a replica from which batches are made
 SAMPLED_VALUES = 2**21  # of these rows, where they are very wide
 GROWS = "growing"  # the agreement whose steps have more rows later, at a larger rate
 GATHERING = ("momentum", "nesterov", "nesterov-classic")  # updates with a velocity
+BOLDER = "; rate.norm = 'batches' takes the L of sampled batches, which is smaller"
 DIGITS = 3  # of the rate: sums of other grids differ in the last ones
 
 
@@ -81,6 +82,9 @@ def growth(config: RunConfig) -> int:
 def _scaled(config: RunConfig, steepness: float) -> RunConfig:
     """The linear rule: k times the rows, k times the rate; but never above 2/L.
 
+    L is the larger of what single rows have, or of sampled batches (`norm`), and never
+    a mean of it: a batch that one epoch meets once may be the one that diverges.
+
     Unlike losses of deep networks, those of linear models have an L that no batch
     makes smaller: beyond 2/L full gradients diverge.
     """
@@ -92,8 +96,9 @@ def _scaled(config: RunConfig, steepness: float) -> RunConfig:
     if asked > most:
         log.warning(
             "a rate of %.3g, scaled from %d to %d rows a step, is above 2/L and may"
-            " diverge; it is %.3g, so fewer replicas or smaller batches lose nothing",
+            " diverge; it is %.3g, so fewer replicas or smaller batches lose nothing%s",
             *(asked, rate.per_batch, rows_of_step(config), most),
+            "" if rate.norm == "batches" else BOLDER,
             extra={"on_all_ranks": True},
         )
     settled = replace(rate, value=min(asked, most), per_batch=0)

@@ -71,9 +71,10 @@ class TailAverage(Hook):
         self.evaluation.agreement.arrive(state)
         count = 1 if place == 1 else self._count(state) + 1
         state.memory[COUNT][...] = count
-        _move(state.memory[WEIGHTS], state.weights[:, : self.columns], 1.0 / count)
-        if state.intercept is not None:
-            _move(state.memory[INTERCEPT], state.intercept[:1], 1.0 / count)
+        seen = state.glance()
+        _move(state.memory[WEIGHTS], seen.weights[:, : self.columns], 1.0 / count)
+        if seen.intercept is not None:
+            _move(state.memory[INTERCEPT], seen.intercept[:1], 1.0 / count)
 
     def settle(self, state: State, exchanges: int) -> None:
         """The mean for the last iterate, in every model whose F says so."""
@@ -123,7 +124,8 @@ class TailAverage(Hook):
         is_one = known.objective.models is None
         if is_one and known.measured_at == exchanges and known.good is not None:
             return np.array([known.good[2]])
-        return self._losses(state.weights[:, : self.columns], state.intercept)
+        seen = state.glance()
+        return self._losses(seen.weights[:, : self.columns], seen.intercept)
 
     def _losses(self, weights: Array, intercept: Array | None) -> Array:
         """Of every model."""

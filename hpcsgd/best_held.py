@@ -38,7 +38,7 @@ class BestHeld(Hook):
             return
         weights, intercept, _ = good
         state.memory[WEIGHTS][...] = weights[:, : self.columns]
-        if state.intercept is not None and intercept is not None:
+        if intercept is not None:
             state.memory[INTERCEPT][...] = intercept[:1]
 
     def settle(self, state: State, exchanges: int) -> None:
@@ -62,8 +62,9 @@ class BestHeld(Hook):
     def _held_now(self, state: State) -> float | None:
         """Of weights that no evaluation has seen yet, as rank 0 has it."""
         known = self.evaluation
-        intercept = None if state.intercept is None else state.intercept[0]
-        weights = state.weights[known.own, : self.columns]
+        seen = state.glance()
+        intercept = None if seen.intercept is None else seen.intercept[0]
+        weights = seen.weights[known.own, : self.columns]
         with np.errstate(all="ignore"):
             held = known.objective.measure(weights, intercept).held
         own = None if held is None else float(held[0])

@@ -41,7 +41,8 @@ class Capture:
     def take(self, state: State, view: View) -> Checkpoint:
         """Everything that matters after the exchange that was just done."""
         self.agreement.arrive(state)
-        return Checkpoint(self._document(view), self._arrays(state, view.exchanges))
+        arrays = self._arrays(state.glance(), view.exchanges)
+        return Checkpoint(self._document(view), arrays)
 
     def _arrays(self, state: State, exchanges: int) -> dict[str, Array]:
         # Replicas that just agreed are one; between agreements each has its own.

@@ -129,6 +129,8 @@ def apply_settings(
     return merged
 
 
+# Texts that may be a number, and then need no quotes.
+COUNTS = {("agreement", key) for key in ("hierarchical", "groups", "periods")}
 _HINTS: dict[Any, dict[str, Any]] = {}
 
 
@@ -153,11 +155,15 @@ def _reject_unknown(place: str, given: Iterable[str], known: Iterable[str]) -> N
 
 
 def _typed(section: str, key: str, kind: Any, value: Any) -> Any:
-    """`value` as `kind`; a whole number may stand for a real one, nothing else."""
+    """`value` as `kind`; a whole number may stand for a real one, or for a text that
+    counts something, and nothing else for anything else.
+    """
     if (section, key) == ("schedule", "steps") and value in ("auto", 0):
         return _steps(value)
     if (section, key) == ("rate", "value") and value in ("auto", 0):
         return _rate(value)
+    if (section, key) in COUNTS and type(value) is int:
+        return str(value)
     if get_origin(kind) is tuple:
         return numbers(f"[{section}] {key}", value)
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)

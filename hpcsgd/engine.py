@@ -91,6 +91,7 @@ class Engine:
             self._evaluate(state)
         first = self.view.exchanges
         self.agreement.start(state, first)
+        self.hooks.start(state)
         self.states.begin(state, self.view)
         self.meter.resume()
         status = self._train(state, groups)
@@ -208,7 +209,7 @@ class Engine:
         began = perf_counter()
         self.meter.keep_up()
         wish = max(self.wish, self.saver.wish())
-        bad = self.evaluation.are_broken(state.weights)
+        bad = self.evaluation.are_broken(state.look_at("weights"))
         flag = BROKEN if bad else GAP if self.monitor.alarm else wish
         answer = self.looks.ask(flag, number, self.view.seconds)
         self.view.seconds += perf_counter() - began

@@ -43,7 +43,7 @@ class Evaluation:
 
     def measure(self, state: State, view: View) -> bool:
         """Put the loss into the view; False when it says that the run diverged."""
-        seen = self.agreement.consensus(state, view.exchanges)
+        seen = self.agreement.consensus(state, view.exchanges).glance()
         intercept = None if seen.intercept is None else seen.intercept[0]
         own = seen.weights[self.own, : self.columns]
         with np.errstate(all="ignore"):
@@ -82,7 +82,7 @@ class Evaluation:
         Where the last evaluation was of this state and took the gradient, no pass is
         made for it.
         """
-        seen = self.agreement.consensus(state, exchanges)
+        seen = self.agreement.consensus(state, exchanges).glance()
         if self.known is not None and self.measured_at == exchanges:
             return seen, self.known
         intercept = None if seen.intercept is None else seen.intercept[0]

@@ -29,6 +29,7 @@ class Kept:
     @classmethod
     def of(cls, state: State, view: View) -> "Kept":
         """A copy of how it is now."""
+        state = state.glance()
         return cls(
             exchanges=view.exchanges,
             epoch=view.epoch,

@@ -90,9 +90,10 @@ class Recheck(Unchecked):
 
     def _start(self, state: State) -> Start:
         """All columns of this replica; called by all members."""
-        whole = self.live.engine.agreement.whole(state)
+        seen = state.glance()
+        whole = self.live.engine.agreement.whole(seen)
         weights = self.live.task.backend.to_host(whole)
-        intercept = None if state.intercept is None else state.intercept.copy()
+        intercept = None if seen.intercept is None else seen.intercept.copy()
         return Start(self.live.columns.join(weights), intercept)
 
     def _judge(self, start: Start, view: View) -> tuple[float, str | None]:

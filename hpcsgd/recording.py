@@ -96,13 +96,14 @@ class Recorder:
     def _take(self, state: State, number: int, moment: str) -> None:
         if self.columns is None or self.to_host is None:
             return
-        weights = self.columns.join(self.to_host(state.weights))
+        weights = self.columns.join(self.to_host(state.look_at("weights")))
         if self.path is None:
             return
         kept = self.states.setdefault(number, {})
         kept[f"weights_{moment}"] = weights
-        if state.intercept is not None:
-            kept[f"intercept_{moment}"] = state.intercept.copy()
+        intercept = state.look_at("intercept")
+        if intercept is not None:
+            kept[f"intercept_{moment}"] = intercept.copy()
 
     def _earlier(self, first: int) -> Recording:
         """What the legs before exchange `first` left, where they are of this run."""

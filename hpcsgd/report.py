@@ -19,7 +19,8 @@ from hpcsgd.energy import total
 from hpcsgd.from_disk.model import NAME, model_of
 from hpcsgd.products.base import State
 from hpcsgd.profiling import profile
-from hpcsgd.result import ON_FILE, Result, Status
+from hpcsgd.result import Result, Status
+from hpcsgd.weights_file import ON_FILE
 
 
 def report(

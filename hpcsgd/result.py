@@ -1,9 +1,6 @@
 """How a run ended, and what it leaves behind."""
 
-import hashlib
 import json
-import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
@@ -17,12 +14,17 @@ from numpy.typing import NDArray
 from hpcsgd.errors import DataError
 from hpcsgd.files import write_text
 from hpcsgd.sealed import check_schema, read_sealed, write_sealed
+from hpcsgd.weights_file import (
+    HASH,
+    ON_FILE,
+    fingerprint,
+    other_values,
+    put_beside,
+    read_beside,
+)
 
 Array = NDArray[Any]
 KIND, VERSION = "result", 2
-WORDS_AT_ONCE = 2**16  # of weights that may be a view of a file
-HASH = "weights_sha256"  # of those, in the document
-ON_FILE = "weights_file"  # in the report: of weights that are beside the result
 
 
 class Status(Enum):
@@ -145,14 +147,7 @@ class Result:
     @property
     def weights_sha256(self) -> str:
         """A fingerprint of the model's bits."""
-        digest = hashlib.sha256()
-        each = max(WORDS_AT_ONCE // max(self.weights[:1].size, 1), 1)
-        for first in range(0, len(self.weights), each):
-            part = np.ascontiguousarray(self.weights[first : first + each])
-            digest.update(part.reshape(-1).view(np.uint8).data)
-        if self.intercept is not None:
-            digest.update(np.ascontiguousarray(self.intercept).tobytes())
-        return digest.hexdigest()
+        return fingerprint(self.weights, self.intercept)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything but the arrays, ready for JSON."""
@@ -239,48 +234,15 @@ def restore(path: Path, document: Any, arrays: Mapping[str, Array]) -> Result:
     status, intercept = _status(path, kept.pop("status")), arrays.get("intercept")
     weights, beside = arrays.get("weights"), kept["report"].get(ON_FILE)
     if beside is not None:
-        weights = _from_file(path.parent / str(beside), kept["report"])
+        columns = kept["report"].get("columns")
+        weights = read_beside(path.parent / str(beside), columns)
     if weights is None or not _fits(weights, intercept):
         raise DataError(f"{path} holds no weights that make a model; train it again")
     result = Result(status=status, weights=weights, intercept=intercept, **kept)
-    if beside is not None:
-        _check_hash(result, document.get(HASH), path.parent / str(beside))
-    return result
-
-
-def _check_hash(result: Result, said: Any, path: Path) -> None:
-    """The file beside it holds what the run has written; earlier ones do not say."""
+    said = None if beside is None else document.get(HASH)  # earlier ones do not say
     if said is not None and result.weights_sha256 != said:
-        raise DataError(
-            f"{path} holds other values than the run has written (their SHA-256 is not"
-            " that of the result beside it); bring the file back, or train again"
-        )
-
-
-def put_beside(weights: Array, path: Path) -> None:
-    """The file that these weights are a view of, once more at `path`."""
-    own = Path(str(weights.filename))  # type: ignore[attr-defined]
-    if path.exists() and path.samefile(own):
-        return
-    path.unlink(missing_ok=True)
-    try:
-        os.link(own, path)
-    except OSError:  # another drive, or one without links
-        shutil.copyfile(own, path)
-
-
-def _from_file(path: Path, report: Mapping[str, Any]) -> Array:
-    try:
-        found: Array = np.load(path, mmap_mode="r")
-        columns = report.get("columns", len(found))
-        if len(found) != columns:
-            raise ValueError(f"{len(found)} columns, not {columns}")
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"{path} holds no weights, and the result beside it needs them; bring the"
-            " file back, or train again"
-        ) from error
-    return found[:, 0] if found.ndim == 2 and found.shape[1] == 1 else found
+        raise other_values(path.parent / str(beside))
+    return result
 
 
 def _status(path: Path, name: str) -> Status:

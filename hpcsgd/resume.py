@@ -200,8 +200,10 @@ def _check(config: RunConfig, live: Live, checkpoint: Checkpoint) -> None:
             f" {live.loaded.fingerprint}, then {said['fingerprint']}); bring the file"
             " back, or start anew with --resume no"
         )
-    for section in FIXED:
-        _check_section(section, said["config"].get(section, {}), config)
+    now, usual = config.tables(), RunConfig().tables()
+    for section in FIXED:  # older ones lack newer settings
+        then = usual[section] | said["config"].get(section, {})
+        _check_section(section, then, now[section], config)
     _check_arrays(live, checkpoint)
 
 
@@ -217,9 +219,9 @@ def _check_place(config: RunConfig, live: Live, path: Path | None) -> None:
         )
 
 
-def _check_section(section: str, then: Mapping[str, Any], config: RunConfig) -> None:
-    now = config.tables()[section]
-    then = RunConfig().tables()[section] | dict(then)  # older ones lack newer settings
+def _check_section(
+    section: str, then: Mapping[str, Any], now: Mapping[str, Any], config: RunConfig
+) -> None:
     for key in sorted({*then, *now}, key=lambda key: (key != "kind", key)):
         if (section, key) == ("schedule", "epochs") and config.rate.kind != "cosine":
             continue  # a run may be made longer

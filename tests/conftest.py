@@ -1,5 +1,6 @@
 """Shared by all tests: the launcher of real ranks, and the time each folder used."""
 
+import gc
 import json
 import os
 import time
@@ -58,6 +59,12 @@ def pytest_runtest_logreport(report):
     """What workers have run is known by their reports alone."""
     if hasattr(report, "node"):
         _used[Path(report.nodeid).parts[1]] += report.duration
+
+
+def pytest_collection_finish():
+    """What was collected lives to the end: no collection need look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionstart(session):

@@ -10,6 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 
+from hpcsgd.backends.raw_kernels import ascii_of
 from tests.fake_cuda import Event, Node, Stream
 from tests.kernels.emulator import KERNELS, Kernel, check_guards, empty
 
@@ -177,7 +178,7 @@ class FakeCupy(ModuleType):
         return SimpleNamespace(free_all_blocks=lambda: None)
 
     def RawModule(self, code, options):  # noqa: N802
-        (name,) = [p.stem for p in KERNELS.glob("*.cu") if p.read_text() == code]
+        (name,) = [p.stem for p in KERNELS.glob("*.cu") if ascii_of(p) == code]
         defines = [option[2:] for option in options if option.startswith("-D")]
         make = lambda entry: Function(self, Kernel(name, *defines, entry=entry))  # noqa: E731
         return SimpleNamespace(get_function=make)

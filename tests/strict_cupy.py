@@ -10,12 +10,14 @@ import ctypes
 import math
 import pickle
 import sys
+import threading
 import time
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 
+from hpcsgd.backends.raw_kernels import ascii_of
 from tests.kernels.emulator import KERNELS, Kernel, check_guards
 from tests.kernels.emulator import empty as guarded
 
@@ -121,7 +123,25 @@ class Event:
 
 
 NULL = Stream(null=True)
-STACK = [NULL]
+
+
+class Current(threading.local):
+    """Streams that a thread is in: each has its own, as in CuPy."""
+
+    def __init__(self):
+        self.streams = [NULL]
+
+    def append(self, stream):
+        self.streams.append(stream)
+
+    def pop(self):
+        return self.streams.pop()
+
+    def __getitem__(self, place):
+        return self.streams[place]
+
+
+STACK = Current()
 ALIVE = {}  # address -> bytes, of what is there
 
 
@@ -254,6 +274,7 @@ class RawModule:
 
     def __init__(self, *, code=None, path=None, options=(), backend="nvrtc"):
         assert (code is None) != (path is None) and isinstance(options, tuple)
+        assert code is None or code.isascii(), "CuPy writes it in the user's encoding"
         self.code, self.path, self.options = code, path, options
 
     def get_function(self, name):
@@ -269,7 +290,7 @@ class RawKernel:
     def __init__(self, code, name, options):
         defines = [o[2:] for o in options if o.startswith("-D")]
         (folder,) = [o[2:] for o in options if o.startswith("-I")]
-        sources = {p.read_text(): p.stem for p in KERNELS.glob("*.cu")}
+        sources = {ascii_of(p): p.stem for p in KERNELS.glob("*.cu")}
         assert folder == str(KERNELS) and "--std=c++17" in options
         defines = [d for d in defines if not d.startswith("HEADERS=")]
         self.kernel = Kernel(sources[code], *defines, entry=name)

@@ -22,12 +22,22 @@ class Bench:
     def __init__(self, device: Any, sizes: Sizes) -> None:
         self.device, self.cupy, self.sizes = device, device.cupy, sizes
         self.clock = Clock(device, sizes.turns, sizes.least)
+        self.left = float("inf")  # seconds in which parts may begin
 
     @property
     def name(self) -> str:
         """Of the GPU."""
         facts = self.cupy.cuda.runtime.getDeviceProperties(0)
         return bytes(facts["name"]).decode()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether this process can do nothing with it any more."""
+        try:
+            self.device.synchronize()
+        except Exception:
+            return True
+        return False
 
     def state(self) -> str:
         """Clocks, temperature and power as nvidia-smi has them; empty without it."""

@@ -3,7 +3,8 @@
 Whole runs of `hpcsgd.train`, one step an exchange: plain SGD, the same as a gradient
 agreement of one replica, whose sums and steps stay on the GPU, and Adam, for which
 gradients come to the host and weights go back; at once, or in tiles, one of which is
-stepped while another travels, or while the GPU computes the next gradient.
+stepped while another travels, or while the GPU computes the next gradient; and the same
+Adam on the GPU, as slices take it.
 """
 
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "by the host": {**AGREED, "update": {"kind": "adam"}},
     "offload": OFFLOAD,
     "offload, late": {**OFFLOAD, "agreement": {"kind": "offload", "delay_after": 0}},
+    "zero2": {**OFFLOAD, "agreement": {"kind": "sharded", "stage": 2}},
+    "zero3": {**OFFLOAD, "agreement": {"kind": "sharded", "stage": 3}},
 }
 
 
@@ -61,7 +64,7 @@ def steps(bench: Bench) -> Sequence[Figure]:
                 reached=middle[name] / middle["plain"],
                 **{"unit": "x", "at_most": True},
             )
-            for name in ("offload", "offload, late")
+            for name in ("offload", "offload, late", "zero2", "zero3")
         ),
     ]
 

@@ -113,11 +113,11 @@ def one_exchange(bench: Bench) -> Sequence[Figure]:
     batch, steps, width = bench.sizes.exchange
     rng, height = np.random.default_rng(0), bench.sizes.height
     height = height // (batch * steps) * batch * steps
-    X = rng.standard_normal((height, width), dtype=np.float32) / np.sqrt(width)
-    y = (rng.random(height) < 0.5).astype(np.float32)
-    epoch = Epoch(
-        *(bench, X.astype(np.float32), y, "logistic", 0.1, "c", (batch, steps))
+    X = rng.standard_normal((height, width), dtype=np.float32) / np.float32(
+        np.sqrt(width)
     )
+    y = (rng.random(height) < 0.5).astype(np.float32)
+    epoch = Epoch(*(bench, X, y, "logistic", 0.1, "c", (batch, steps)))
     with ExitStack() as behind:
         ways, said = {"alone": epoch.way(epoch.graph())}, "NCCL is left out"
         try:

@@ -19,7 +19,9 @@ def random_bits(device: Any, height: int, width: int, seed: int = 0) -> Any:
     """Normal values over the root of a row's length, in bf16."""
     rng = np.random.default_rng(seed)
     tall = min(max(PIECE // width, 1), height)
-    values = rng.standard_normal((tall, width), dtype=np.float32) / np.sqrt(width)
+    values = rng.standard_normal((tall, width), dtype=np.float32) / np.float32(
+        np.sqrt(width)
+    )
     piece = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
     held = device.empty((height, width), np.uint16)
     for first in range(0, height, tall):

@@ -1,7 +1,7 @@
 """Who takes part, by the loss and by how the rows are stored."""
 
 import importlib
-from functools import partial
+from functools import cache, partial
 
 from benchmarks.peers.methods import ByEpochs, Method, Solver
 from benchmarks.peers.problems import Problem
@@ -10,6 +10,7 @@ PACKAGES = {"sklearn": "scikit-learn", "torch": "PyTorch"}  # module -> name
 RECIPES = ("c", "fp32")
 
 
+@cache
 def version(module: str) -> str:
     """Of a package; nothing where it is not installed."""
     try:

@@ -19,7 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.agreement.anybatch_mixing import PURPOSE, Mixer
+from hpcsgd.agreement.anybatch_mixing import (
+    PURPOSE,
+    Mixer,
+    apart,
+    in_one_row,
+    unweigh,
+    weighed,
+)
 from hpcsgd.agreement.anybatch_rounds import Pace, rows_of
 from hpcsgd.agreement.gradient import Gradient
 from hpcsgd.agreement.means import Means
@@ -170,9 +177,10 @@ class Anybatch(Gradient):
         logs = sum(a.size for a in travelling) if self.mirror.logarithms else 0
         if state.intercept is not None:
             travelling = [*travelling, state.intercept]
-        words = self._words(travelling, logs, rows)
+        words = in_one_row(travelling, self.buffer.flat.dtype)
+        words = weighed(words, logs, rows) if self.weighted else words
         self.mixer.mix(words, logs, self._done)
-        if self._unweigh(state, words, logs):
+        if self._knows(state, words, logs):
             first = 0
             for array in travelling:
                 part = words[first : first + array.size]
@@ -181,27 +189,13 @@ class Anybatch(Gradient):
             self.mirror.arrive(point)
         self._mend_intercept(state)
 
-    def _words(self, arrays: list[Array], logs: int, rows: int) -> Array:
-        flat = np.concatenate([a.reshape(-1) for a in arrays])
-        words: Array = flat.astype(self.buffer.flat.dtype, copy=False)
-        if not self.weighted:
-            return words
-        with np.errstate(divide="ignore"):
-            words[:logs] += np.log(words.dtype.type(rows))
-        words[logs:] *= rows
-        return np.append(words, words.dtype.type(rows))
-
-    def _unweigh(self, state: State, words: Array, logs: int) -> bool:
+    def _knows(self, state: State, words: Array, logs: int) -> bool:
         """num / den; False where no neighbour had any rows: nothing is known here."""
         if not self.weighted:
             return True
-        den = words[-1]
-        state.shared[DEN][...] = float(den)
-        if den == 0.0:
-            return False
-        words[:logs] -= np.log(den)
-        words[logs:-1] /= den
-        return True
+        den = unweigh(words, logs)
+        state.shared[DEN][...] = den
+        return den != 0.0
 
     def _mend_intercept(self, state: State) -> None:
         """Sums of other column blocks may have another last bit; members must not."""
@@ -245,7 +239,7 @@ class Anybatch(Gradient):
         intercept = state.become(mean)
         if intercept is not None and self.grid.members.size > 1:
             self.grid.members.broadcast(intercept, 0, purpose)
-        self._measure(own, state.weights)
+        self.disagreement = apart(self.grid.world, own, state.weights)
 
     def _mean(self, state: State, purpose: str, share: float) -> Array | None:
         words = state.portion(share, self.grid.replicas)
@@ -255,12 +249,6 @@ class Anybatch(Gradient):
             return None
         mean: Array = words[:-1] / words[-1]
         return mean
-
-    def _measure(self, own: Array, mean: Array) -> None:
-        """sqrt(mean_i |x_i − x̄|²) / |x̄|."""
-        found = np.array([np.square(own - mean).sum(), np.square(mean).sum()])
-        self.grid.world.sum(found, "control")
-        self.disagreement = float(np.sqrt(found[0] / found[1])) if found[1] else 0.0
 
     # ------------------------------------------------------------------ the log
 

@@ -7,6 +7,8 @@ are mixed as what they are logarithms of, by
     ln Σ_j W_ij x_j = log-sum-exp_j (ln W_ij + ln x_j)
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from hpcsgd.agreement.graphs import Graph
@@ -60,3 +62,34 @@ class Mixer:
         }
         found = {peer: swap.wait() for peer, swap in swaps.items()}
         return found | {self.replicas.rank: words.copy()}
+
+
+def in_one_row(arrays: Sequence[Array], dtype: np.dtype) -> Array:
+    """All of them, one after the other, as they travel."""
+    flat = np.concatenate([array.reshape(-1) for array in arrays])
+    words: Array = flat.astype(dtype, copy=False)
+    return words
+
+
+def weighed(words: Array, logs: int, rows: int) -> Array:
+    """[b y | b] of a replica that had b rows."""
+    with np.errstate(divide="ignore"):
+        words[:logs] += np.log(words.dtype.type(rows))
+    words[logs:] *= rows
+    return np.append(words, words.dtype.type(rows))
+
+
+def unweigh(words: Array, logs: int) -> float:
+    """num ← num / den of what was mixed; den, and where that is 0 nothing is done."""
+    den = words[-1]
+    if den != 0.0:
+        words[:logs] -= np.log(den)
+        words[logs:-1] /= den
+    return float(den)
+
+
+def apart(world: Communicator, own: Array, mean: Array) -> float:
+    """sqrt(mean_i |x_i − x̄|²) / |x̄|, over all ranks."""
+    found = np.array([np.square(own - mean).sum(), np.square(mean).sum()])
+    world.sum(found, "control")
+    return float(np.sqrt(found[0] / found[1])) if found[1] else 0.0

@@ -52,15 +52,18 @@ class Average(Agreement):
 
     def keeps_own(self, state: State) -> bool:
         """Kept momentum is a replica's own, too."""
-        if self.momentum == "keep" and self.classes < state.weights.shape[1]:
+        if self.momentum == "keep" and not self._has_no_momentum(state):
             return True
         return super().keeps_own(state)
+
+    def _has_no_momentum(self, state: State) -> bool:
+        return bool(state.look_at("weights").shape[1] <= self.classes)
 
     def average(
         self, state: State, share: float, group: Communicator, purpose: str
     ) -> None:
         """x ← Σ share · x over the group, whose shares add up to 1."""
-        if self.momentum == "average" or state.weights.shape[1] <= self.classes:
+        if self.momentum == "average" or self._has_no_momentum(state):
             self._average_all(state, share, group, purpose)
             return
         own = positions(state, self.classes)
@@ -85,9 +88,10 @@ class Average(Agreement):
 
 def positions(state: State, classes: int) -> State:
     """A copy of the weights and the intercept alone, without momentum."""
-    intercept: Array | None = state.intercept
+    seen = state.glance()
+    intercept: Array | None = seen.intercept
     return State(
-        weights=state.weights[:, :classes].copy(),
+        weights=seen.weights[:, :classes].copy(),
         intercept=None if intercept is None else intercept[:1].copy(),
     )
 

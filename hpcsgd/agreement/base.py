@@ -101,8 +101,9 @@ class Agreement(ABC):
         """What an agreement would give now, with the state left as it is."""
         if self.is_whole(exchanges):
             return state
-        intercept = None if state.intercept is None else state.intercept.copy()
-        copy = replace(state, weights=state.weights.copy(), intercept=intercept)
+        seen = state.glance()
+        intercept = None if seen.intercept is None else seen.intercept.copy()
+        copy = replace(seen, weights=seen.weights.copy(), intercept=intercept)
         self.conclude(copy, exchanges, "evaluate")
         return copy
 

@@ -38,13 +38,19 @@ class Cuts:
     """All tiles of one column block, as one of its replicas sees them."""
 
     def __init__(
-        self, columns: int, width: int, tiles: int, replicas: int, replica: int
+        self,
+        columns: int,
+        width: int,
+        tiles: int,
+        replicas: int,
+        replica: int,
+        unit: int = 1,
     ) -> None:
+        """Tiles begin at multiples of `unit` columns: there may be fewer then."""
         self.columns, self.width = columns, width
         self.all: list[Cut] = []
         first = turn = 0
-        for number in range(tiles):
-            tile = split_range(columns, tiles, number)
+        for tile in _tiles(columns, tiles, unit):
             heights = dealt(tile.stop - tile.start, replicas, turn)
             turn += (tile.stop - tile.start) % replicas
             self.all.append(_cut(tile, heights, replica, first))
@@ -72,6 +78,15 @@ class Cuts:
     def of(self, whole: Array) -> Array:
         """This replica's rows of an array with one row a column held; a copy."""
         return np.concatenate([whole[cut.own] for cut in self.all])
+
+
+def _tiles(columns: int, tiles: int, unit: int) -> Iterator[slice]:
+    """Alike, give or take a unit."""
+    units = -(-columns // unit)
+    tiles = max(min(tiles, units), 1)
+    for number in range(tiles):
+        part = split_range(units, tiles, number)
+        yield slice(part.start * unit, min(part.stop * unit, columns))
 
 
 def dealt(columns: int, replicas: int, turn: int) -> tuple[int, ...]:

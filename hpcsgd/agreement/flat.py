@@ -9,9 +9,10 @@ from hpcsgd.products.base import Array, State
 
 def positions(state: State, columns: int) -> Array:
     """A copy of [weights | intercept] without momentum, in one row."""
-    parts = [state.weights[:, :columns].reshape(-1)]
-    if state.intercept is not None:
-        parts.append(state.intercept[0].astype(state.weights.dtype))
+    seen = state.glance()
+    parts = [seen.weights[:, :columns].reshape(-1)]
+    if seen.intercept is not None:
+        parts.append(seen.intercept[0].astype(seen.weights.dtype))
     whole: Array = np.concatenate(parts)
     return whole
 

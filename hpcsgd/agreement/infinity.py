@@ -150,6 +150,7 @@ class Infinity(Gradient):
             "bytes_of_a_step": list(self.bytes_of_a_step),
             "seconds_reading": traffic.seconds_read,
             "seconds_writing": traffic.seconds_written,
+            "seconds_of_checksums": traffic.seconds_summed,
             "seconds_flushing": traffic.seconds_flushed,
             "seconds_waiting": traffic.stood,
             "past_the_page_cache": self.store.is_direct,

@@ -1,8 +1,10 @@
 """Where the states of a run lie, and how a run finds them again."""
 
+import logging
 import shutil
 from base64 import b64decode, b64encode
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,10 @@ from hpcsgd.tiles import Layout, Store, columns_for
 from hpcsgd.tiles.generation import Generation, generations, place_in, remove
 from hpcsgd.tiles.pipeline import RING
 from hpcsgd.tiles.plan import PAGE
+from hpcsgd.tiles.stamp import Stamp
+from hpcsgd.tiles.store import CHECKSUMS
 
+log = logging.getLogger(__name__)
 TEMPORARY = 4  # arrays of a tile that a rule makes on its way
 FOLDER = "tiles"
 RUN = "run"  # in stamps and in checkpoints: which run these states are of
@@ -85,8 +90,27 @@ class Place:
         if not common:
             return None
         world.together(lambda: self._check(stamps[0].document["state"], run))
-        world.together(lambda: store.open_at(max(common)))
+        _note_unchecked(self.folder, stamps[0])
+        version = self._whole(grid, store, sorted(common, reverse=True))
+        world.together(lambda: store.open_at(version))
         return store
+
+    def _whole(self, grid: Grid, store: Store, versions: list[int]) -> int:
+        """The newest step whose tiles are as they were written, on all ranks."""
+        told = []
+        for version in versions:
+            own = grid.world.together(partial(store.differs_at, version))
+            differ = list(filter(None, grid.world.exchange_objects(own)))
+            if not differ:
+                return version
+            told.append(f"{differ[0]}, step {version},")
+            log.warning(
+                "%s holds other words than that step has written; the run goes on from"
+                " the one before, if that is whole",
+                told[-1],
+                extra={"on_all_ranks": True},
+            )
+        raise _torn(told)
 
     def _dealt(
         self, grid: Grid, layout: Layout, number: int, newest: int, run: str
@@ -99,6 +123,8 @@ class Place:
             return None
         version, store = versions[0], self.store(grid, layout, newest + 1)
         world.together(lambda: self._check(old.document(version), run))
+
+        _note_unchecked(self.folder, old.held[0].stamps[0])
 
         def fill(name: str, columns: slice, out: Array) -> None:
             old.fill(name, version, columns, out)
@@ -150,6 +176,26 @@ def _nothing(folder: Path) -> DataError:
         f"{folder} holds no step that is complete on all ranks; bring the files back,"
         " go on with the grid and the tile that it was made with, or start anew with"
         " --resume no"
+    )
+    error.on_all_ranks = True
+    return error
+
+
+def _note_unchecked(folder: Path, stamp: Stamp) -> None:
+    if CHECKSUMS not in stamp.document:
+        log.warning(
+            "the states in %s have no checksums, which earlier versions did not take:"
+            " they are believed as they are, and have some from the next step on",
+            folder,
+            extra={"on_all_ranks": True},
+        )
+
+
+def _torn(told: list[str]) -> DataError:
+    error = DataError(
+        f"{' and '.join(told)} hold other words than a step has written: a drive, or"
+        " another program, has changed them; bring the files of all ranks back, or"
+        " start anew with --resume no"
     )
     error.on_all_ranks = True
     return error

@@ -23,10 +23,14 @@ class Joining:
         self.overlap = Overlap(replicas)
         self._travelling: list[tuple[Pending, Array]] = []
 
-    def tiles(self, own: Array, purpose: str) -> Iterator[tuple[Cut, Array]]:
-        """Each tile with its columns; it is there until the next one is asked for."""
-        width, own = own.shape[1], np.ascontiguousarray(own)
-        room = self.room
+    def tiles(
+        self, own: Array, purpose: str, room: Room | None = None
+    ) -> Iterator[tuple[Cut, Array]]:
+        """Each tile with its columns; it is there until the next one is asked for.
+
+        `room`: for two of them, where that is not of the host.
+        """
+        width, room = own.shape[1], room or self.room
         if own.dtype != room.dtype or width != self.cuts.width:
             words = self.cuts.largest // self.cuts.width * width
             room = Room(words, len(self.cuts), own.dtype)

@@ -46,4 +46,5 @@ class Means:
     place: Any = None  # of states that are on disk
     loss_scale: LossScale | None = None  # of residuals; all replicas have the same
     buffer: type[Buffer] = Buffer  # or what makes one of a device
+    unit: int = 1  # columns that tiles of slices begin at multiples of
     owes: Owes = lambda kept, rate: None

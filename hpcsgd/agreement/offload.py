@@ -185,9 +185,10 @@ class Offload(Sharded):
         if self.late is None:
             return state
         names = self._sliced()
+        held = state.glance()
         seen = replace(
-            state,
-            intercept=None if state.intercept is None else state.intercept.copy(),
+            held,
+            intercept=None if held.intercept is None else held.intercept.copy(),
             memory={name: state.memory[name].copy() for name in names},
             shared={name: kept.copy() for name, kept in state.shared.items()},
         )

@@ -140,7 +140,8 @@ class OffloadThere(Offload):
         """For the report of a run."""
         scatter, link = self.scatter, self.link
         assert isinstance(scatter, ScatterThere)
+        up, down = self.replicas.copied  # to be carried, where hosts do that
         return super().facts() | {
-            "device_bytes_up": link.up_bytes + scatter.up,
-            "device_bytes_down": link.down_bytes + scatter.down,
+            "device_bytes_up": link.up_bytes + scatter.up + up,
+            "device_bytes_down": link.down_bytes + scatter.down + down,
         }

@@ -23,17 +23,21 @@ class ReplicaCheck:
         self.every = every  # exchanges; 0 = never
         self.mended = 0
 
+    def is_due(self, exchanges: int) -> bool:
+        """Whether they compare after so many exchanges."""
+        return bool(
+            self.every and self.replicas.size > 1 and exchanges % self.every == 0
+        )
+
     def after_exchange(
         self, state: State, exchanges: int, more: Sequence[Array] = ()
     ) -> None:
         """Compare when due; `more` is what else all replicas hold alike."""
-        if not self.every or self.replicas.size == 1 or exchanges % self.every:
+        if not self.is_due(exchanges):
             return
-        held = [state.weights, *more]
-        if state.intercept is not None:
-            held.append(state.intercept)
-        if len(set(self.replicas.exchange_objects(_fingerprint(held)))) > 1:
-            self._mend(held, exchanges)
+        prints = _fingerprint(_held(state.glance(), more))
+        if len(set(self.replicas.exchange_objects(prints))) > 1:
+            self._mend(_held(state, more), exchanges)
 
     def _mend(self, held: Sequence[Array], exchanges: int) -> None:
         self.mended += 1
@@ -46,6 +50,11 @@ class ReplicaCheck:
                 exchanges,
                 self.mended,
             )
+
+
+def _held(state: State, more: Sequence[Array]) -> list[Array]:
+    intercept = [] if state.intercept is None else [state.intercept]
+    return [state.weights, *more, *intercept]
 
 
 def _fingerprint(held: Sequence[Array]) -> int:

@@ -17,5 +17,8 @@ class Room:
         place = number % len(self._tiles)
         held = self._tiles[place]
         if held is None:  # nobody needed it before
-            held = self._tiles[place] = np.empty(self.words, dtype=self.dtype)
+            held = self._tiles[place] = self._make()
         return held[:words]
+
+    def _make(self) -> Array:
+        return np.empty(self.words, dtype=self.dtype)

@@ -61,10 +61,10 @@ class Scatter:
         height, width = (cuts.columns if whole else 0), cuts.width
         self._whole: Array | None = None
         if whole:
-            self._whole = np.zeros((height, width), dtype=room.dtype)
+            self._whole = self._zeros(height, width)
         stays = whole or len(cuts) == 1 or not self.keeps_slices
         kept = 0 if stays else cuts.height
-        self._slices: Array = np.zeros((kept, width), dtype=room.dtype)
+        self._slices: Array = self._zeros(kept, width)
         self._travelling: list[tuple[int, Pending]] = []
         self._there: dict[int, Array] = {}
 
@@ -73,7 +73,7 @@ class Scatter:
         self.tail.clear()
         self._there.clear()
         if self._whole is not None:
-            self._whole[...] = 0.0
+            self._clear(self._whole)
 
     @property
     def gradient(self) -> Array:
@@ -88,7 +88,7 @@ class Scatter:
         if len(self._travelling) == 2:
             self._settle()
         words = self.room.tile(number, cut.height * self.cuts.width)
-        words[...] = 0.0
+        self._clear(words)
         return words.reshape(-1, self.cuts.width)
 
     def send(self, number: int, cut: Cut, tile: Array) -> None:
@@ -112,10 +112,19 @@ class Scatter:
             own = self._wait(pending).reshape(-1, self.cuts.width)
         if len(self._slices):
             kept = self._slices[self.cuts.all[number].place]
-            kept[...] = own
+            self._keep(own, kept)
             own = kept
         self._there[number] = own
 
     def _wait(self, pending: Pending) -> Array:
         """The own part, as soon as it may be looked at."""
         return pending.wait()
+
+    def _zeros(self, height: int, width: int) -> Array:
+        return np.zeros((height, width), dtype=self.room.dtype)
+
+    def _clear(self, array: Array) -> None:
+        array[...] = 0.0
+
+    def _keep(self, own: Array, kept: Array) -> None:
+        kept[...] = own

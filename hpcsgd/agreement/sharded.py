@@ -9,6 +9,7 @@ takes the step; the slices of w are gathered. Yᵀr does not need w: so w is gat
 a step in stage 3, too, and 2 (R−1)/R of the words of w travel, as in an all-reduce.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -69,7 +70,7 @@ class Sharded(Sliced):
         part = out if len(self.cuts) == 1 else np.empty_like(out)
         if part is not out:
             out[...] = 0.0
-        for cut, tile in self.joining.tiles(point, PURPOSE):
+        for cut, tile in self._tiles_of(point):
             task.backend.scores(self._of_tile(rows, cut), tile, part)
             if part is not out:
                 out += part
@@ -97,7 +98,7 @@ class Sharded(Sliced):
         if self._done != exchanges - 1:
             self._begin(exchanges - 1)
             if self.stage == 3:
-                for _ in self.joining.tiles(state.weights, PURPOSE):
+                for _ in self._tiles_of(self._weights(state)):
                     pass
             self.scatter.tail.send()
             for number, cut in enumerate(self.cuts):
@@ -111,6 +112,14 @@ class Sharded(Sliced):
         if self.stage == 3:
             seen = replace(state, weights=state.weights[:0])
         self.check.after_exchange(seen, exchanges, list(state.shared.values()))
+
+    def _weights(self, state: State) -> Array:
+        """Where steps are taken."""
+        return state.weights
+
+    def _tiles_of(self, own: Array) -> Iterator[tuple[Cut, Array]]:
+        """All columns, tile by tile, where scores are made."""
+        return self.joining.tiles(own, PURPOSE)
 
     def _begin(self, number: int) -> None:
         self.scatter.begin()
@@ -136,12 +145,16 @@ class Sharded(Sliced):
             if task is not None:
                 task.clock.lap("update")
             if self.stage < 3:
-                self.joining.start(own, cut, state.weights[cut.columns], PURPOSE)
-                self.joining.wait(behind=1)
+                self._spread(own, cut, self._weights(state)[cut.columns])
         self.joining.wait()
         if state.intercept is not None:
             tail = self._tail()
             self.steps.take_intercept(state, tail[:-1] / tail[-1], self._moment)
+
+    def _spread(self, own: Array, cut: Cut, tile: Array) -> None:
+        """What was stepped, to all replicas."""
+        self.joining.start(own, cut, tile, PURPOSE)
+        self.joining.wait(behind=1)
 
     def _advance(self, state: State, cut: Cut, gradient: Array, factor: float) -> Array:
         """The own slice of a tile, stepped: a view in stage 3, else a copy."""

@@ -34,8 +34,8 @@ class Sliced(Gradient):
         replicas, dtype = self.replicas, self.backend.zeros((0, 1)).dtype
         tiles = self.means.buckets(columns, dtype.itemsize)
         own = (replicas.size, replicas.rank)
-        self.cuts = Cuts(columns, self.columns, tiles, *own)
-        self.room = Room(self.cuts.largest, tiles, dtype)
+        self.cuts = Cuts(columns, self.columns, tiles, *own, unit=self.means.unit)
+        self.room = Room(self.cuts.largest, len(self.cuts), dtype)
         self.joining = Joining(replicas, self.cuts, self.room)
         return (self.cuts.height if self.stage == 3 else columns), self.columns
 

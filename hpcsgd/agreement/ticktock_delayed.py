@@ -69,10 +69,11 @@ class LateTickTock(TickTock):
     def consensus(self, state: State, exchanges: int) -> State:
         """What `settle` would give, with the state left as it is."""
         self.arrive(state)
-        intercept = None if state.intercept is None else state.intercept.copy()
+        seen = state.glance()
+        intercept = None if seen.intercept is None else seen.intercept.copy()
         copy = replace(
-            state,
-            weights=state.weights.copy(),
+            seen,
+            weights=seen.weights.copy(),
             intercept=intercept,
             memory=_copies(state.memory),
             shared=_copies(state.shared),

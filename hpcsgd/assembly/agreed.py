@@ -23,6 +23,7 @@ from hpcsgd.agreement.scheduled import Scheduled
 from hpcsgd.agreement.scheduled_there import OrderedThere
 from hpcsgd.agreement.senders import Coded, Plain, Sender
 from hpcsgd.agreement.sharded import Sharded
+from hpcsgd.agreement.sharded_there import RowsBackend, ShardedThere
 from hpcsgd.agreement.steps import Steps
 from hpcsgd.agreement.there import BufferThere, GradientThere, Landing, PlainThere
 from hpcsgd.agreement.ticktock import AsOne, TickTock
@@ -35,6 +36,7 @@ from hpcsgd.assembly.shapers import make_shapers
 from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.backends.base import Backend
 from hpcsgd.backends.device import Device
+from hpcsgd.backends.device_matrix import CHUNK
 from hpcsgd.backends.loss_scale import LossScale
 from hpcsgd.backends.rounded import RoundedBackend
 from hpcsgd.codecs import Bucket, Codec, make_codec, owed
@@ -44,6 +46,7 @@ from hpcsgd.comm.on_device import OnDevice
 from hpcsgd.config import RunConfig
 from hpcsgd.data.partition import lengths, split_range
 from hpcsgd.data.sampling import plan_groups
+from hpcsgd.data.shard import Shard
 from hpcsgd.load import Loaded
 from hpcsgd.products.any_batches import AnyBatches
 from hpcsgd.products.base import Array, Product, State, Task
@@ -107,7 +110,7 @@ def make_gradient(
     rule = make_rule(config.update, words.update)
     means = Means(
         steps=Steps(rule, config.problem.l2, rate.at, each),
-        backend=task.backend if device is None else Landing(),  # type: ignore[arg-type]
+        backend=_backend(kind, task, device),
         columns=task.columns,
         held=shard.columns,
         buckets=buckets,
@@ -123,6 +126,7 @@ def make_gradient(
         loss_scale=_loss_scale(task.backend),
         shapers=make_shapers(config, shard.total_columns, task.columns),
         buffer=_buffers(device, config.agreement.kind),
+        unit=_unit(kind, shard, device),
         owes=lambda kept, rate: owed(
             config.agreement.codec, config.codec, config.accordion, kept, rate
         ),
@@ -131,6 +135,20 @@ def make_gradient(
     if device is not None:
         return _there(kind, config, grid, means, device)(grid, share, means)
     return kind(grid, share, means)
+
+
+def _backend(kind: type[Gradient], task: Task, device: Device | None) -> Any:
+    """Where rows are on a device, what stands for them knows how to add them up."""
+    if device is None:
+        return task.backend
+    return RowsBackend() if kind is Sharded else Landing()
+
+
+def _unit(kind: type[Gradient], shard: Shard, device: Device | None) -> int:
+    """Columns of a chunk, which is what a device reads of dense rows at once."""
+    if kind is not Sharded or device is None or shard.is_sparse:
+        return 1
+    return CHUNK // int(shard.matrix.dtype.itemsize)
 
 
 def _buffers(device: Device | None, kind: str) -> Any:
@@ -198,6 +216,8 @@ def _there(
     """A linear step along sums that are there can be taken there."""
     if kind is Offload:
         return partial(OffloadThere, device=device)
+    if kind is Sharded:
+        return partial(ShardedThere, device=device)
     rule = means.steps.rule
     linear = isinstance(rule, Linear) and (rule.states == 1 or means.columns == 1)
     steps = linear and not means.shapers and kind in (Gradient, AsOne)

@@ -60,15 +60,17 @@ def check_room(
     world: Communicator,
     sets: int = 1,
     kept: int = 0,
+    held: int | None = None,
 ) -> None:
     """Refuse a run that its GPU has no room for, before the matrix is sent.
 
     Called by all ranks; those that share a GPU share what is free there. Exchanges have
-    so many `sets` of buffers; `kept` bytes are beside them.
+    so many `sets` of buffers; `kept` bytes are beside them. `held`: bytes of weights
+    and of what steps keep, where those are not all columns.
     """
     wide = task.columns * task.states
     sizes = task.shard.matrix, plans, device.multiprocessors
-    need = room_of(*sizes, wide, sets, kept)
+    need = room_of(*sizes, wide, sets, kept, held)
     free, total = device.memory()
     place = device.layer.place
     said = world.exchange_objects((place, need.total, free))
@@ -81,19 +83,20 @@ def check_room(
     raise ConfigError(
         f"the GPU {place} has no room: {shown(needed)} are needed{who} and"
         f" {shown(free)} of {shown(total)} are free (one rank: {parts});"
-        f" {_smaller(need, task, len(here) > 1)}"
+        f" {_smaller(need, task, len(here) > 1, held is not None)}"
     )
 
 
-def _smaller(need: Room, task: Task, shared: bool) -> str:
+def _smaller(need: Room, task: Task, shared: bool, sliced: bool) -> str:
     """The knob that turns the largest part."""
+    who = "replicas or members" if sliced else "members"
     more = "start fewer ranks on each GPU, or " if shared else ""
     halve = ", or halve it with --precision c" if _is_wide(task) else ""
     return {
         "matrix": f"{more}use more members on more GPUs (--grid){halve}",
         "rows": f"{more}use more replicas on more GPUs (--grid)",
         "exchange": f"{more}use a smaller --steps or --batch",
-        "weights": f"{more}use more members on more GPUs (--grid)",
+        "weights": f"{more}use more {who} on more GPUs (--grid)",
         "kept": f"{more}use [products] kind = 'gram', which keeps nothing",
     }[need.largest]
 

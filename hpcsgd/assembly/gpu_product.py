@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from hpcsgd.agreement.gradient import Gradient
 from hpcsgd.agreement.offload_there import OffloadThere
+from hpcsgd.agreement.sharded_there import ShardedThere
 from hpcsgd.agreement.there import GradientThere
 from hpcsgd.agreement.ticktock import TickTock
 from hpcsgd.assembly.feed import Feed
@@ -17,6 +18,7 @@ from hpcsgd.products import GATHERS, RECURS
 from hpcsgd.products.base import Product, Task
 from hpcsgd.products.device_gradient import DeviceGradient
 from hpcsgd.products.device_kinds import make_on_device
+from hpcsgd.products.device_slices import DeviceSlices
 from hpcsgd.products.micro import MicroBatches
 from hpcsgd.products.on_device import OnDevice
 
@@ -52,6 +54,8 @@ def make_gradient_on_gpu(
 ) -> DeviceGradient:
     """What sums the gradients that replicas share; called by all ranks."""
     plans = [(size,) for sizes in feed.plans for size in sizes]
+    if isinstance(gradient, ShardedThere):
+        return _make_slices(task, feed, grid, device, gradient)
     two = replace(task, states=2)  # as wide as weights and their gradient
     own = task.shard.width // grid.replicas.size + 1  # of what goes up in slices
     offloads = isinstance(gradient, OffloadThere)
@@ -60,6 +64,23 @@ def make_gradient_on_gpu(
     check_room(device, two, plans, grid.world, kept=kept)
     product = DeviceGradient(task, device, gradient)
     product.holds_weights = offloads or isinstance(gradient, GradientThere)
+    return product
+
+
+def _make_slices(
+    task: Task, feed: Feed, grid: Grid, device: Device, gradient: ShardedThere
+) -> DeviceSlices:
+    """Batches of an exchange are one where no gradient is whole to add them up in."""
+    plans = [(size,) for sizes in feed.plans for size in sizes]
+    if gradient.takes_at_once:
+        plans = [(sum(sizes),) for sizes in feed.plans]
+    one = replace(task, states=1)
+    held = gradient.bytes_there(task.shard.width)
+    gathers = gradient.stage == 3
+    kept = 4 * task.columns * gathers * sum(rows for (rows,) in set(plans))  # scores
+    check_room(device, one, plans, grid.world, kept=kept, held=held)
+    product = DeviceSlices(task, device, gradient)
+    product.holds_weights, product.gathers = True, gathers
     return product
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from hpcsgd.assembly.proximal import proximal_hooks
 from hpcsgd.assembly.variance import snapshot_hooks
 from hpcsgd.averaging import TailAverage
+from hpcsgd.backends.rounded import RoundedBackend
 from hpcsgd.best_held import BestHeld
 from hpcsgd.columns import Columns
 from hpcsgd.config import RunConfig
@@ -13,6 +14,7 @@ from hpcsgd.evaluation import Evaluation
 from hpcsgd.products.base import Product, Task
 from hpcsgd.products.hooks import Hook, Hooks
 from hpcsgd.products.on_device import OnDevice
+from hpcsgd.scale_kept import ScaleKept
 
 
 def make_hooks(
@@ -35,6 +37,7 @@ def make_hooks(
             *snapshot_hooks(config, epochs[1], evaluation, columns),
             *_averages(config, task, product, evaluation, epochs[0] * epochs[1]),
             *_best_held(config, task, evaluation, history),
+            *_scales(task),
         ]
     )
 
@@ -49,6 +52,15 @@ def _best_held(
     if config.stop.on != "validation":
         return []
     return [BestHeld(evaluation, task.columns, history)]
+
+
+def _scales(task: Task) -> list[Hook]:
+    """What residuals are multiplied by, where that adapts and is each replica's own."""
+    backend = task.backend
+    scale = backend.loss_scale if isinstance(backend, RoundedBackend) else None
+    if scale is None or scale.is_fixed or scale.waits:
+        return []
+    return [ScaleKept(scale)]
 
 
 def _averages(

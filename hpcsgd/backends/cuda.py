@@ -162,7 +162,18 @@ class CudaDevice:
         self.settle()
 
 
-@lru_cache
 def device_of_rank(number: int) -> CudaDevice:
-    """One for each GPU that this process uses."""
+    """One for each GPU that this process uses, and that of this thread from now on.
+
+    Another thread, or a caller that has used another GPU meanwhile, would else be told
+    by CuPy that the stream is none of its own.
+    """
+    device = opened(number)
+    device.device.use()
+    return device
+
+
+@lru_cache
+def opened(number: int) -> CudaDevice:
+    """Opened once."""
     return CudaDevice(number)

@@ -105,7 +105,8 @@ class Mirror:
     """One array on the host and on the device; the newer one is copied when asked for.
 
     Whoever is given the host's copy may write into it: from then on it is the newer
-    one, until the device has written again.
+    one, until the device has written again. Whoever only looks is given what cannot be
+    written to, and nothing goes up again for it.
     """
 
     def __init__(
@@ -118,10 +119,16 @@ class Mirror:
 
     def on_host(self) -> Array:
         """To be read or written there."""
-        if self._newer_there:
-            self._host[...] = self._device.fetch(self._held) * self._scale
-        self._newer_here, self._newer_there = True, False
+        self._come()
+        self._newer_here = True
         return self._host
+
+    def to_look_at(self) -> Array:
+        """To be read there, and no more."""
+        self._come()
+        seen = self._host.view()
+        seen.flags.writeable = False
+        return seen
 
     def on_device(self) -> Any:
         """To be read there; what may have changed on the host is sent first."""
@@ -139,3 +146,8 @@ class Mirror:
         """From now on these, on the host."""
         self._host = np.asarray(values)
         self._newer_here, self._newer_there = True, False
+
+    def _come(self) -> None:
+        if self._newer_there:
+            self._host[...] = self._device.fetch(self._held) * self._scale
+            self._newer_there = False

@@ -1,6 +1,7 @@
 """Sparse rows as a device holds them, and their products in an exchange."""
 
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,12 @@ class DeviceCsr:
     element: str
     width: int
     scale: float = 1.0  # what values are stored times: a power of two
+    first: int = 0  # of the columns that are seen
+
+    def part(self, columns: slice) -> "DeviceCsr":
+        """Some columns of all rows, where they lie."""
+        width = columns.stop - columns.start
+        return replace(self, first=self.first + columns.start, width=width)
 
     @property
     def suffix(self) -> str:
@@ -70,6 +77,14 @@ class SparseProducts:
         self.widths, self.count = widths, blocks.rows
         numbers = np.arange(len(blocks.sizes), dtype=np.int32)
         self._batches = sent(device, np.repeat(numbers, blocks.sizes))
+        self._seen = np.int64(0), np.int64(0)  # all columns
+
+    def part(self, columns: slice) -> "SparseProducts":
+        """Of some columns, which rows are searched for."""
+        part = copy(self)
+        part.matrix = self.matrix.part(columns)
+        part._seen = np.int64(part.matrix.first), np.int64(part.matrix.width)
+        return part
 
     def gram(self, numbers: Any, out: Any) -> None:
         """Tiles of Y Yᵀ."""
@@ -87,16 +102,18 @@ class SparseProducts:
         wide = self.widths.margins
         shape = launch_steps.csr_margin(self.count, wide)
         if wide == 1:
-            self._launch("csr_margin", shape, numbers, weights, out)
+            self._launch("csr_margin", shape, numbers, *self._seen, weights, out)
             return
-        sizes = np.int32(wide), np.int32(launch_steps.csr_across(wide))
+        across = np.int32(launch_steps.csr_across(wide))
+        sizes = *self._seen, np.int32(wide), across
         self._launch("csr_margins_columns", shape, numbers, *sizes, weights, out)
 
     def update(self, numbers: Any, factors: Any, carry: Any, weights: Any) -> None:
         """W ← W carryᵀ + Yᵀ factors."""
         wide, cols = self.widths.weights, self.matrix.width
         shape = launch_steps.csr_update(cols, wide)
-        sizes = np.int64(cols), np.int32(launch_steps.csr_span(cols, wide))
+        span = np.int32(launch_steps.csr_span(cols, wide))
+        sizes = np.int64(self.matrix.first), np.int64(cols), span
         rest = factors, carry, weights
         if wide == 1:
             self._launch("csr_update", shape, numbers, *sizes, *rest)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hpcsgd.backends.device_casts import DeviceCasts
 from hpcsgd.backends.device_faults import FULL, Faults, guarded, shown
-from hpcsgd.backends.raw_kernels import RawKernels
+from hpcsgd.backends.raw_kernels import RawKernels, no_folder
 from hpcsgd.errors import ConfigError, MissingPackage
 
 Array = NDArray[Any]
@@ -56,6 +56,8 @@ def _import_cupy(driver: int) -> Any:
             f"a GPU needs CuPy ({missing}); install it with: {_install(driver)}"
         ) from missing
     except (ImportError, OSError) as broken:
+        if isinstance(broken, OSError) and broken.filename:
+            raise no_folder(broken) from broken
         raise _broken(broken, min(driver, NEWEST)) from broken
     return cupy
 

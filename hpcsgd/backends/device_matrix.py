@@ -1,7 +1,7 @@
 """A member's block as a device holds it: rows of whole 16-byte chunks."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,11 +27,22 @@ class DeviceMatrix:
     width: int
     scale: float = 1.0  # what values are stored times: a power of two
     multiplied: str = "gram"  # by which kernel, where tensor cores round what they get
+    pitch: int = 0  # elements of a whole row, where some columns of it are seen
+
+    def part(self, columns: slice) -> "DeviceMatrix":
+        """Some columns of all rows, where they lie; they begin with a chunk."""
+        assert columns.start % (CHUNK // self.values.dtype.itemsize) == 0
+        return replace(
+            self,
+            values=self.values[:, columns.start :],
+            width=columns.stop - columns.start,
+            pitch=int(self.stride),
+        )
 
     @property
     def stride(self) -> np.int64:
         """Elements from one row to the next, as kernels take it."""
-        return np.int64(self.values.shape[1])
+        return np.int64(self.pitch or self.values.shape[1])
 
 
 def put_matrix(

@@ -1,5 +1,6 @@
 """Products of the rows of one exchange on a device: Gram, margins, update."""
 
+from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
@@ -106,6 +107,12 @@ class DenseProducts:
         plan = self._launch_of(margins=False)
         self._workspace = device.empty((plan.workspace,), np.float32)
         self._tickets = device.zeros((max(tiles.count, 1),), np.uint32)
+
+    def part(self, columns: slice) -> "DenseProducts":
+        """Of some columns, which begin with a chunk of a row."""
+        part = copy(self)
+        part.matrix = self.matrix.part(columns)
+        return part
 
     def gram(self, numbers: Any, out: Any) -> None:
         """Tiles of Y Yᵀ alone."""

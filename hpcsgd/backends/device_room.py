@@ -60,11 +60,12 @@ def room_of(
     wide: int = 1,
     sets: int = 1,
     kept: int = 0,
+    held: int | None = None,
 ) -> Room:
     """Of a matrix of the host, and of so many sets of exchanges of these batch sizes.
 
-    `wide` columns of weights, `kept` bytes beside them. Beside the matrix lie targets,
-    weights and offsets of 4 bytes each, and an order of 8.
+    `wide` columns of weights, or `held` bytes of some; `kept` bytes beside them. Beside
+    the matrix lie targets, weights and offsets of 4 bytes each, and an order of 8.
     """
     height, width = matrix.shape
     item = matrix.dtype.itemsize if not isinstance(matrix, Csr) else 4
@@ -76,7 +77,7 @@ def room_of(
         matrix=matrix_bytes(matrix),
         rows=height * (4 * COLUMNS + 8),
         exchange=sets * sum(exchanges),
-        weights=4 * width * wide,
+        weights=4 * width * wide if held is None else held,
         kept=kept,
     )
 

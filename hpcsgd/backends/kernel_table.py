@@ -20,6 +20,8 @@ CSR = (
     *("csr_margin", "csr_margins_columns", "csr_update", "csr_update_columns"),
     "csr_gram",
 )
+# Steps of slices, and the sums of tiles.
+RULES = ("step_plain", "step_momentum", "step_adagrad", "step_adam", "add_words")
 
 # The numbers of kernels/cuda/families.cuh.
 FAMILIES = {
@@ -127,6 +129,7 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
     "margins_columns": (Variant("columns", tuple(ELEMENTS), entry="margins_columns"),),
     "update_columns": (Variant("columns", tuple(ELEMENTS), entry="update_columns"),),
     "blend": (Variant("columns", ("fp32",), entry="blend"),),
+    **{name: (Variant("rules", ("fp32",), entry=name),) for name in RULES},
     **{
         f"{name}{bits}": (Variant("csr", tuple(ELEMENTS), defines=wide, entry=name),)
         for name in CSR

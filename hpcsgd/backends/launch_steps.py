@@ -47,6 +47,11 @@ def blend(count: int) -> Launch:
     return Launch((_parts(count, BLOCK),), BLOCK)
 
 
+def words(count: int) -> Launch:
+    """Steps of rules, and sums: a thread a word."""
+    return Launch((_parts(count, BLOCK),), BLOCK)
+
+
 def csr_across(wide: int) -> int:
     """Lanes that share an entry of a sparse row, each with columns of weights."""
     return 1 << (min(wide, 32) - 1).bit_length()

@@ -11,6 +11,7 @@ import numpy as np
 from hpcsgd import assets
 from hpcsgd.backends.kernel_table import FOLDER, Build, compiled_for, options
 from hpcsgd.backends.launch_steps import PLAIN_SHARED
+from hpcsgd.backends.thread_locale import kept_locale
 from hpcsgd.errors import ConfigError
 
 OnStream = Callable[..., None]
@@ -55,15 +56,18 @@ class RawKernels:
 
     def _function(self, build: Build) -> Any:
         folder = assets.path(f"kernels/{FOLDER}")
-        text = (folder / f"{build.source}.cu").read_text()
+        text = ascii_of(folder / f"{build.source}.cu")
         given = (*options(build, str(folder)), _headers(folder))
         try:
-            if compiled_for(build, self.arch) != self.arch:
-                return self._of_one_arch(build, text, given)
-            module = self.cupy.RawModule(code=text, options=given)
-            return module.get_function(build.entry)
+            with kept_locale():
+                if compiled_for(build, self.arch) != self.arch:
+                    return self._of_one_arch(build, text, given)
+                module = self.cupy.RawModule(code=text, options=given)
+                return module.get_function(build.entry)
         except self.cupy.cuda.compiler.CompileException as error:
             raise self._uncompiled(build, error) from error
+        except OSError as error:
+            raise no_folder(error) from error
         except RuntimeError as error:
             if type(error) is not RuntimeError:  # of CUDA
                 raise
@@ -95,9 +99,22 @@ class RawKernels:
         (first, *_) = [*str(error).strip().splitlines(), ""]
         return ConfigError(
             f"NVRTC cannot compile the kernel {build.entry} for sm_{self.arch}"
-            f" ({first}); install the newest CuPy that the driver takes, or use"
-            " --device cpu"
+            f" ({first}); install the newest CuPy and NVRTC that the driver takes, or"
+            " use --device cpu"
         )
+
+
+def no_folder(error: OSError) -> ConfigError:
+    """Where CuPy would keep what it compiles."""
+    return ConfigError(
+        f"CuPy cannot keep compiled kernels ({error}); set CUPY_CACHE_DIR to a folder"
+        " that can be written, on a disk with room"
+    )
+
+
+def ascii_of(path: Path) -> str:
+    """Signs of comments become `?`: CuPy writes the text in the user's encoding."""
+    return path.read_text("utf-8").encode("ascii", "replace").decode()
 
 
 def _headers(folder: Path) -> str:

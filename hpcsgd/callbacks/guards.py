@@ -35,8 +35,8 @@ class MemberCheck:
     def _fingerprint(self, state: State) -> int:
         parts = [
             state.residuals,
-            state.intercept,
-            state.weights if self.whole else None,
+            state.look_at("intercept"),
+            state.look_at("weights") if self.whole else None,
         ]
         value = 0
         for part in parts:

@@ -121,6 +121,15 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
             " or alpha=5e-5,bandwidth=1.25e9",
         },
     ),
+    (
+        "--comm",
+        "run.comm",
+        {
+            "metavar": "KIND",
+            "help": "how ranks speak: auto, serial, mpi, tcp (no MPI is needed), or"
+            " file:PATH, tcp whose ranks meet at this file",
+        },
+    ),
     ("--out", "run.out", {"metavar": "DIR", "help": "run folder to write"}),
     (
         "--resume",

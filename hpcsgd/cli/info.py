@@ -46,6 +46,7 @@ def gather() -> dict[str, Any]:
     from hpcsgd.backends import cpu
     from hpcsgd.cli.info_gpu import nccl_library, transport_facts
     from hpcsgd.codecs import CODECS
+    from hpcsgd.comm import choose
     from hpcsgd.comm.mpi_facts import mpi_facts
     from hpcsgd.data import parse_native
     from hpcsgd.study.line_up import LINE_UP
@@ -57,6 +58,7 @@ def gather() -> dict[str, Any]:
         "python": f"{platform.python_version()} on {platform.platform()}",
         "packages": packages,
         "mpi": mpi_facts(),
+        "ranks": world_facts(*choose(os.environ)),
         "cpu": cpu_facts(),
         "kernels": {
             "compiled": cpu.available(),
@@ -72,6 +74,18 @@ def gather() -> dict[str, Any]:
         "slurm": slurm(),
         "methods": {name: method.says for name, method in LINE_UP.items()},
     }
+
+
+def world_facts(kind: str, why: str) -> dict[str, str]:
+    """What comm = auto takes here, and where ranks without MPI would meet."""
+    from hpcsgd.comm.tcp.where import place_of
+    from hpcsgd.errors import ConfigError
+
+    try:
+        place = str(place_of(os.environ))
+    except ConfigError:
+        place = "nobody says where"
+    return {"comm": kind, "why": why, "tcp would meet at": place}
 
 
 def _version(package: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.checkpoint import read_checkpoint
+from hpcsgd.checkpoint import ON_DISK, Checkpoint, read_checkpoint
 from hpcsgd.config import RunConfig, read_toml
 from hpcsgd.errors import DataError
 from hpcsgd.result import Result, finite, load_result
@@ -89,24 +89,35 @@ def is_checkpoint(path: Path) -> bool:
 def checkpoint_facts(path: Path) -> Facts:
     """Where a run stood when it was saved."""
     checkpoint = read_checkpoint(path)
-    said, weights = checkpoint.document, checkpoint.arrays["weights"]
+    said = checkpoint.document
     return {
         "exchanges": f"{checkpoint.exchanges}, {said['exchanges_per_epoch']} an epoch",
         "loss": said["loss"],
         "family": said["config"]["problem"]["family"],
         "rows": said["rows"],
-        "columns": weights.shape[1],
         "ran": f"{said['product']} on {said['ranks']} rank(s)",
         "replicas": said["replicas"],
-        "copies": f"{len(weights)} (one for each replica where they were apart)",
-        "dtype": str(weights.dtype),
-        "norm": float(np.linalg.norm(weights)),
-        "arrays": sorted(checkpoint.arrays),
+        **held_facts(checkpoint),
         "resumes": said["resumes"],
         "settings": changed(said["config"]),
         "ledger": {k: v for k, v in said["ledger"].items() if v.get("calls")},
         "data": said["fingerprint"],
         "versions": said["versions"],
+    }
+
+
+def held_facts(checkpoint: Checkpoint) -> Facts:
+    """The weights that it holds, if they are not in files of their own."""
+    if checkpoint.document.get(ON_DISK):
+        where = "in the files of the run (agreement.store), checked where it goes on"
+        return {"states": where}
+    weights = checkpoint.arrays["weights"]
+    return {
+        "columns": weights.shape[1],
+        "copies": f"{len(weights)} (one for each replica where they were apart)",
+        "dtype": str(weights.dtype),
+        "norm": float(np.linalg.norm(weights)),
+        "arrays": sorted(checkpoint.arrays),
     }
 
 

@@ -9,10 +9,14 @@ from pathlib import Path
 
 from hpcsgd.cli import THREAD_SETTINGS
 from hpcsgd.cli.job import OWN_CODES, Job, say_how_it_ended
-from hpcsgd.comm import EXPECTED, is_launched, launched_size
+from hpcsgd.comm import EXPECTED, FILE, is_launched, launched_size
+from hpcsgd.comm.launched import OWN_RANK, launched
 from hpcsgd.errors import ConfigError
 
-RANK_NAMES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+RANK_NAMES = (OWN_RANK, "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
+
+# What starts ranks without MPI.
+SPAWN = [sys.executable, "-m", "hpcsgd.cli.spawn"]
 
 
 def launcher_rank() -> int | None:
@@ -20,7 +24,8 @@ def launcher_rank() -> int | None:
     for name in RANK_NAMES:
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
-    return None
+    found = launched(os.environ)
+    return None if found is None else found.rank
 
 
 def launcher_size() -> int:
@@ -46,17 +51,20 @@ def relaunch(
     keeps_checkpoints: bool = False,
     shrinks: bool = False,
     remedy: str = "",
+    comm: str = "auto",
 ) -> int:
     """Run `python -m hpcsgd argv` on `ranks` ranks; its exit code.
 
-    A run that was to go on without a lost rank and could not asks to be requeued.
+    They are of MPI, unless `comm` says otherwise or there is none. A run that was to
+    go on without a lost rank and could not asks to be requeued.
     """
     if ranks < 1:
         raise ConfigError(
             f"--ranks {ranks}: at least 1 rank is needed, for example --ranks 2"
         )
     command = [sys.executable, "-m", "hpcsgd", *argv]
-    job = Job([*mpiexec(shrinks), "-n", str(ranks)], command, _environment(ranks))
+    launcher = SPAWN if is_without_mpi(comm) else mpiexec(shrinks)
+    job = Job([*launcher, "-n", str(ranks)], command, _environment(ranks))
     code = job.run()
     say_how_it_ended(code, keeps_checkpoints, remedy)
     if code in OWN_CODES:
@@ -79,16 +87,28 @@ def must_relaunch(ranks: int | None) -> bool:
     return True
 
 
+def is_without_mpi(comm: str) -> bool:
+    """Whether ranks are to speak through TCP: asked for, or all that there is."""
+    if comm == "auto":
+        return _mpiexec() is None
+    return comm == "tcp" or comm.startswith(FILE)
+
+
 def mpiexec(shrinks: bool = False) -> list[str]:
     """The launcher that belongs to the MPI that mpi4py loads."""
-    beside = Path(sys.executable).parent / "mpiexec"
-    path = str(beside) if beside.exists() else shutil.which("mpiexec")
+    path = _mpiexec()
     if path is None:
         raise ConfigError(
             "--ranks needs an MPI and no mpiexec was found;"
-            " install one with: pip install mpi4py mpich"
+            " install one with: pip install mpi4py mpich, or do without: --comm tcp"
         )
     return [path, *_flags(path, shrinks)]
+
+
+def _mpiexec() -> str | None:
+    """The one beside this Python belongs to its MPI."""
+    beside = Path(sys.executable).parent / "mpiexec"
+    return str(beside) if beside.exists() else shutil.which("mpiexec")
 
 
 def _flags(path: str, shrinks: bool) -> list[str]:

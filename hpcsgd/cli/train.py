@@ -81,7 +81,8 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     check_read(config)
     if launch.must_relaunch(arguments.ranks):
         shrinks = config.run.on_failure == "shrink"
-        return launch.relaunch(arguments.ranks, argv, bool(config.run.out), shrinks)
+        keeps, comm = bool(config.run.out), config.run.comm
+        return launch.relaunch(arguments.ranks, argv, keeps, shrinks, comm=comm)
     return _train(config, arguments)
 
 

@@ -109,6 +109,11 @@ class Communicator(Starting):
         """Seconds that an emulated network took so far; None where there is none."""
         return None
 
+    @property
+    def copied(self) -> tuple[int, int]:
+        """Bytes that went (up, down) between GPU and host to be carried, so far."""
+        return 0, 0
+
     def survivors(self) -> "Communicator":
         """Those that are left; called by all of them, after such an error."""
         raise TransportError(

@@ -14,6 +14,7 @@ class Carrier(ABC):
     def __init__(self, host: Communicator, layer: Layer, stream: Any = None) -> None:
         self.host, self.layer = host, layer
         self._stream = stream
+        self.up = self.down = 0  # bytes that it copied by way of the host
 
     @property
     def stream(self) -> Any:
@@ -64,6 +65,14 @@ class Carrier(ABC):
 
     def _exchange(self, pieces: Any, counts: Sequence[int], out: Any) -> None:
         self._start_exchange(pieces, counts, out)()
+
+    def _to_host(self, array: Any, host: Any) -> None:
+        self.layer.to_host(array, host, self.stream)
+        self.down += array.nbytes
+
+    def _to_device(self, host: Any, array: Any) -> None:
+        self.layer.to_device(host, array, self.stream)
+        self.up += array.nbytes
 
     def close(self) -> None:
         """Let go of what it holds."""

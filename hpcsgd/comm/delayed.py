@@ -47,6 +47,11 @@ class Delayed(Communicator):
         """Of all transfers of this rank, on the link that its groups share."""
         return self.link.charged
 
+    @property
+    def copied(self) -> tuple[int, int]:
+        """Those of the inner one."""
+        return self.inner.copied
+
     def watch(self, timeout: float) -> None:
         """Watch the inner one: both book in one ledger, and stand in one place."""
         self.inner.watch(timeout)

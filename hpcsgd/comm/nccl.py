@@ -56,6 +56,7 @@ class NcclCommunicator(OnDevice):
 
     kind = "nccl"
     remedy = "set NCCL_DEBUG=WARN to see why, or use transport = mpi-host"
+    by_host = False
     captures = True
     carrier: Nccl
 

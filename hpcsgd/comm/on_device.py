@@ -22,6 +22,7 @@ class OnDevice(Communicator):
 
     kind = ""  # as a configuration names it
     remedy = ""  # what else may work where it does not
+    by_host = True  # whether the host's communicator carries device arrays
     captures = False  # whether sums may be part of a graph that the GPU repeats
 
     def __init__(self, host: Communicator, layer: Layer, stream: Any = None) -> None:
@@ -50,6 +51,16 @@ class OnDevice(Communicator):
         """The stream that device arrays are written and read on."""
         given = self._stream
         return self.layer.current_stream() if given is None else given
+
+    @property
+    def charged(self) -> float | None:
+        """What the host's network took, where device arrays go that way."""
+        return self.host.charged if self.by_host else None
+
+    @property
+    def copied(self) -> tuple[int, int]:
+        """By the carrier."""
+        return self.carrier.up, self.carrier.down
 
     def has_lost_ranks(self, error: BaseException) -> bool:
         """As the host sees it."""

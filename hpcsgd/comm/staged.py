@@ -87,7 +87,7 @@ class Staged(Carrier):
 
         def finish() -> None:
             arrived()
-            self.layer.to_device(own, out, self.stream)
+            self._to_device(own, out)
             self.pinned.give(below, self.stream)
 
         return finish
@@ -108,7 +108,7 @@ class Staged(Carrier):
 
     def _down(self, array: Any) -> Array:
         host, stream = self.pinned.take(array.size, array.dtype), self.stream
-        self.layer.to_host(array, host, stream)
+        self._to_host(array, host)
         self.layer.wait(self.layer.record(stream))
         return host
 
@@ -121,7 +121,7 @@ class Staged(Carrier):
     ) -> None:
         arrived()
         stream = self.stream
-        self.layer.to_device(host, array, stream)
+        self._to_device(host, array)
         for buffer in (host, *sent):
             self.pinned.give(buffer, stream)
 
@@ -135,7 +135,7 @@ class Staged(Carrier):
         def descend(number: int) -> tuple[Array, Any]:
             chunk = flat[chunks[number]]
             host = slots[number % 2][: chunk.size]
-            layer.to_host(chunk, host, stream)
+            self._to_host(chunk, host)
             return host, layer.record(stream)
 
         below = descend(0)
@@ -145,7 +145,7 @@ class Staged(Carrier):
                 below = descend(number + 1)
             layer.wait(copied)
             action(host)
-            layer.to_device(host, flat[chunk], stream)
+            self._to_device(host, flat[chunk])
         for slot in slots:
             self.pinned.give(slot, stream)
 

@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,8 @@ class Launcher:
     """
 
     kind: str = "srun"
-    mpi: str = ""  # of srun --mpi; empty takes what the site has chosen
+    # Of srun --mpi; empty takes what the site has chosen, none does without MPI.
+    mpi: str = ""
     requeue: bool = True  # jobs may be started again under their number
     signal_seconds: int = 120  # between the signal and the end
 
@@ -95,6 +96,11 @@ class Site:
         return self.launcher.kind != "mpiexec"
 
     @property
+    def is_without_mpi(self) -> bool:
+        """Whether Slurm starts ranks that meet at a file, and speak through TCP."""
+        return self.launcher.kind == "srun" and self.launcher.mpi == "none"
+
+    @property
     def may_requeue(self) -> bool:
         """Whether a job may be started again under its number."""
         return self.has_slurm and self.launcher.requeue
@@ -115,6 +121,17 @@ def load_site(name: str) -> Site:
         return parse_site(path, tables)
     except ConfigError as error:
         raise ConfigError(f"site {path}: {error}") from error
+
+
+def with_mpi(site: Site, kind: str) -> Site:
+    """The same site, whose ranks Slurm starts through another PMI, or without MPI."""
+    if site.launcher.kind != "srun":
+        raise ConfigError(
+            f"--mpi is of srun, and site {site.name} starts ranks with --ranks; add"
+            " --comm tcp to the command to do without MPI"
+        )
+    check_name(kind, "--mpi")
+    return replace(site, launcher=replace(site.launcher, mpi=kind))
 
 
 def parse_site(path: Path, tables: Mapping[str, Any]) -> Site:

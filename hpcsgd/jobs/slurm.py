@@ -68,7 +68,10 @@ def clean_environment(directives: Sequence[str]) -> dict[str, str]:
 
 
 # What a job leaves in the environment of those inside; and what is the site's own.
-AROUND = ("SLURM_", "SRUN_", "PMI_", "PMIX_", "OMPI_COMM_WORLD", "HPCSGD_EXPECT")
+AROUND = (
+    *("SLURM_", "SRUN_", "PMI_", "PMIX_", "OMPI_COMM_WORLD"),
+    *("HPCSGD_EXPECT", "HPCSGD_RANK", "HPCSGD_STORE"),
+)
 KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 
 

@@ -112,7 +112,7 @@ def look_at_versions(world: Communicator) -> str:
         "python": platform.python_version(),
         "numpy": np.__version__,
         "h5py": metadata.version("h5py"),
-        "mpi": mpi_facts()["library"] if world.size > 1 else "none",
+        "mpi": mpi_facts()["library"] if world.mpi_handle is not None else "none",
         "kernels": cpu.instructions() or "none",
     }
     said = world.exchange_objects(own)

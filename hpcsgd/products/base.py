@@ -99,6 +99,14 @@ class State:
             self.memory[name] = np.zeros(shape, dtype=self.weights.dtype)
         return self.memory[name]
 
+    def look_at(self, name: str) -> Any:
+        """One of its arrays, to be read: where it lives elsewhere, it stays there."""
+        return getattr(self, name)
+
+    def glance(self) -> "State":
+        """The same, to be read: where it lives elsewhere, it stays there."""
+        return self
+
     def portion(self, share: float, group: Communicator) -> Array:
         """What evolves, times `share`, in one array that `group` can sum."""
         parts = [self.weights.reshape(-1)]

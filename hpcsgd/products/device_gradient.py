@@ -79,15 +79,22 @@ class DeviceGradient(DeviceDirect):
         exchange = self.exchange_of(group.blocks)
         self.order.seek(*group.place, rows)
         exchange.coefficients.load(self.plain)
-        self._cycle(exchange, sums).run()
+        self._compute(exchange, state, sums)
         residuals = self._residuals(exchange, state, sums)
         task = self.asked
         task.clock.lap("steps")
         assert task.gradient is not None
-        arriving = sums.arriving(is_full)
+        arriving = self._arriving(exchange, sums, is_full)
         task.gradient.descend(task, state, arriving, residuals, None)
         task.clock.lap("update")
         return state
+
+    def _compute(self, exchange: DeviceExchange, state: State, sums: Sums) -> None:
+        self._cycle(exchange, sums).run()
+
+    def _arriving(self, exchange: DeviceExchange, sums: Sums, complete: bool) -> Any:
+        """What the agreement takes for rows."""
+        return sums.arriving(complete)
 
     def _residuals(self, exchange: DeviceExchange, state: State, sums: Sums) -> Array:
         """Where somebody sums them or compares them; else no more than how many."""

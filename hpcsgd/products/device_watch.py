@@ -84,7 +84,7 @@ class DeviceWatch:
 
     def _as_before(self, state: HeldState, exchange: DeviceExchange) -> State:
         """The weights that the steps began with, and the residuals that they had."""
-        weights = state.weights.astype(self.task.precision.working)
+        weights = state.look_at("weights").astype(self.task.precision.working)
         residuals = self.device.fetch(exchange.residuals)
         return State(weights, None, residuals)
 

@@ -1,16 +1,51 @@
 """The state of a run whose weights live on a device between exchanges.
 
-Everybody else sees arrays of the host: they come when somebody looks, and go back when
-the next exchange begins.
+Everybody else sees arrays of the host: they come when somebody asks for them, and go
+back when the next exchange begins. Who only looks (`look_at`, `glance`) sends nothing
+back.
 """
 
+from collections.abc import Iterable
 from typing import Any
+
+import numpy as np
 
 from hpcsgd.backends.device import Device, Mirror
 from hpcsgd.backends.device_average import DeviceAverage
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.on_device import OnDevice
 from hpcsgd.products.base import Array, State
+
+
+class HeldMemory(dict[str, Array]):
+    """What is kept beside the weights, of which some lives on a device.
+
+    Who looks, sees arrays of the host, as with `HeldState`.
+    """
+
+    def __init__(self, device: Device, kept: dict[str, Array], names: Iterable[str]):
+        super().__init__(kept)
+        self._mirrors = {name: Mirror(device, kept[name], np.float32) for name in names}
+
+    def on_device(self, name: str) -> Any:
+        """An array there, to be read and written."""
+        return self._mirrors[name].on_device()
+
+    def wrote(self, name: str) -> None:
+        """It has been written there."""
+        self._mirrors[name].written()
+
+    def __getitem__(self, name: str) -> Array:
+        mirror = self._mirrors.get(name)
+        return super().__getitem__(name) if mirror is None else mirror.on_host()
+
+    def items(self) -> Any:
+        """As the host sees them."""
+        return [(name, self[name]) for name in self]
+
+    def values(self) -> Any:
+        """As the host sees them."""
+        return [self[name] for name in self]
 
 
 class HeldState(State):
@@ -34,6 +69,21 @@ class HeldState(State):
         mirror = self.mirror(name)
         return None if mirror is None else mirror.on_device()
 
+    def look_at(self, name: str) -> Any:
+        """One of its arrays, to be read: nothing goes back for it."""
+        mirror = self.mirror(name)
+        return self.__dict__[name] if mirror is None else mirror.to_look_at()
+
+    def glance(self) -> State:
+        """All of it but the residuals, to be read."""
+        weights, intercept = self.look_at("weights"), self.look_at("intercept")
+        return State(
+            *(weights, intercept, None),
+            memory=self.memory,
+            kept=self.kept,
+            shared=self.shared,
+        )
+
     def written(self, residuals: Any) -> None:
         """An exchange has written all of it there; `residuals` are of that one."""
         for mirror in self.__dict__["mirrors"].values():
@@ -53,7 +103,7 @@ class HeldState(State):
     def portion(self, share: float, group: Communicator) -> Any:
         """On the device, where the group knows arrays that are there."""
         if not isinstance(group, OnDevice) or not self.__dict__.get("mirrors"):
-            return super().portion(share, group)
+            return self.glance().portion(share, group)
         weights, intercept = self.on_device("weights"), self.on_device("intercept")
         average = self.__dict__.get("average")
         if average is None:

@@ -15,6 +15,9 @@ class Hook:
     def prepare(self, state: State) -> None:
         """Once, before the state is used or a checkpoint is put back into it."""
 
+    def start(self, state: State) -> None:
+        """Once, when the state that the run goes on from is in place."""
+
     def before_epoch(self, state: State, epoch: int) -> None:
         """Before the first exchange of `epoch` (from 0 on)."""
 
@@ -44,6 +47,10 @@ class Hooks(Hook):
     def prepare(self, state: State) -> None:
         for hook in self.hooks:
             hook.prepare(state)
+
+    def start(self, state: State) -> None:
+        for hook in self.hooks:
+            hook.start(state)
 
     def before_epoch(self, state: State, epoch: int) -> None:
         for hook in self.hooks:

@@ -8,6 +8,7 @@ found before the first step.
 import errno
 import json
 import os
+import zlib
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -46,6 +47,8 @@ class StateFile:
         self.each = padded(plan.most * width * dtype.itemsize)  # of every tile but one
         last = plan.rows(plan.count - 1) * width * dtype.itemsize if plan.count else 0
         self.half = self.each * max(plan.count - 1, 0) + padded(last)
+        # Of the tiles of both halves, as they were written last.
+        self.checksums = np.zeros((2, plan.count), dtype=np.uint32)
         self.wants_direct, self.is_direct = direct, False
         self._file = -1
 
@@ -115,6 +118,16 @@ class StateFile:
         """The words of a tile in a buffer of bytes, (columns, width)."""
         words: Array = buffer[: self.bytes_of(number)].view(self.dtype)
         return words.reshape(self.plan.rows(number), self.width)
+
+    def checksum_of(self, buffer: Array, number: int) -> int:
+        """CRC-32 of the words of a tile, without their padding."""
+        return zlib.crc32(buffer[: self.bytes_of(number)].data)
+
+    def sum_up(self, half: int, number: int, buffer: Array, traffic: Traffic) -> None:
+        """Note the checksum of a tile that is written."""
+        began = perf_counter()
+        self.checksums[half, number] = self.checksum_of(buffer, number)
+        traffic.has_summed(perf_counter() - began)
 
     def read(self, half: int, number: int, buffer: Array, traffic: Traffic) -> None:
         """buffer ← a tile's own part."""

@@ -18,10 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.errors import DataError
+from hpcsgd.tiles.checksums import from_text
 from hpcsgd.tiles.files import StateFile, room
 from hpcsgd.tiles.plan import Plan
 from hpcsgd.tiles.stamp import Stamp, Stamps
-from hpcsgd.tiles.store import Layout
+from hpcsgd.tiles.store import CHECKSUMS, Layout
 from hpcsgd.tiles.traffic import Traffic
 
 Array = NDArray[Any]
@@ -59,6 +61,12 @@ class Held:
     layout: Layout
     replica: int
     stamps: tuple[Stamp, ...]
+
+    def checksums(self, name: str, version: int) -> Array | None:
+        """Of the tiles of a state at that step, if it took any."""
+        stamp = next(stamp for stamp in self.stamps if stamp.version == version)
+        said = stamp.document.get(CHECKSUMS)
+        return None if said is None else from_text(said[name])
 
 
 class Generation:
@@ -128,6 +136,7 @@ def _fill(
 ) -> None:
     """What this rank has of these columns, a tile at a time."""
     layout, width = one.layout, one.layout.widths[name]
+    known = one.checksums(name, version)
     path, dtype = one.folder / f"{name}.state", np.dtype(layout.dtype)
     file = StateFile(path, plan, width, dtype)
     file.open()
@@ -139,10 +148,22 @@ def _fill(
             start, stop = max(first, columns.start), min(last, columns.stop)
             if start < stop:
                 file.read(version % 2, number, buffer, traffic)
+                if known is not None and known[number] != (
+                    file.checksum_of(buffer, number)
+                ):
+                    raise _differs(path, number)
                 words = file.view(buffer, number)[start - first : stop - first]
                 out[start - columns.start : stop - columns.start] = words
     finally:
         file.close()
+
+
+def _differs(path: Path, number: int) -> DataError:
+    return DataError(
+        f"tile {number} of {path} holds other words than a step has written; bring that"
+        " file back, go on with the grid and the tile that it was made with, or start"
+        " anew with --resume no"
+    )
 
 
 def _tiles(plan: Plan, columns: slice, first: int) -> Iterator[int]:

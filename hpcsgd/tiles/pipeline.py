@@ -1,8 +1,8 @@
-"""Tiles on their way: read(j + 1) | step(j) | write(j − 1).
+"""Tiles on their way: read(j + 1) | step(j) | write(j − 1), checksum(j − 1).
 
-One thread reads, one writes, and the step is between them; a ring of buffers is all
-that is ever held. What fails is kept until it is asked for: ranks that are in the
-middle of a step finish it together, and leave together.
+One thread reads, one writes, one sums up, and the step is between them; a ring of
+buffers is all that is ever held. What fails is kept until it is asked for: ranks that
+are in the middle of a step finish it together, and leave together.
 """
 
 from collections import deque
@@ -45,6 +45,7 @@ class Pipeline:
         )
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="tiles-read")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="tiles-write")
+        self._summer = ThreadPoolExecutor(1, thread_name_prefix="tiles-sum")
         self._writing: deque[Travelling] = deque()
 
     @property
@@ -81,7 +82,8 @@ class Pipeline:
         for one in self._coming(half, numbers, names, traffic):
             step(one.number, self._words(one.number, one.buffers, names))
             place = (1 - half, one.number, one.buffers, names, traffic)
-            call = self._writer.submit(self._write, *place)
+            summed = self._summer.submit(self._sum_up, *place)
+            call = self._writer.submit(self._write, *place, summed)
             self._writing.append(replace(one, done=call))
         while self._writing:
             self._take_back()
@@ -105,6 +107,7 @@ class Pipeline:
         """Let go of the threads."""
         self._reader.shutdown()
         self._writer.shutdown()
+        self._summer.shutdown()
 
     def _coming(
         self, half: int, numbers: Iterable[int], names: list[str], traffic: Traffic
@@ -163,6 +166,19 @@ class Pipeline:
         buffers: Words,
         names: list[str],
         traffic: Traffic,
+        summed: Future[None],
     ) -> None:
         for name in names:
             self.attempt(self.files[name].write, half, number, buffers[name], traffic)
+        summed.result()  # the buffers are of both
+
+    def _sum_up(
+        self,
+        half: int,
+        number: int,
+        buffers: Words,
+        names: list[str],
+        traffic: Traffic,
+    ) -> None:
+        for name in names:
+            self.files[name].sum_up(half, number, buffers[name], traffic)

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.errors import DataError
+from hpcsgd.tiles import checksums
 from hpcsgd.tiles.files import StateFile, no_room, room
 from hpcsgd.tiles.pipeline import Pipeline, Words
 from hpcsgd.tiles.plan import Plan
@@ -26,6 +27,7 @@ from hpcsgd.tiles.stamp import Stamp, Stamps
 from hpcsgd.tiles.traffic import Traffic
 
 Array = NDArray[Any]
+CHECKSUMS = "checksums"  # of the tiles, in a stamp; earlier ones have none
 Fill = Callable[[str, slice, Array], None]  # of a state, columns of the data, into
 
 
@@ -96,10 +98,12 @@ class Store:
             file.create()
         self._open()
         try:
+            for file in self.files.values():
+                checksums.of_zeros(file)
             if fill is not None:
                 self._fill(fill)
             self.version, self.document = 0, document
-            self.stamps.create(Stamp(0, self._full(document)))
+            self.stamps.create(self._stamped(0, document))
         except DataError:
             self.close()
             raise
@@ -110,8 +114,30 @@ class Store:
             return []
         return [stamp for stamp in self.stamps.read() if self._fits(stamp)]
 
+    def differs_at(self, version: int) -> str:
+        """Where words are not those that a step wrote; empty if all of them are.
+
+        States of a version that took no checksums are believed as they are.
+        """
+        said = self._stamp(version).document.get(CHECKSUMS)
+        if said is None:
+            return ""
+        self._open()
+        try:
+            checksums.put_back(self.files, version % 2, said)
+            place = (self.files.values(), version % 2, self.looks)
+            found = checksums.differing(*place)
+        finally:
+            self.close()
+        return "" if found is None else f"tile {found[1]} of {found[0].path}"
+
     def open_at(self, version: int) -> None:
         """Stand where a stamp says that all was complete."""
+        stamp = self._stamp(version)
+        self.version, self.document = version, stamp.document["state"]
+        self._open()
+
+    def _stamp(self, version: int) -> Stamp:
         stamp = next((s for s in self.versions() if s.version == version), None)
         if stamp is None:
             raise DataError(
@@ -119,8 +145,7 @@ class Store:
                 " stand at; bring the files of all ranks back, or start anew with"
                 " --resume no"
             )
-        self.version, self.document = version, stamp.document["state"]
-        self._open()
+        return stamp
 
     @property
     def is_open(self) -> bool:
@@ -165,7 +190,7 @@ class Store:
         if self.sync:
             for file in self.files.values():
                 file.flush()
-        stamp = Stamp(self.version + 1, self._full(document))
+        stamp = self._stamped(self.version + 1, document)
         self.stamps.write(stamp, self.sync)
         self.traffic.seconds_flushed += perf_counter() - began
         self.version, self.document = stamp.version, document
@@ -196,10 +221,16 @@ class Store:
                 columns = slice(first + part.start, first + part.stop)
                 fill(name, columns, file.view(buffer, number))
                 file.write(self.half, number, buffer, self.looks)
+                file.sum_up(self.half, number, buffer, self.looks)
             file.flush()
 
-    def _full(self, document: dict[str, Any]) -> dict[str, Any]:
-        return {"layout": asdict(self.layout), "state": document}
+    def _stamped(self, version: int, document: dict[str, Any]) -> Stamp:
+        said = {
+            "layout": asdict(self.layout),
+            CHECKSUMS: checksums.in_text(self.files, version % 2),
+            "state": document,
+        }
+        return Stamp(version, said)
 
     def _fits(self, stamp: Stamp) -> bool:
         return bool(stamp.document["layout"] == asdict(self.layout))

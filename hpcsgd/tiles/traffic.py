@@ -20,6 +20,7 @@ class Traffic:
     padding: int = 0
     seconds_read: float = 0.0  # of the threads that read and write
     seconds_written: float = 0.0
+    seconds_summed: float = 0.0  # of checksums, by a thread of their own
     seconds_flushed: float = 0.0  # until the drive had a step
     stood: float = 0.0  # seconds that the step waited for them
     _lock: Lock = field(default_factory=Lock, repr=False)
@@ -37,6 +38,11 @@ class Traffic:
             self.written += size
             self.padding += moved - size
             self.seconds_written += seconds
+
+    def has_summed(self, seconds: float) -> None:
+        """The checksum of what was written."""
+        with self._lock:
+            self.seconds_summed += seconds
 
 
 def step_bytes(

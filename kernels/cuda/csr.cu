@@ -5,7 +5,8 @@
    order, which depends on sizes alone. Weights are cols x wide, margins and factors
    count x wide, row-major; `across`, a power of two up to 32, says how many lanes share
    an entry, each with columns of weights of its own. Kernels of one column of weights
-   are the same text with wide = across = 1. */
+   are the same text with wide = across = 1. Of a tile of columns, which begins at column
+   `base`, weights are those of the tile alone. */
 #include "elements.cuh"
 
 #if defined(COLUMN64)
@@ -16,50 +17,6 @@ typedef int column;
 #ifndef TB
 #define TB 64 /* side of a tile of the Gram */
 #endif
-
-/* Columns `first` .. first + across - 1 of Z = Y W: one warp a row. */
-INLINE void row_times_weights(const s64 *indptr, const column *indices,
-                              const element *data, const s64 *rows, int count, int wide,
-                              int first, int across, const float *weights,
-                              float *margins)
-{
-    int lane = threadIdx.x & 31, row = blockIdx.x * 8 + (threadIdx.x >> 5);
-    if (row >= count)
-        return;
-    int c = first + lane % across;
-    const float *from = weights + min(c, wide - 1);
-    s64 last = indptr[rows[row] + 1];
-    float sum = 0.0f;
-#pragma unroll 4
-    for (s64 k = indptr[rows[row]] + lane / across; k < last; k += 32 / across)
-        sum = fmaf(value_of(data[k]), __ldg(from + (s64)indices[k] * wide), sum);
-    for (int mask = 16; mask >= across; mask >>= 1)
-        sum += __shfl_xor_sync(0xffffffffu, sum, mask);
-    if (lane < across && c < wide)
-        margins[(s64)row * wide + c] = sum;
-}
-
-/* z = Y w. grid = ceil(rows / 8), block = 256. */
-extern "C" __global__ void __launch_bounds__(256)
-csr_margin(const s64 *__restrict__ indptr, const column *__restrict__ indices,
-           const element *__restrict__ data, const s64 *__restrict__ rows, int count,
-           const float *__restrict__ weights, float *__restrict__ margins)
-{
-    row_times_weights(indptr, indices, data, rows, count, 1, 0, 1, weights, margins);
-}
-LAUNCHABLE(csr_margin)
-
-/* Z = Y W. grid = (ceil(rows / 8), ceil(wide / across)), block = 256. */
-extern "C" __global__ void __launch_bounds__(256)
-csr_margins_columns(const s64 *__restrict__ indptr, const column *__restrict__ indices,
-                    const element *__restrict__ data, const s64 *__restrict__ rows,
-                    int count, int wide, int across, const float *__restrict__ weights,
-                    float *__restrict__ margins)
-{
-    row_times_weights(indptr, indices, data, rows, count, wide, blockIdx.y * across,
-                      across, weights, margins);
-}
-LAUNCHABLE(csr_margins_columns)
 
 /* The first place in [from, to) whose column is `wanted` or lies behind it. */
 INLINE s64 first_from(const column *indices, s64 from, s64 to, s64 wanted)
@@ -73,6 +30,57 @@ INLINE s64 first_from(const column *indices, s64 from, s64 to, s64 wanted)
     }
     return from;
 }
+
+/* Columns `first` .. first + across - 1 of Z = Y W: one warp a row. Rows have entries in
+   `cols` columns from `base` on, or, if that is 0, in as many as they like. */
+INLINE void row_times_weights(const s64 *indptr, const column *indices,
+                              const element *data, const s64 *rows, int count, s64 base,
+                              s64 cols, int wide, int first, int across,
+                              const float *weights, float *margins)
+{
+    int lane = threadIdx.x & 31, row = blockIdx.x * 8 + (threadIdx.x >> 5);
+    if (row >= count)
+        return;
+    int c = first + lane % across;
+    const float *from = weights + min(c, wide - 1);
+    s64 begin = indptr[rows[row]], last = indptr[rows[row] + 1];
+    if (cols) {
+        begin = first_from(indices, begin, last, base);
+        last = first_from(indices, begin, last, base + cols);
+    }
+    float sum = 0.0f;
+#pragma unroll 4
+    for (s64 k = begin + lane / across; k < last; k += 32 / across)
+        sum = fmaf(value_of(data[k]), __ldg(from + ((s64)indices[k] - base) * wide), sum);
+    for (int mask = 16; mask >= across; mask >>= 1)
+        sum += __shfl_xor_sync(0xffffffffu, sum, mask);
+    if (lane < across && c < wide)
+        margins[(s64)row * wide + c] = sum;
+}
+
+/* z = Y w. grid = ceil(rows / 8), block = 256. */
+extern "C" __global__ void __launch_bounds__(256)
+csr_margin(const s64 *__restrict__ indptr, const column *__restrict__ indices,
+           const element *__restrict__ data, const s64 *__restrict__ rows, int count,
+           s64 base, s64 cols, const float *__restrict__ weights,
+           float *__restrict__ margins)
+{
+    row_times_weights(indptr, indices, data, rows, count, base, cols, 1, 0, 1, weights,
+                      margins);
+}
+LAUNCHABLE(csr_margin)
+
+/* Z = Y W. grid = (ceil(rows / 8), ceil(wide / across)), block = 256. */
+extern "C" __global__ void __launch_bounds__(256)
+csr_margins_columns(const s64 *__restrict__ indptr, const column *__restrict__ indices,
+                    const element *__restrict__ data, const s64 *__restrict__ rows,
+                    int count, s64 base, s64 cols, int wide, int across,
+                    const float *__restrict__ weights, float *__restrict__ margins)
+{
+    row_times_weights(indptr, indices, data, rows, count, base, cols, wide,
+                      blockIdx.y * across, across, weights, margins);
+}
+LAUNCHABLE(csr_margins_columns)
 
 /* Bit l: what lane l says. */
 INLINE u32 votes_of_warp(bool said)
@@ -133,26 +141,26 @@ INLINE void step(const float *sums, int warps, int words, int c, int classes, in
 /* A block owns `span` columns: its warps share the rows, look for these columns in each,
    and keep sums of their own, which are added in the order of warps. */
 INLINE void update_span(const s64 *indptr, const column *indices, const element *data,
-                        const s64 *rows, int count, s64 cols, int span, int wide,
-                        int states, int across, const float *factors, const float *carry,
-                        float *weights, float *parts)
+                        const s64 *rows, int count, s64 base, s64 cols, int span,
+                        int wide, int states, int across, const float *factors,
+                        const float *carry, float *weights, float *parts)
 {
     int lane = threadIdx.x & 31, warps = blockDim.x >> 5, words = span * wide;
     float *sums = parts + (threadIdx.x >> 5) * words;
-    s64 first = (s64)blockIdx.x * span, behind = min(first + span, cols);
+    s64 first = base + (s64)blockIdx.x * span, behind = min(first + span, base + cols);
     for (int k = lane; k < words; k += 32)
         sums[k] = 0.0f;
     __syncwarp();
-    for (int base = threadIdx.x & ~31; base < count; base += blockDim.x) {
+    for (int some = threadIdx.x & ~31; some < count; some += blockDim.x) {
         s64 from = 0, to = 0;
         float factor = 0.0f;
-        if (base + lane < count) {
-            s64 row = rows[base + lane], last = indptr[row + 1];
+        if (some + lane < count) {
+            s64 row = rows[some + lane], last = indptr[row + 1];
             from = first_from(indices, indptr[row], last, first);
             to = first_from(indices, from, last, behind);
-            factor = wide == 1 ? factors[base + lane] : 0.0f;
+            factor = wide == 1 ? factors[some + lane] : 0.0f;
         }
-        add_rows(indices, data, from, to, factor, factors + (s64)base * wide, wide,
+        add_rows(indices, data, from, to, factor, factors + (s64)some * wide, wide,
                  across, first, sums);
     }
     __syncthreads();
@@ -160,7 +168,7 @@ INLINE void update_span(const s64 *indptr, const column *indices, const element 
     for (int at = threadIdx.x; at < (int)(behind - first) * classes; at += blockDim.x) {
         int k = at / classes;
         step(parts + k * wide, warps, words, at % classes, classes, states, carry,
-             weights + (first + k) * wide);
+             weights + (first - base + k) * wide);
     }
 }
 
@@ -169,12 +177,12 @@ INLINE void update_span(const s64 *indptr, const column *indices, const element 
 extern "C" __global__ void __launch_bounds__(512)
 csr_update(const s64 *__restrict__ indptr, const column *__restrict__ indices,
            const element *__restrict__ data, const s64 *__restrict__ rows, int count,
-           s64 cols, int span, const float *__restrict__ factors,
+           s64 base, s64 cols, int span, const float *__restrict__ factors,
            const float *__restrict__ carry, float *__restrict__ weights)
 {
     SHARED_MEMORY(memory);
-    update_span(indptr, indices, data, rows, count, cols, span, 1, 1, 1, factors, carry,
-                weights, (float *)memory);
+    update_span(indptr, indices, data, rows, count, base, cols, span, 1, 1, 1, factors,
+                carry, weights, (float *)memory);
 }
 LAUNCHABLE(csr_update)
 
@@ -183,13 +191,13 @@ LAUNCHABLE(csr_update)
 extern "C" __global__ void __launch_bounds__(512)
 csr_update_columns(const s64 *__restrict__ indptr, const column *__restrict__ indices,
                    const element *__restrict__ data, const s64 *__restrict__ rows,
-                   int count, s64 cols, int span, int wide, int states, int across,
-                   const float *__restrict__ factors, const float *__restrict__ carry,
-                   float *__restrict__ weights)
+                   int count, s64 base, s64 cols, int span, int wide, int states,
+                   int across, const float *__restrict__ factors,
+                   const float *__restrict__ carry, float *__restrict__ weights)
 {
     SHARED_MEMORY(memory);
-    update_span(indptr, indices, data, rows, count, cols, span, wide, states, across,
-                factors, carry, weights, (float *)memory);
+    update_span(indptr, indices, data, rows, count, base, cols, span, wide, states,
+                across, factors, carry, weights, (float *)memory);
 }
 LAUNCHABLE(csr_update_columns)
 

@@ -161,12 +161,33 @@ INLINE float float_of_e4m3(u32 bits)
 
 INLINE float float_of_e5m2(u32 bits) { return float_of_half(bits << 8); }
 
-/* Nothing below 2^-126 is taken for zero. */
+/* Nothing below 2^-126 is taken for zero, and nothing is joined with what follows. */
 INLINE float exact_sum(float left, float right)
 {
     float sum;
     asm("add.rn.f32 %0, %1, %2;" : "=f"(sum) : "f"(left), "f"(right));
     return sum;
+}
+
+INLINE float exact_product(float left, float right)
+{
+    float product;
+    asm("mul.rn.f32 %0, %1, %2;" : "=f"(product) : "f"(left), "f"(right));
+    return product;
+}
+
+INLINE float exact_quotient(float above, float below)
+{
+    float quotient;
+    asm("div.rn.f32 %0, %1, %2;" : "=f"(quotient) : "f"(above), "f"(below));
+    return quotient;
+}
+
+INLINE float exact_root(float value)
+{
+    float root;
+    asm("sqrt.rn.f32 %0, %1;" : "=f"(root) : "f"(value));
+    return root;
 }
 
 /* A cluster: blocks that reach each other's shared memory, sm_90 and later. */

@@ -1,4 +1,8 @@
-"""What the package never does: run what a file says, or listen to a network."""
+"""What the package never does: run what a file says, or listen to a network.
+
+But for ranks without MPI: while they meet they listen, to those alone who prove that
+they know the key; what such a rank has pickled is unpickled, as mpi4py does it.
+"""
 
 import ast
 from pathlib import Path
@@ -19,6 +23,10 @@ FORBIDDEN = {
     "tempfile.mktemp",
     "yaml.load",
     "shelve.open",
+}
+ALLOWED = {
+    "comm/tcp/doorman.py": {"self._listener.accept", "socket.create_server"},
+    "comm/tcp/parcel.py": {"pickle.loads"},
 }
 LISTENING = {"bind", "listen", "accept", "create_server", "serve_forever"}
 
@@ -46,7 +54,8 @@ def offences(source):
     "path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE))
 )
 def test_no_file_is_run_and_nothing_listens(path):
-    assert list(offences(path.read_text())) == []
+    allowed = ALLOWED.get(str(path.relative_to(PACKAGE)), set())
+    assert set(offences(path.read_text())) == allowed
 
 
 def test_no_clock_that_can_jump_is_read():

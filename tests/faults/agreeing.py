@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 import hpcsgd
-from hpcsgd.assembly import live
+from hpcsgd.assembly import gpu, live
 from hpcsgd.comm import open_world
 from hpcsgd.comm.base import Communicator
 from hpcsgd.errors import ConfigError
@@ -81,9 +81,20 @@ def train(world, row, sections):
     for more in (settings_of(row, world.size), sections):
         for name, table in more.items():
             tables[name] = {**tables.get(name, {}), **table}
+    if tables["run"].get("device") == "cuda":
+        give_gpus(world)
     X, y = data()
     read = what_is_read(tables, "agreement", "codec")
     return hpcsgd.train(read, X=X, y=y, world=world)
+
+
+def give_gpus(world):
+    """Made of NumPy, and of kernels that this processor runs."""
+    from tests.fake_cuda import Node
+    from tests.kernels.fake_device import FakeDevice
+
+    place = f"GPU of rank {world.rank}"
+    gpu.take_gpu = lambda share_gpus: FakeDevice(Node(), world.rank + 1, place)
 
 
 def refused(world, row, sections):

@@ -17,6 +17,7 @@ from hpcsgd.methods import METHODS
 from tests import launcher
 from tests.faults.agreeing import PURPOSE, Faulty, train
 from tests.faults.processes import all_gone, written_pids
+from tests.kernels.emulator import COMPILER
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 30.0  # seconds in which every launch has to have ended
@@ -26,6 +27,10 @@ pytestmark = pytest.mark.skipif(launcher.mpiexec() is None, reason="no mpiexec")
 # Of each kind: a row, its settings, the message and how many of them come; ranks.
 REPRODUCIBLE = {"run": {"reproducible": True}}
 PERIOD = {"schedule": {"period": 1}}
+ON_GPUS = {
+    "run": {"device": "cuda", "transport": "mpi-host"},
+    "precision": {"recipe": "fp32"},
+}
 KINDS = {
     "sum-under-way": ("ddp", {}, "start of the sum", 7, 2),
     "sum": ("local", PERIOD, "sum", 5, 2),
@@ -41,8 +46,12 @@ KINDS = {
     "mixing": ("anybatch", {}, "start of the swap", 3, 4),
     "leaders": ("bagua", {"agreement": {"hierarchical": "2"}}, "reduction", 7, 4),
     "sum-of-parts": ("zero2", {}, "start of the sum of parts", 5, 2),
+    "sum-of-parts-of-gpus": ("zero2", ON_GPUS, "start of the sum of parts", 5, 2),
+    "gather-of-gpus": ("zero3", ON_GPUS, "start of the gather", 8, 2),
 }
 KINDS = {name: kind for name, kind in KINDS.items() if kind[0] in METHODS}
+if COMPILER is None:  # of kernels for GPUs that are made of NumPy
+    KINDS = {name: kind for name, kind in KINDS.items() if kind[1] is not ON_GPUS}
 SAID = {
     "dies": ("signal 9",),
     "raises": ("RuntimeError: a method failed", "hpcsgd: rank"),

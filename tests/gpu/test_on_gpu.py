@@ -196,12 +196,16 @@ def test_plain_steps_of_all_widths(device, d, batch):
     np.testing.assert_array_equal(there.weights, again.weights)
 
 
+ADAM = {"update": {"kind": "adam"}}
 AGREED = {
     "steps there": {"agreement": {"kind": "gradient"}},
     "steps here": {"agreement": {"kind": "gradient"}, "update": {"kind": "adam"}},
     "a codec": {"agreement": {"kind": "gradient", "codec": "fp16"}},
     "offload": {"agreement": {"kind": "offload"}, "update": {"kind": "adam"}},
     "offload, late": {"agreement": {"kind": "offload", "delay_after": 2}},
+    "zero1": {"agreement": {"kind": "sharded", "stage": 1}, **ADAM},
+    "zero2": {"agreement": {"kind": "sharded", "stage": 2}, **ADAM},
+    "zero3": {"agreement": {"kind": "sharded", "stage": 3}, **ADAM},
     "by priority": {"agreement": {"kind": "scheduled", "partition": 2.0**-14}},
     "halves": {"agreement": {"kind": "ticktock"}},
     "late": {"agreement": {"kind": "ticktock", "mode": "delayed"}},

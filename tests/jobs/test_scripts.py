@@ -10,7 +10,7 @@ from hpcsgd.jobs.collect import collect
 from hpcsgd.jobs.job import Step
 from hpcsgd.jobs.render import render
 from hpcsgd.jobs.resources import Resources
-from hpcsgd.jobs.sites import load_site
+from hpcsgd.jobs.sites import load_site, with_mpi
 from hpcsgd.jobs.status import states
 from hpcsgd.jobs.submit import submit
 from hpcsgd.result import REQUEUE
@@ -29,6 +29,23 @@ def play(fakes, tmp_path):
         return fakes.play(render(job, load_site(site), PYTHON), **more)
 
     return run
+
+
+def test_ranks_without_mpi_meet_at_a_file_of_the_job():
+    """Which is another one for each element of an array."""
+    site = with_mpi(load_site("generic-gpu"), "none")
+    for kind in ("train", "sweep", "scaling", "convert", "command", "smoke"):
+        script = render(example(kind), site, PYTHON)
+        assert "srun --mpi=none " in script
+        assert 'export HPCSGD_STORE="file:$out/state/$id.ranks"\n' in script
+    usual = render(example("train"), load_site("generic-gpu"), PYTHON)
+    assert "HPCSGD_STORE" not in usual
+
+
+def test_another_pmi_is_for_sites_that_start_ranks_by_srun():
+    assert with_mpi(load_site("generic-cpu"), "pmix").launcher.mpi == "pmix"
+    with pytest.raises(ConfigError, match="add --comm tcp to the command"):
+        with_mpi(load_site("workstation"), "none")
 
 
 def notes(tmp_path, job="42"):

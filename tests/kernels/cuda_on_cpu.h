@@ -731,6 +731,21 @@ inline float exact_sum(float left, float right)
     volatile long double sum = (long double)left + right;
     return (float)sum;
 }
+inline float exact_product(float left, float right)
+{
+    volatile long double product = (long double)left * right;
+    return (float)product;
+}
+inline float exact_quotient(float above, float below)
+{
+    volatile long double quotient = (long double)above / below;
+    return (float)quotient;
+}
+inline float exact_root(float value)
+{
+    volatile long double root = sqrtl(value);
+    return (float)root;
+}
 
 #include "wgmma_on_cpu.h"
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.kernels import signatures
+
 HERE = Path(__file__).parent
 KERNELS = HERE.parents[1] / "kernels" / "cuda"
 FLAGS = (
@@ -104,15 +106,21 @@ def launcher(loaded, entry):
 class Kernel:
     """One kernel with its defines, ready to be launched."""
 
+    kinds = None  # of its parameters, where a text in C++ says them
+
     def __init__(self, name, *defines, text=None, entry=None, folder=KERNELS):
         self.name = name
         path = build(name, defines, text, folder)
+        said = source_of(name) if text is None else text
+        self.kinds = signatures.kinds_of(said, entry or name)
         self.call = launcher(library(path), entry or name)
 
     def __call__(
         self, grid, block, arguments, *, shared=0, cluster=1, seed=0, workers=1
     ):
         """Launch with arrays, ints (32 bits), floats (32 bits), ctypes values."""
+        if self.kinds:
+            signatures.check(self.name, self.kinds, arguments)
         kept = [_value(argument) for argument in arguments]
         places = (ctypes.c_void_p * len(kept))(*map(ctypes.addressof, kept))
         sizes = [(ctypes.c_uint * 3)(*_three(size)) for size in (grid, block)]

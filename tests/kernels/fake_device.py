@@ -30,6 +30,9 @@ class Held(FakeArray):
     def __getitem__(self, part):
         return Held(self.held[part], self.late, self.whole)
 
+    def reshape(self, *shape):
+        return Held(self.held.reshape(*shape), self.late, self.whole)
+
     def __len__(self):
         return len(self.held)
 

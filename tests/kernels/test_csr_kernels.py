@@ -1,7 +1,7 @@
 """Sparse rows: margins, update and the Gram, in every kind of values and columns."""
 
 from ctypes import c_longlong
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -39,16 +39,24 @@ MUTANTS = [
     Mutant("csr", "a sum of some lanes", "mask >= across", "mask > across"),
     Mutant("csr", "lanes behind the last column", "lane < across && c < wide",
            "lane < across"),
-    Mutant("csr", "the first group of columns", "wide, blockIdx.y * across,",
-           "wide, 0,"),
+    Mutant("csr", "the first group of columns", "blockIdx.y * across, across,",
+           "0, across,"),
+    Mutant("csr", "weights of another tile", "((s64)indices[k] - base) * wide",
+           "(s64)indices[k] * wide"),
+    Mutant("csr", "a tile that ends with the row", "begin, last, base + cols)",
+           "begin, last, base + cols + 9)"),
+    Mutant("csr", "a step of another tile", "(first - base + k) * wide",
+           "(first + k) * wide"),
+    Mutant("csr", "a tile that begins with the rows", "base + (s64)blockIdx.x * span",
+           "(s64)blockIdx.x * span"),
     Mutant("csr", "factors of another row", "factors[row * wide + c]", "factors[c]"),
     Mutant("csr", "the first columns of weights", "c < wide; c += across)",
            "c < across; c += across)"),
     Mutant("csr", "entries of other lanes", "begin + lane / across", "begin + lane"),
-    Mutant("csr", "the first turn of warps", "base < count; base += blockDim.x",
-           "base < min(count, (int)blockDim.x); base += blockDim.x"),
-    Mutant("csr", "warps that all have all rows", "base = threadIdx.x & ~31",
-           "base = 0"),
+    Mutant("csr", "the first turn of warps", "some < count; some += blockDim.x",
+           "some < min(count, (int)blockDim.x); some += blockDim.x"),
+    Mutant("csr", "warps that all have all rows", "some = threadIdx.x & ~31",
+           "some = 0"),
     Mutant("csr", "sums of the first warp", "warp < warps; warp++", "warp < 1; warp++"),
     Mutant("csr", "sums of all warps in one place",
            "parts + (threadIdx.x >> 5) * words", "parts"),
@@ -78,6 +86,8 @@ class Case:
     rng: np.random.Generator
     defines: tuple[str, ...]
     text: str | None
+    first: int = 0  # of the columns that are seen
+    cols: int = 0  # so many; 0: all
 
     def kernel(self, entry, *more):
         """One of the file's."""
@@ -165,8 +175,25 @@ def check(text):
         margins_agree(case, columns[0])
         update_agrees(case)
         update_agrees(case, *columns)
+        tiles_agree(case, *columns)
         if sizes is not MANY_ROWS:
             gram_agrees(case, 16)
+
+
+@pytest.mark.parametrize("kind", [("fp32", 64), ("fp8-e4m3", 32)])
+def test_some_columns_are_those_of_float64(kind):
+    tiles_agree(case_of(kind, SIZES[1]), *COLUMNS[3])
+
+
+def tiles_agree(case, wide, states):
+    """A tile of columns, as if there were no others."""
+    d = case.exact.shape[1]
+    for tile in (slice(0, -(-d // 2)), slice(d // 3, d)):
+        exact = case.exact[:, tile]
+        part = replace(case, exact=exact, first=tile.start, cols=exact.shape[1])
+        for columns in ((1, 1), (wide, states)):
+            margins_agree(part, columns[0])
+            update_agrees(part, *columns)
 
 
 def margins_agree(case, wide=1):
@@ -174,7 +201,8 @@ def margins_agree(case, wide=1):
     m, d = case.exact.shape
     w = on_device(case.rng.normal(size=(d, wide)), np.float32)
     kernel = case.kernel("csr_margin" if wide == 1 else "csr_margins_columns")
-    sizes = () if wide == 1 else (wide, launch_steps.csr_across(wide))
+    sizes = c_longlong(case.first), c_longlong(case.cols)
+    sizes += () if wide == 1 else (wide, launch_steps.csr_across(wide))
     shape, found = launch_steps.csr_margin(m, wide), []
     for seed in (0, 1):
         z = empty((m, wide))
@@ -191,7 +219,7 @@ def update_agrees(case, wide=1, states=1):
     carry = on_device(case.rng.normal(size=(states, states)), np.float32)
     f = on_device(case.rng.normal(size=(m, wide)), np.float32)
     kernel = case.kernel("csr_update" if wide == 1 else "csr_update_columns")
-    sizes = (c_longlong(d), launch_steps.csr_span(d, wide))
+    sizes = c_longlong(case.first), c_longlong(d), launch_steps.csr_span(d, wide)
     if wide > 1:
         sizes += (wide, states, launch_steps.csr_across(wide))
     shape, found = launch_steps.csr_update(d, wide), []

@@ -1,5 +1,6 @@
 """A GPU through CuPy: what CuPy is asked for, on a CuPy made of NumPy."""
 
+import ctypes
 import shutil
 from types import SimpleNamespace
 
@@ -120,6 +121,42 @@ def test_instructions_of_one_architecture_are_compiled_past_cupy(cupy, monkeypat
     with pytest.raises(ConfigError, match="kernel gram_wgmma for sm_90 .program 2: an"):
         device.kernel(build_of("gram-wgmma", "fp16", "90"))
     assert not any(cupy.cuda.nvrtc.programs.values())
+
+
+def test_a_gpu_is_that_of_the_thread_that_asks(cupy, monkeypatch):
+    """CuPy refuses a stream where another GPU is the current one."""
+    used = []
+    monkeypatch.setattr(strict_cupy.Device, "use", lambda self: used.append(self.id))
+    cuda.opened.cache_clear()
+    first = cuda.device_of_rank(0)
+    before = len(used)
+    assert cuda.device_of_rank(0) is first and used[before:] == [0]
+    cuda.opened.cache_clear()
+
+
+def test_a_compiler_leaves_files_as_they_were(cupy, monkeypatch):
+    """NVRTC of CUDA 12.0 to 12.4 leaves its thread in the locale C."""
+    libc = ctypes.CDLL(None)
+    libc.newlocale.restype = libc.uselocale.restype = ctypes.c_void_p
+    libc.uselocale.argtypes = [ctypes.c_void_p]
+    plain = libc.newlocale(0x1FBF, b"C", None)
+    own = libc.newlocale(0x1FBF, b"C.UTF-8", None)
+    before = libc.uselocale(own)
+    get = strict_cupy.RawModule.get_function
+
+    def leaves_another(module, name):
+        found = get(module, name)
+        libc.uselocale(plain)
+        return found
+
+    monkeypatch.setattr(strict_cupy.RawModule, "get_function", leaves_another)
+    try:
+        cuda.CudaDevice().kernel(build_of("margin", "bf16", "90"))
+        assert libc.uselocale(None) == own
+        libc.uselocale(plain)  # and where it is so by itself
+        assert raw_kernels.ascii_of(KERNELS / "margin.cu").isascii()
+    finally:
+        libc.uselocale(before)
 
 
 def test_what_cupy_lacks_is_named(cupy, monkeypatch):

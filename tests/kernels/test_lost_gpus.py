@@ -18,6 +18,7 @@ from tests.fake_cuda import Node
 from tests.fake_cupy import FakeCupy
 from tests.harness import make_problem, train_on
 from tests.kernels.fake_device import FakeDevice
+from tests.kernels.test_gradient_runs import shared
 from tests.kernels.test_runs import on_gpu
 
 PROBLEM = make_problem("logistic", n=37, d=13)  # two exchanges an epoch
@@ -97,6 +98,35 @@ def test_no_rank_waits_for_one_that_lost_its_gpu(
     assert train_on(2, config, PROBLEM).exchanges == 8
 
 
+@pytest.mark.parametrize("transport", ["mpi-host", "nccl"])
+@pytest.mark.parametrize("stage, what, count", [(1, "launch", 40), (3, "launch", 60)])
+def test_no_replica_waits_for_one_that_lost_its_gpu(
+    breaking, tmp_path, transport, stage, what, count
+):
+    """Between sums of tiles, steps of slices and gathers; a run goes on from there."""
+    run = {"out": str(tmp_path / "run"), "resume": "auto", "transport": transport}
+    sections = {"agreement": {"kind": "sharded", "stage": stage}, "run": run}
+    more = {"checkpoint": {"every": 2}, "schedule": {"epochs": 4}}
+    config = shared(PROBLEM, 2, **sections, **more, update={"kind": "adam"})
+    ended = {}
+
+    def on_rank(world):
+        try:
+            if world.rank == 1:
+                breaking.update({thread(): {what: count}})
+            return train(config, X=PROBLEM.X, y=PROBLEM.y, world=world)
+        except TransportError as error:
+            ended[world.rank] = error
+            raise
+
+    with pytest.raises(TransportError):
+        run_ranks(2, on_rank)
+    assert isinstance(ended[1], DeviceLost) and not isinstance(ended[0], DeviceLost)
+    assert newest(tmp_path)[1] >= 2
+    again = train_on(2, config, PROBLEM)
+    assert again.status is Status.COMPLETED and again.exchanges == 20
+
+
 def test_others_go_on_without_it_where_they_can(breaking):
     """With --on-failure shrink a rank without its GPU is a rank that is lost."""
 
@@ -116,6 +146,26 @@ def test_others_go_on_without_it_where_they_can(breaking):
     assert first.weights_sha256 == third.weights_sha256
     whole = train_on(1, on_gpu(PROBLEM, schedule={"epochs": 4}), PROBLEM)
     assert np.abs(first.weights - whole.weights).max() <= 2e-6
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_slices_are_cut_anew_for_those_that_are_left(breaking, stage):
+    """Three replicas hold thirds of adam's states, then two hold halves."""
+    slices = {"agreement": {"kind": "sharded", "stage": stage}}
+    run = {"on_failure": "shrink", "transport": "mpi-host"}
+    more = {"checkpoint": {"every": 2}, "schedule": {"epochs": 4}, "run": run}
+    config = shared(PROBLEM, 3, **slices, **more, update={"kind": "adam"})
+
+    def on_rank(world):
+        if world.rank == 1:
+            breaking[thread()] = {"launch": 60}
+        return train(config, X=PROBLEM.X, y=PROBLEM.y, world=world)
+
+    first, second, third = run_ranks(3, on_rank)
+    assert second is None and first.status is Status.COMPLETED
+    assert first.report["lost_ranks"] == 1 and first.report["resumes"] == 1
+    assert first.report["grid"]["replicas"] == 2 and first.exchanges == 20
+    assert first.weights_sha256 == third.weights_sha256
 
 
 def test_without_a_folder_nothing_is_promised(breaking):

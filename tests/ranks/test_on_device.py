@@ -93,6 +93,9 @@ def test_an_mpi_says_whether_it_reads_device_memory(comm):
 
 KINDS = (
     {"kind": "offload"},
+    {"kind": "sharded", "stage": 1},
+    {"kind": "sharded", "stage": 2},
+    {"kind": "sharded", "stage": 3},
     {"kind": "scheduled", "partition": 2.0**-17, "credit": 2.0**-16},
     {"kind": "ticktock"},
     {"kind": "ticktock", "mode": "delayed"},
@@ -111,11 +114,14 @@ def test_gradients_of_devices_are_shared(comm, monkeypatch):
     take = lambda share_gpus: FakeDevice(Node(), comm.rank, place)  # noqa: E731
     monkeypatch.setattr("hpcsgd.assembly.gpu.take_gpu", take)
     problem, members = make_problem("logistic", n=13, d=13), comm.size // 2
+    alone = {"grid": {"replicas": comm.size, "members": 1}}  # no members
+    by_host = {"run": {"transport": "mpi-host"}, "update": {"kind": "adam"}}
     for sections in (
         {"run": {"transport": "mpi-cuda"}},
         {"run": {"transport": "mpi-cuda"}, "update": {"kind": "momentum"}},
         {"run": {"transport": "mpi-host"}, "agreement": {"codec": "topk"}},
         *({"run": {"transport": "mpi-cuda"}, "agreement": kind} for kind in KINDS),
+        *({"agreement": kind, **by_host, **alone} for kind in KINDS[1:4]),
     ):
         found = []
         for device in ("cuda", "cpu"):

@@ -1,5 +1,6 @@
 """Accordion: when it turns, that all turn together, what that costs and keeps."""
 
+from functools import cache
 from math import ceil, inf, nan
 
 import numpy as np
@@ -103,6 +104,16 @@ def test_everything_is_for_eta_infinite():
         assert train_on(3, alone, problem).weights_sha256 != result.weights_sha256
 
 
+@cache
+def bytes_of_rank(family, replicas, rank):
+    """An exchange of powersgd alone, on every replica, and how many there are."""
+    problem = make_problem(family)
+    alone = run(problem, replicas, "powersgd", codec={**RANKS, "rank": rank})
+    results = on_all(replicas, alone, problem)
+    done = results[0].exchanges
+    return [r.ledger["agreement"]["bytes"] // done for r in results], done
+
+
 @pytest.mark.parametrize("replicas", [2, 3, 7])
 @pytest.mark.parametrize("interval", [1, 2])
 def test_bytes_are_the_mixture(replicas, interval):
@@ -112,10 +123,7 @@ def test_bytes_are_the_mixture(replicas, interval):
         config = run(problem, replicas, accordion={"eta": inf, "interval": interval})
         each = {}
         for rank in (1, 2):
-            alone = run(problem, replicas, "powersgd", codec={**RANKS, "rank": rank})
-            results = on_all(replicas, alone, problem)
-            done = results[0].exchanges
-            each[rank] = [r.ledger["agreement"]["bytes"] // done for r in results]
+            each[rank], done = bytes_of_rank(family, replicas, rank)
         results = on_all(replicas, config, problem)
         low = (1 + interval) * done // 5
         for rank, result in enumerate(results):

@@ -83,7 +83,7 @@ def test_settings_are_checked_at_birth(key, value):
         RunConfig.parse({"agreement": {key: value}})
 
 
-@pytest.mark.parametrize("of", ["nodes", "0", "-2"])
+@pytest.mark.parametrize("of", ["nodes", "0", "-2", 0, -2])
 def test_groups_of_leaders_are_named(of):
     problem = make_problem("logistic")
     with pytest.raises(ConfigError, match="off, node, rack, or how many"):

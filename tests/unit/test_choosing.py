@@ -3,8 +3,9 @@
 import pytest
 
 from benchmarks import choosing
-from benchmarks.bench_methods import RESULT, SHAPES
+from benchmarks.bench_methods import RESULT
 from benchmarks.methods_file import known
+from benchmarks.methods_shapes import SHAPES
 
 
 def line(seconds, messages=10, size=100, status="completed", met=True):

@@ -70,7 +70,10 @@ def alone(ranks, **sections):
     config = over(BASE, **sections)
 
     with TemporaryDirectory() as out:
-        config["run"] = {**config.get("run", {}), "out": out}
+        if (
+            config.get("agreement", {}).get("method") == "infinity"
+        ):  # a folder for its states
+            config["run"] = {**config.get("run", {}), "out": out}
 
         def on_rank(world):
             return train(config, X=problem.X, y=problem.y, world=world)

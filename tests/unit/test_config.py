@@ -60,6 +60,17 @@ def test_a_whole_number_may_stand_for_a_real_one():
     assert RunConfig.parse({"problem": {"l2": 1}}).problem.l2 == 1.0
 
 
+@pytest.mark.parametrize("key", ["hierarchical", "groups", "periods"])
+def test_a_number_may_stand_for_a_text_that_counts(key):
+    tables = apply_settings({}, [f"agreement.{key}=2"])
+    assert getattr(RunConfig.parse(tables).agreement, key) == "2"
+    for wrong in (True, 2.0, [2]):
+        with pytest.raises(ConfigError, match=f"{key} = .* must be of type str"):
+            RunConfig.parse({"agreement": {key: wrong}})
+    with pytest.raises(ConfigError, match="kind = 2 must be of type str"):
+        RunConfig.parse({"agreement": {"kind": 2}})
+
+
 def test_settings_lie_over_the_file():
     tables = apply_settings(
         {"schedule": {"batch": 4}},

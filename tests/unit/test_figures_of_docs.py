@@ -151,6 +151,13 @@ def infinity():
     )
     found = figures_of("bench_infinity")
     memory, ways = found["memory"], found["overlap"]["ways"]
+    sums = found["checksums"]
+    yield (
+        f"made at {sums['checksum_gb_per_second']:.1f} GB/s, where the drive took"
+        f" {sums['writing_gb_per_second']:.1f} GB/s"
+    )
+    with_, without = (sums[f"step_seconds{end}"] for end in ("", "_without"))
+    yield f"{1e3 * with_:.0f} ms with them and {1e3 * without:.0f} ms without"
     columns = memory["columns"]
     read, written = memory["bytes_read_a_step"], memory["bytes_written_a_step"]
     assert [read, written] == memory["formula"] == [16 * columns, 12 * columns]

@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks.bench_methods import NETWORKS, RATES, RESULT, SHAPES
+from benchmarks.bench_methods import NETWORKS, RATES, RESULT
 from benchmarks.lines import WIDTH, in_lines, rounded
 from benchmarks.methods_file import POINT, known, packed
+from benchmarks.methods_shapes import SHAPES
 
 ROW = {
     "status": "completed",

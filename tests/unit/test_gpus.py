@@ -172,6 +172,33 @@ class Breaks(MetaPathFinder):
             )
 
 
+class Unwritable(MetaPathFinder):
+    """CuPy makes the folder when it is imported."""
+
+    def find_spec(self, name, path, target=None):
+        if name == "cupy":
+            raise PermissionError(13, "Permission denied", "/home/me/.cupy")
+
+
+def test_a_folder_that_cannot_be_written_is_named(monkeypatch):
+    """At the import, or where the first kernel is to be kept."""
+    driver(monkeypatch, 13)
+    said = "denied: '/home/me/.cupy'.*; set CUPY_CACHE_DIR"
+    with monkeypatch.context() as own:
+        own.delitem(sys.modules, "cupy", raising=False)
+        own.setattr(sys, "meta_path", [Unwritable()])
+        with pytest.raises(ConfigError, match=said):
+            load_cupy()
+    cupy = FakeCupy()
+
+    def refuse(entry):
+        raise PermissionError(13, "Permission denied", "/home/me/.cupy/kernel_cache")
+
+    cupy.RawModule = lambda code, options: SimpleNamespace(get_function=refuse)
+    with pytest.raises(ConfigError, match="kernel_cache.*; set CUPY_CACHE_DIR"):
+        CudaDevice(0, cupy).kernel(build_of("sample", "fp32", "90"))
+
+
 def test_libraries_of_cuda_that_are_missing_are_named(monkeypatch):
     """At the import, at the first call, or where kernels would be compiled."""
     driver(monkeypatch, 12)

@@ -242,7 +242,7 @@ def test_a_run_goes_on_bit_for_bit(name, feedback, tmp_path):
             update={"kind": update, "momentum": 0.5},
         )
         ranks, place = replicas * members, tmp_path / f"{replicas}"
-        whole = in_folder(place / "whole", config, ranks, problem)[0]
+        whole = on_all(ranks, config, problem)[0]
         first = in_folder(place / "parts", config, ranks, problem, stop=4)
         assert {r.status.value for r in first} == {"preempted"}
         again = in_folder(place / "parts", config, ranks, problem)

@@ -1,11 +1,13 @@
 """Batches that grow: exactly the steps of larger batches, at A times the rate."""
 
 from math import inf
+from threading import current_thread
 
 import numpy as np
 import pytest
 
 from hpcsgd.agreement.growing import Growing
+from hpcsgd.codecs.regime import Regime
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.rates import make_rate
@@ -147,8 +149,6 @@ def test_messages_become_fewer(replicas, members):
 
 def test_batches_never_become_smaller_again(monkeypatch):
     """Whatever a look would say by then."""
-    from hpcsgd.codecs.regime import Regime
-
     looks = iter([True, False, True, True, True])
     monkeypatch.setattr(Regime, "verdict", lambda *of: next(looks))
     problem = make_problem("logistic")
@@ -172,6 +172,40 @@ def test_all_do_what_rank_0_says(monkeypatch):
     monkeypatch.setattr(Growing, "_look", other)
     for result in on_all(3, config, problem):
         assert result.weights_sha256 == plain[0].weights_sha256
+
+
+@pytest.mark.parametrize("shaped", [False, True])
+@pytest.mark.parametrize("replicas, members", [(1, 1), (3, 1), (3, 2)])
+def test_what_is_watched_is_a_sum_of_means(monkeypatch, replicas, members, shaped):
+    """Σ_steps Σ_B a r / |B| at w = 0, also where the last unions are smaller."""
+    squares, take = {}, Regime.take_square
+
+    def taken(self):
+        square = take(self)
+        squares.setdefault(current_thread().name, []).append(square)
+        return square
+
+    monkeypatch.setattr(Regime, "take_square", taken)
+    problem = make_problem("logistic", n=23, d=7)
+    more = {"clip": "norm", "clip_at": 1e9} if shaped else {}
+    config = growing(problem, replicas, members, rate={"value": 1e-14}, update=more)
+    on_all(replicas * members, config, problem)
+    once = RunConfig.parse(
+        {**config.tables(), "agreement": {"kind": "gradient", "accumulate": 1}}
+    )
+    small, large = (unions(c, problem, replicas) for c in (once, config))
+    assert len({len(rows) for rows in small[0]}) > 1  # counts are uneven
+    r = oracle.residual(
+        "logistic", np.zeros((23, 1), np.longdouble), problem.y.reshape(-1, 1)
+    )
+    expected = []
+    for epoch in range(EPOCHS):
+        steps = small[epoch] if epoch < 2 else large[epoch]
+        total = sum(problem.X[rows].T @ r[rows] / len(rows) for rows in steps)
+        expected.append(float(np.square(total).sum()))
+    # Members hold parts of the columns, and all replicas see the same.
+    found = np.array(list(squares.values())).reshape(-1, EPOCHS).sum(axis=0)
+    np.testing.assert_allclose(found / replicas, expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize("replicas, members", [(3, 1), (2, 2)])

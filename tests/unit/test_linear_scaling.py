@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from hpcsgd.api import train
+from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.rates import RateConfig
 from tests.equivalence.test_gradient import agreed
@@ -36,6 +38,47 @@ def test_it_warns_and_stops_where_steps_would_diverge(caplog):
     most = 2.0 / (smoothness(problem, ones, 0 * ones, 0.0) + config.problem.l2)
     assert rate_of(result) == pytest.approx(most, rel=1e-6)
     assert "above 2/L" in caplog.text
+
+
+def test_batches_have_a_larger_limit_and_the_warning_names_them(caplog):
+    """2/L of the largest of four batches of 16 rows, which are all that there are."""
+    problem = make_problem("gaussian", n=64, d=40)
+    found = {}
+    for norm in ("rows", "batches"):
+        rate = {"value": 50.0, "per_batch": 1, "norm": norm}
+        config = agreed(problem, 1, rate=rate, schedule={"batch": 16})
+        with caplog.at_level("WARNING", logger="hpcsgd"):
+            found[norm] = rate_of(train_on(1, config, problem))
+        assert ("rate.norm = 'batches'" in caplog.text) is (norm == "rows")
+        caplog.clear()
+    X = problem.X.astype(np.float64)
+    # Rows are dealt so that neighbours are never together.
+    largest = max(np.linalg.eigvalsh(X[k::4] @ X[k::4].T)[-1] / 16 for k in range(4))
+    longest, l2 = np.square(X).sum(axis=1).max(), config.problem.l2
+    assert found["rows"] == pytest.approx(2.0 / (longest + l2), rel=1e-6)
+    assert found["batches"] == pytest.approx(2.0 / (largest + l2), rel=1e-6)
+    assert found["batches"] > 2.0 * found["rows"]
+
+
+def test_a_mean_over_batches_would_diverge():
+    """Of orthogonal rows one is long: once an epoch it takes a step of its own."""
+    n, long = 24, 3.0
+    X = np.diag(np.r_[long, np.full(n - 1, 0.1)])
+    y, own = np.ones(n), np.square(np.diag(X))
+    mean = own.reshape(-1, 2).sum(axis=1).mean() / 2  # about, whoever is together
+    for limit, ends in ((own.max(), "completed"), (mean, "diverged")):
+        tables = {
+            "problem": {"family": "gaussian"},
+            "schedule": {"batch": 2, "epochs": 8},
+            "products": {"kind": "direct"},
+            "rate": {"value": float(1.9 / limit)},
+            "run": {"fall_back": False},
+        }
+        assert train(RunConfig.parse(tables), X=X, y=y).status.value == ends
+    asked = {"value": float(1.9 / mean), "per_batch": 1}
+    tables["rate"] = asked
+    scaled = train(RunConfig.parse(tables), X=X, y=y)
+    assert rate_of(scaled) == pytest.approx(2.0 / own.max()) and mean < own.max() / 10
 
 
 def test_a_run_goes_on_with_the_rate_it_had(tmp_path):

@@ -5,6 +5,8 @@ import pytest
 
 from hpcsgd.checkpoint import read_checkpoint
 from hpcsgd.config import RunConfig
+from hpcsgd.updates import in_eight_bits
+from hpcsgd.updates.codes8 import Eight
 from tests.contracts.codec import coded
 from tests.harness import make_problem, oracle, replica_batches
 from tests.unit.test_gradient import in_folder
@@ -131,6 +133,56 @@ def direction(kind, said, kept, g, number):
     v += (1 - said.beta2) * (g * g - v)
     one, two = (1 - b ** (number + 1) for b in (said.beta1, said.beta2))
     return m / one / (np.sqrt(v / two) + said.epsilon)
+
+
+EIGHT = {"adam": ("adam_m", "adam_v"), "adagrad": ("adagrad_h",)}
+EIGHT |= {"momentum": ("velocity",), "nesterov": ("velocity",)}
+
+
+def narrowed(name, kept):
+    """As it is read after a step: what is kept to eight bits, in float64."""
+    eight = Eight.zeros(*kept.shape, np.float64, name in in_eight_bits.SQUARES)
+    eight.encode(kept.astype(np.float64))
+    return eight.decoded().astype(np.longdouble)
+
+
+@pytest.mark.parametrize("kind", EIGHT)
+@pytest.mark.parametrize("name", ["topk", "dgc"])
+def test_debts_are_paid_to_states_in_eight_bits(tmp_path, monkeypatch, name, kind):
+    """With the next gradient, once; what is kept of it is made narrow like the rest."""
+    monkeypatch.setattr(in_eight_bits, "SMALL", 1)
+    problem, m = make_problem("logistic"), 0.5 * (kind == "adagrad")
+    update = {"kind": kind, "bits": 8}
+    update |= {"epsilon": 1e-3} if "ad" in kind else {"momentum": 0.5}
+    codec = {"share": 0.2} | ({"momentum": m} if name == "dgc" else {})
+    config = coded(problem, name, 2, codec=codec, problem=PLAIN, update=update)
+    arrays, result, batches = left_alone(tmp_path, config, problem)
+    rate, means = config.rate.value, {}
+    for key in ("error", "momentum", "velocity"):
+        if f"memory_codec_{key}" in arrays:
+            own = arrays[f"memory_codec_{key}"].mean(axis=0)
+            means[key] = own.astype(np.longdouble)
+    if name == "topk":
+        debt = means["error"] / rate
+    else:
+        debt = means["velocity"] + means["momentum"] * m / (1 - m)
+    kept = [arrays[f"memory_{n}"][0].astype(np.longdouble) for n in EIGHT[kind]]
+    assert np.abs(debt).max() > 1e-3 and all(one.any() for one in kept)
+    w = arrays["weights"][0].astype(np.longdouble)
+    for number, rows in enumerate(batches, start=len(batches)):
+        g = gradient(config, problem, rows, w)
+        g = g + debt if number == len(batches) else g
+        w = w - rate * along(kind, config.update, kept, g, number)
+        kept = [narrowed(*one) for one in zip(EIGHT[kind], kept, strict=True)]
+    assert np.abs(result.weights - w[:, 0]).max() < 1e-11
+
+
+def along(kind, said, kept, g, number):
+    """`direction`, and that of momenta."""
+    if "ad" in kind:
+        return direction(kind, said, kept, g, number)
+    kept[0] = said.momentum * kept[0] + g
+    return g + said.momentum * kept[0] if kind == "nesterov" else kept[0]
 
 
 def test_several_go_on_from_one_that_owed_nothing(tmp_path):

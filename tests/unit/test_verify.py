@@ -172,9 +172,12 @@ def test_sampling_rates_and_two_messages(tmp_path, mode, rate):
     check(tmp_path, reader)
 
 
+# Ends before, on and behind an exchange that is looked at, or where none is.
+ENDS = [(2, 50), (5, 50), (2, 1), (7, 1), (2, 2), (5, 2), (5, 3), (7, 3)]
+
+
 @pytest.mark.parametrize("product", list(PRODUCTS))
-@pytest.mark.parametrize("at", [2, 5, 7])
-@pytest.mark.parametrize("gap_every", [50, 1, 2, 3])
+@pytest.mark.parametrize("at, gap_every", ENDS)
 def test_a_resumed_run(tmp_path, product, at, gap_every):
     """What is summed again is counted again, to the byte."""
     drawn = make_problem("logistic")

@@ -10,7 +10,7 @@ from hpcsgd.config import read_toml
 from hpcsgd.errors import ConfigError
 from hpcsgd.jobs.job import Job
 from hpcsgd.jobs.resources import Resources, check_known
-from hpcsgd.jobs.sites import Site, load_site
+from hpcsgd.jobs.sites import Site, load_site, with_mpi
 
 SITE = "HPCSGD_SITE"  # the site where none is named
 COUNTS = {
@@ -75,6 +75,11 @@ def _template(templates: Any, name: str) -> Any:
 def _add_place(parser: Any) -> None:
     """Where, under which name, and when."""
     parser.add_argument("--site", metavar="NAME|FILE.toml", help=f"default: ${SITE}")
+    parser.add_argument(
+        "--mpi",
+        metavar="KIND",
+        help="of srun --mpi, in place of the site's; none: ranks do without MPI",
+    )
     parser.add_argument("--out", required=True, metavar="DIR", help="folder of the job")
     parser.add_argument(
         "--name", metavar="NAME", help="in the queue; default: that of DIR"
@@ -126,7 +131,9 @@ def site_of(arguments: argparse.Namespace) -> Site:
             f"no site: add --site NAME, or set {SITE}; hpcsgd jobs new-site --list"
             " shows those that are known"
         )
-    return load_site(name)
+    site = load_site(name)
+    mpi = getattr(arguments, "mpi", None)  # a study has no such flag
+    return with_mpi(site, mpi) if mpi else site
 
 
 def job_of(arguments: argparse.Namespace, site: Site) -> Job:

@@ -19,7 +19,7 @@ MODULES = {
         for source in (
             *("average", "cast", "columns", "direct_steps", "gather_steps", "gram"),
             *("margin", "pack", "parts", "pieces", "recurrence", "round", "sample"),
-            *("softmax", "update", "gram_wgmma"),
+            *("rules", "softmax", "update", "gram_wgmma"),
         )
     },
     "csr": "tests.kernels.test_csr_kernels",
@@ -147,6 +147,11 @@ BY_NAME: dict[str, Callable[[ModuleType, str], None]] = {
     "gather_rows": lambda m, e: m.gather_agrees(e, *m.SIZES[1], False),
     "gather_rows_wide": lambda m, e: m.gather_agrees(e, *m.SIZES[1], True),
     "pack_tiles": lambda m, e: m.agrees(m.STARTS[2]),
+    "step_plain": lambda m, e: m.agrees("sgd", 257, first=0),
+    "step_momentum": lambda m, e: m.agrees("momentum", 257, first=0),
+    "step_adagrad": lambda m, e: m.agrees("adagrad", 257, first=0),
+    "step_adam": lambda m, e: m.agrees("adam", 257, first=0),
+    "add_words": lambda m, e: m.sums_agree(257),
     "add_parts": lambda m, e: m.adds_as_the_host(*m.SIZES[4], 0, None),
     "round": lambda m, e: m.agrees(e),
     "sample": lambda m, e: m.agrees(True),

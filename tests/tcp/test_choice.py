@@ -1,0 +1,220 @@
+"""Which communicator `auto` takes, and where its ranks meet."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from hpcsgd import comm
+from hpcsgd.cli.info import world_facts
+from hpcsgd.comm import choose, open_world
+from hpcsgd.comm.launched import launched
+from hpcsgd.comm.nccl import NcclCommunicator
+from hpcsgd.comm.serial import SerialCommunicator
+from hpcsgd.comm.tcp.where import (
+    Port,
+    SharedFile,
+    first_node,
+    place_of,
+    ports_of,
+    start_of,
+)
+from hpcsgd.comm.transports import open_transport
+from hpcsgd.errors import ConfigError, MissingPackage, TransportError
+from tests.fake_cuda import FakeLayer, Node
+from tests.tcp.harness import ROOT, Ranks, clean_environment, on_threads
+from tests.tcp.test_meeting import SOON, local
+
+SLURM = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3", "SLURM_JOB_ID": "7"}
+MASTER = {"MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", **MASTER}
+
+
+@pytest.mark.parametrize("environment, kind", [
+    ({}, "serial"),
+    (SLURM, "mpi"),
+    ({**SLURM, "SLURM_MPI_TYPE": "none"}, "tcp"),
+    ({**SLURM, "HPCSGD_STORE": "file:/x/y"}, "tcp"),
+    ({**SLURM, "SLURM_STEP_NUM_TASKS": "1", "HPCSGD_STORE": "file:/x/y"}, "serial"),
+    ({"HPCSGD_STORE": "file:/x/y"}, "serial"),
+    ({**SLURM, "PMI_RANK": "1", "PMI_SIZE": "3"}, "mpi"),
+    ({**SLURM, "PMIX_RANK": "1"}, "mpi"),
+    (TORCHRUN, "tcp"),
+    ({**TORCHRUN, "WORLD_SIZE": "1", "RANK": "0"}, "serial"),
+    ({"RANK": "1", "WORLD_SIZE": "4"}, "serial"),
+    ({**TORCHRUN, "PMI_RANK": "1", "PMI_SIZE": "4"}, "mpi"),
+    ({"HPCSGD_EXPECT_RANKS": "2"}, "mpi"),
+    ({"HPCSGD_EXPECT_RANKS": "2", "HPCSGD_RANK": "0"}, "tcp"),
+])  # fmt: skip
+def test_what_auto_takes(environment, kind):
+    found, why = choose(environment)
+    assert found == kind and why
+
+
+@pytest.mark.parametrize("environment, found", [
+    ({}, None),
+    (SLURM, (1, 3, "Slurm")),
+    ({**SLURM, **TORCHRUN}, (1, 4, "torchrun")),
+    ({**TORCHRUN, "PMI_RANK": "0", "PMI_SIZE": "2"}, (0, 2, "PMI")),
+    ({**SLURM, "HPCSGD_RANK": "2", "HPCSGD_EXPECT_RANKS": "4"}, (2, 4, "hpcsgd")),
+    ({"RANK": "4", "WORLD_SIZE": "4", **MASTER}, None),
+])  # fmt: skip
+def test_the_innermost_launcher_is_asked(environment, found):
+    assert launched(environment) == found
+
+
+def test_where_ranks_meet(tmp_path):
+    on_two = {**SLURM, "SLURM_STEP_NODELIST": "n[3-4]", "SLURM_STEP_NUM_NODES": "2"}
+    assert place_of(on_two) == Port("n3", ports_of(start_of(on_two)))
+    on_one = {**on_two, "SLURM_STEP_NUM_NODES": "1"}
+    assert place_of(on_one).host == "127.0.0.1" == place_of(on_one).loopback
+    assert place_of(TORCHRUN) == Port("n1", (29500,))
+    agents = {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    assert place_of(agents).host == "n1" and 29500 not in place_of(agents).ports
+    assert place_of({"HPCSGD_STORE": "[fe80::1]:80"}) == Port("fe80::1", (80,))
+    assert place_of(TORCHRUN, f"file:{tmp_path}/s") == SharedFile(tmp_path / "s")
+    for said in ("host", "host:0", "host:x", ":80", "file:"):
+        with pytest.raises(ConfigError, match="HOST:PORT|names no file"):
+            place_of({"HPCSGD_STORE": said})
+    with pytest.raises(ConfigError, match="rank 0 is on node 1 of the step"):
+        place_of({**on_two, "SLURM_PROCID": "0", "SLURM_NODEID": "1"})
+    with pytest.raises(ConfigError, match="no launcher says where"):
+        place_of({})
+
+
+def test_two_steps_of_a_job_meet_at_other_ports():
+    step = {**SLURM, "SLURM_JOB_NODELIST": "n1", "SLURM_NNODES": "1"}
+    one, other = ({**step, "SLURM_STEP_ID": number} for number in "01")
+    again = {**one, "SLURM_RESTART_COUNT": "1"}
+    ports = [place_of(where).ports for where in (one, other, again)]
+    assert not set(ports[0]) & set(ports[1]) and ports[0] != ports[2]
+
+
+@pytest.mark.parametrize("nodes, first", [
+    ("n1", "n1"), ("n[1-2],m4", "n1"), ("gpu[003,005-7]", "gpu003"), ("a1,b2", "a1"),
+    ("r[1-2]n[08-09]", "r1n08"), ("x[1-3]-ib", "x1-ib"), ("", ""),
+])  # fmt: skip
+def test_the_first_node(nodes, first):
+    assert first_node(nodes) == first
+
+
+def test_tcp_without_a_launcher_is_one_sentence(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "HPCSGD_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match="which of how many ranks this is"):
+        open_world("tcp")
+
+
+class Lone:
+    """An MPI that brings nobody together."""
+
+    size, closed = 1, False
+
+    def close(self):
+        self.closed = True
+
+
+def test_silent_singletons_of_mpi_become_a_group(monkeypatch, caplog):
+    """Or one sentence, where nothing says where they could meet."""
+    opened, lone, missing = [], Lone(), [False]
+
+    def open_kind(kind, reproducible, **more):
+        opened.append(kind)
+        if kind == "mpi" and missing[0]:
+            raise MissingPackage("MPI ranks need mpi4py")
+        return lone if kind == "mpi" else SerialCommunicator()
+
+    monkeypatch.setattr(comm, "_open", open_kind)
+    for name, value in {**SLURM, "SLURM_PROCID": "0"}.items():
+        monkeypatch.setenv(name, value)
+    for missing[0], said in ((False, "gives 1 of 3 ranks"), (True, "need mpi4py")):
+        assert open_world("auto").rank == 0
+        assert said in caplog.records[-1].message
+        assert "slower than MPI" in caplog.records[-1].message
+    assert opened == ["mpi", "tcp"] * 2 and lone.closed
+    missing[0] = False
+    with pytest.raises(TransportError, match="do without MPI: --comm tcp"):
+        open_world("mpi")
+    monkeypatch.delenv("SLURM_JOB_ID")
+    with pytest.raises(TransportError, match="3 ranks were asked for and MPI gives 1"):
+        open_world("auto")
+
+
+def test_nccl_gets_its_name_through_sockets():
+    """Every rank opens the group of the same name, and sums on the GPUs are right."""
+    node = Node()
+
+    def on_rank(world):
+        layer = FakeLayer(node, f"GPU {world.rank}")
+        device = open_transport("nccl", world, layer)
+        assert isinstance(device, NcclCommunicator)
+        assert "beside TCP" in device.transport
+        (opened,) = layer.nccl.comms
+        return opened.name, opened.size, opened.rank
+
+    found = on_threads(3, on_rank, local(), SOON)
+    assert len({name for name, _, _ in found}) == 1
+    assert [(size, rank) for _, size, rank in found] == [(3, r) for r in range(3)]
+
+
+def test_mpi_cuda_is_refused_without_mpi():
+    def on_rank(world):
+        layer = FakeLayer(Node(), f"GPU {world.rank}")
+        with pytest.raises(ConfigError, match="needs ranks of MPI and these speak"):
+            open_transport("mpi-cuda", world, layer)
+        host = open_transport("mpi-host", world, layer)
+        return float(host.sum(np.ones(1), "control")[0])
+
+    assert on_threads(2, on_rank, local(), SOON) == [2.0] * 2
+
+
+def test_what_torchrun_starts_is_a_group(tmp_path):
+    """auto, by its variables alone; MPI is not even loaded."""
+    (port,) = local().ports
+    said = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    none = dict.fromkeys(("HPCSGD_STORE", "HPCSGD_RANK", "HPCSGD_EXPECT_RANKS"))
+    words = ["-m", "tests.tcp.child", "again"]
+    with Ranks(tmp_path, 2, words, lambda r: {**none, **said, "RANK": r}) as ranks:
+        codes, texts = ranks.ends()
+    assert codes == [0, 0], texts
+    assert json.loads(texts[0]) == {"size": 2, "transport": "TCP", "mpi": False}
+
+
+def command(folder, *words):
+    """`hpcsgd` in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "hpcsgd", *map(str, words)],
+        env=clean_environment(folder),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_ranks_of_a_command_without_mpi(tmp_path):
+    """--ranks starts them; one document, one sentence, and codes as under mpiexec."""
+    from hpcsgd.data.synthetic import write_synthetic
+
+    data = tmp_path / "d.h5"
+    write_synthetic(data, "susy", 200, 5, 0)
+    flags = ["--family", "gaussian", "--batch", 4, "--ranks", 2, "--comm", "tcp"]
+    done = command(tmp_path, "train", "--data", data, *flags, "--json")
+    said = json.loads(done.stdout)
+    assert (said["ranks"], said["transport"]) == (2, "TCP")
+    done = command(tmp_path, "train", "--data", "none.h5", *flags)
+    assert done.returncode == 2 and done.stderr.count("error") == 1, done.stderr
+
+
+def test_info_says_which(monkeypatch):
+    monkeypatch.setenv("HPCSGD_STORE", "n1:7")
+    said = world_facts(*choose(TORCHRUN))
+    assert said == {
+        "comm": "tcp",
+        "why": "torchrun has started 4 ranks",
+        "tcp would meet at": "n1 port 7",
+    }
+    monkeypatch.delenv("HPCSGD_STORE")
+    assert "nobody" in world_facts(*choose({}))["tcp would meet at"]

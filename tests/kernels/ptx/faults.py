@@ -75,6 +75,9 @@ UNSEEN = {
     "columns: for (int row = split; split <= splits && row < ROWS; row += splits) {": (
         "sums of a warp that has no part of the rows: nobody adds them"
     ),
+    "csr: for (int some = threadIdx.x & ~31; some <= count; some += blockDim.x) {": (
+        _ROUND
+    ),
     "csr: u32 some = votes_of_warp(from <= to);": "a row more, which has no entry here",
     "direct_steps: without __threadfence() (2)": (
         "the acquire before it orders the same: one of the two is enough"
@@ -94,6 +97,10 @@ UNSEEN = {
     " col <= slice.last;": "a prefetch is no access, wherever it goes",
     "gram: for (int c = threadIdx.x; k <= end && c < count * CHUNKS; c += THREADS) {": (
         "a stage more, of zeros: nobody reads it"
+    ),
+    "gram_wgmma: if (step <= steps)": "a stage more, which no product reads",
+    "gram_wgmma: for (int step = 0; step <= steps; step++) {": (
+        "a stage once more, or what was there before: float64 sees the sums"
     ),
     **dict.fromkeys(
         (

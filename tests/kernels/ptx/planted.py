@@ -158,7 +158,7 @@ def _recurrence(m, text):
 
 
 def _gram_wgmma(m, text):
-    for case in (m.CASES[2], m.CASES[1]):
+    for case in (m.CASES[2], m.CASES[1], m.CASES[0]):
         m.agrees("bf16", case, text, ONCE)
 
 

@@ -98,6 +98,13 @@ UNSEEN = {
     "gram: for (int c = threadIdx.x; k <= end && c < count * CHUNKS; c += THREADS) {": (
         "a stage more, of zeros: nobody reads it"
     ),
+    **dict.fromkeys(
+        (
+            "gram_wgmma: if (part.first <= part.last && part.sides == 2)",
+            "gram_wgmma: else if (part.first <= part.last)",
+        ),
+        "an empty part of a pair, which is stored where nobody reads",
+    ),
     "gram_wgmma: if (step <= steps)": "a stage more, which no product reads",
     "gram_wgmma: for (int step = 0; step <= steps; step++) {": (
         "a stage once more, or what was there before: float64 sees the sums"

@@ -48,6 +48,7 @@ class Rows:
         weights = rng.standard_normal((width, 1)).astype(np.float32)
         self.weights = sent(self.device, weights)
         self.out = self.device.empty((count,), np.float32)
+        self.parts: Any = None  # of an update, and its tickets
 
     @property
     def nbytes(self) -> int:
@@ -67,9 +68,15 @@ class Rows:
 
     def update(self, numbers: Any, factors: Any, carry: Any) -> None:
         """w ← carry w + Yᵀ factors."""
+        plan, count = launch_steps.update(self.count, self.width, 2), self.count
+        if self.parts is None:
+            room = launch_steps.update_room(self.width, plan)
+            self.parts = self.device.empty((room,), np.float32)
+            self.tickets = self.device.zeros(plan.grid[:1], np.uint32)
+        each = np.int32(launch_steps.update_rows(count, plan.grid[1]))
         given = (*self.head(numbers), factors, carry, self.weights)
-        grid, shared = -(-self.width // 64), 4 * 32 * 65
-        self.launch("update", grid, 256, given, shared=shared)
+        given = (*given, each, self.parts, self.tickets)
+        self.launch("update", plan.grid, plan.block, given, shared=plan.shared)
 
     def gather(self, numbers: Any, out: Any) -> None:
         """out ← Y, by our kernel."""

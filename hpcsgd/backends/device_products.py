@@ -20,7 +20,6 @@ from hpcsgd.schedule import Blocks
 Array = NDArray[Any]
 THREADS = 256  # of margin and update
 ROWS_A_BLOCK = 8  # of margin: a warp a row
-CHUNKS_A_BLOCK = 8  # of update, 16 bytes each
 
 
 class Tiles:
@@ -107,6 +106,7 @@ class DenseProducts:
         plan = self._launch_of(margins=False)
         self._workspace = device.empty((plan.workspace,), np.float32)
         self._tickets = device.zeros((max(tiles.count, 1),), np.uint32)
+        self._plan_update(item)
 
     def part(self, columns: slice) -> "DenseProducts":
         """Of some columns, which begin with a chunk of a row."""
@@ -148,10 +148,23 @@ class DenseProducts:
             arguments = (*self._rows(numbers), *sizes, factors, carry, weights)
             self._launch("update_columns", *shape[:2], arguments, shared=shape.shared)
             return
-        strip = CHUNKS_A_BLOCK * 16 // self.matrix.values.dtype.itemsize
-        arguments = (*self._rows(numbers), factors, carry, weights)
-        grid, shared = -(-self.matrix.width // strip), 4 * 32 * (strip + 1)
-        self._launch("update", grid, THREADS, arguments, shared=shared)
+        arguments = (*self._rows(numbers), factors, carry, weights, *self._parts)
+        plan = self._update
+        self._launch("update", plan.grid, plan.block, arguments, shared=plan.shared)
+
+    def _plan_update(self, item: int) -> None:
+        """Its launch, and where parts of the rows are added."""
+        cols, plan = (
+            self.matrix.width,
+            launch_steps.update(*(self.count, self.matrix.width, item)),
+        )
+        room = launch_steps.update_room(cols, plan) if self.widths.weights == 1 else 0
+        self._update = plan
+        self._parts = (
+            np.int32(launch_steps.update_rows(self.count, plan.grid[1])),
+            self.device.empty((room,), np.float32),
+            self.device.zeros((plan.grid[0] if room else 1,), np.uint32),
+        )
 
     def fetched(self, numbers: Any) -> Array:
         """The rows on the host, as float32: their stored values, scaled down."""

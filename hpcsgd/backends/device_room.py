@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.backends import launch_gram
+from hpcsgd.backends import launch_gram, launch_steps
 from hpcsgd.backends.device_faults import shown
 from hpcsgd.csr import Csr
 
@@ -125,4 +125,6 @@ def exchange_bytes(
         len(tiles), rows, width, tile=side, itemsize=item, splits=splits
     )
     words = plan.result + plan.workspace + places.size + 2 * count
+    if wide == 1:
+        words += launch_steps.update_room(width, launch_steps.update(rows, width, item))
     return 4 * (words + (5 + 3 * wide) * rows)

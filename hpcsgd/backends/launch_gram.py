@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 STAGES = 3  # as in gram.cu; more hide more latency and take more shared memory
 STAGE_BYTES = 16384
-RESIDENT = 2  # blocks that a processor is taken to have at once
+RESIDENT = 2  # blocks that every processor has room for
 MOST_SPLITS = 16
 SMALL, LARGE = 64, 128  # rows of a tile
 LARGE_ROWS, LARGE_COLS = 1024, 512  # of an exchange, from which on tiles are large
@@ -62,9 +62,9 @@ def tile_for(rows: int, cols: int) -> int:
     return LARGE if rows >= LARGE_ROWS and cols >= LARGE_COLS else SMALL
 
 
-def shared_bytes(tile: int, stages: int = STAGES) -> int:
-    """Stages, and where the rows of two sides begin."""
-    return stages * STAGE_BYTES + 2 * tile * 8
+def shared_bytes(stages: int = STAGES) -> int:
+    """Of all stages."""
+    return stages * STAGE_BYTES
 
 
 def step_of(tile: int, itemsize: int) -> int:
@@ -75,16 +75,20 @@ def step_of(tile: int, itemsize: int) -> int:
 def splits_of(tiles: int, cols: int, tile: int, itemsize: int, sms: int) -> int:
     """Parts of the columns, so that a GPU of `sms` processors has enough to do.
 
-    The fewest of least cost, which counts stages: rounds of blocks, each with a start,
-    and partial tiles that are written once and read once.
+    The fewest of least cost, which counts stages: what a processor reads from L2 for
+    the blocks that it gets, a start, and partial tiles, which are written by all and
+    read again by the last. Two blocks of one processor share what it reads: they hide
+    each other's waits, and take no less time for it.
     """
     steps = max(1, -(-cols // step_of(tile, itemsize)))
-    joined = 4 * tile * tile // STAGE_BYTES
+    partial = 4 * tile * tile // STAGE_BYTES
 
     def cost(splits: int) -> int:
-        rounds = -(-tiles * splits // (RESIDENT * sms))
-        joining = joined * (splits + 1) if splits > 1 else 0
-        return rounds * (-(-steps // splits) + STAGES) + joining
+        blocks, own = -(-tiles * splits // sms), -(-steps // splits)
+        if splits == 1:
+            return blocks * own + STAGES
+        joining = -(-tiles // sms) * splits * partial
+        return blocks * (own + partial) + STAGES + joining
 
     best = min(range(1, min(MOST_SPLITS, steps) + 1), key=cost)
     each = -(-steps // best)
@@ -114,7 +118,7 @@ def launch_of(
     return GramLaunch(
         grid=tiles * splits + (-(-rows // warps) if margins else 0),
         block=2 * tile,
-        shared=shared_bytes(tile, stages),
+        shared=shared_bytes(stages),
         splits=splits,
         per_split=per_split_of(splits, cols, tile, itemsize),
         result=words,

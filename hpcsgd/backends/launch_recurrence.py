@@ -18,7 +18,7 @@ Array = NDArray[Any]
 MOST_ROWS = 8192  # of an exchange
 MOST_STATES = 4  # of an update
 CLUSTER_ROWS = 1024  # from so many rows on, a cluster is worth its barriers
-THREADS = {1: 1024, CLUSTER: 256}  # of a block, by the blocks of a cluster
+THREADS = {1: 512, CLUSTER: 256}  # of a block, by the blocks of a cluster
 FRONT, BUFFERS = 64, 3  # bytes of the intercept, residuals that are kept apart
 # What a block may have of shared memory, in KiB.
 SHARED = {70: 96, 75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
@@ -96,7 +96,7 @@ def recurrence_launch(
 def softmax_launch(rows: int, states: int) -> Launch:
     """For at most `rows` rows; classes take no shared memory."""
     _check(rows, states)
-    return Launch(1, THREADS[1], 2 * rows)
+    return Launch(1, 1024, 2 * rows)
 
 
 def shared_of(arch: str) -> int:

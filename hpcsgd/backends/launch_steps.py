@@ -9,6 +9,7 @@ PLAIN_SHARED = 48 * 1024  # bytes of shared memory that need no asking
 ROWS_AT_ONCE = 32  # of direct_steps
 KEPT = BLOCK * CHUNK  # bytes of a block that keeps a chunk of every thread
 MOST_COLUMNS = 64  # of weights, in update_columns
+ROWS_OF_A_PART, MOST_BLOCKS = 128, 512  # of update
 MOST_SUMS = 1024  # of a warp of csr_update; at least 16 for each column of weights
 
 
@@ -34,6 +35,28 @@ def margins_columns(count: int, wide: int, item: int) -> Launch:
     """16 rows and 16 columns of weights a block, the columns in shared memory."""
     tile = 32 * CHUNK // item + 4
     return Launch((_parts(count, 16), _parts(wide, 16)), BLOCK, WORD * 16 * tile)
+
+
+def update(count: int, cols: int, item: int) -> Launch:
+    """128 bytes of a row a block, and parts of the rows where these are few blocks.
+
+    A part has rows enough to ask for four of each thread at once; as many blocks as
+    there may be, a GPU of today has at once. Sizes alone decide, and so sums have one
+    order.
+    """
+    strips, wide = _pieces(cols, item), 8 * CHUNK // item
+    splits = max(min(count // ROWS_OF_A_PART, MOST_BLOCKS // strips), 1)
+    return Launch((strips, splits), BLOCK, WORD * 32 * (wide + 1))
+
+
+def update_rows(count: int, splits: int) -> int:
+    """Rows of a part, whole rounds of its threads."""
+    return 32 * _parts(count, 32 * splits)
+
+
+def update_room(cols: int, launch: Launch) -> int:
+    """Floats that parts are added through."""
+    return cols * launch.grid[1] if launch.grid[1] > 1 else 0
 
 
 def update_columns(cols: int) -> Launch:

@@ -44,6 +44,33 @@ INLINE u32 load_acquire(const u32 *at)
 
 INLINE u32 in_shared(const void *at) { return (u32)__cvta_generic_to_shared(at); }
 
+/* Asked for here: what the compiler may move it puts behind the branch or the barrier in
+   front of its use, where each load waits for the one before. */
+INLINE uint4 load_now(const uint4 *at)
+{
+    uint4 found;
+    asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w)
+                 : "l"(at)
+                 : "memory");
+    return found;
+}
+INLINE float4 load_now(const float4 *at)
+{
+    float4 found;
+    asm volatile("ld.global.v4.f32 {%0,%1,%2,%3}, [%4];"
+                 : "=f"(found.x), "=f"(found.y), "=f"(found.z), "=f"(found.w)
+                 : "l"(at)
+                 : "memory");
+    return found;
+}
+INLINE float load_now(const float *at)
+{
+    float found;
+    asm volatile("ld.global.f32 %0, [%1];" : "=f"(found) : "l"(at) : "memory");
+    return found;
+}
+
 /* Into the cache of the GPU, for later. */
 INLINE void fetch_ahead(const void *at)
 {
@@ -60,6 +87,14 @@ INLINE void copy_async_16(void *to, const void *from, int bytes)
                  : "r"(in_shared(to)), "l"(from), "r"(bytes)
                  : "memory");
 }
+/* All 16: where a number of them is given, the processor makes seven instructions of it. */
+INLINE void copy_async_16(void *to, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                 :
+                 : "r"(in_shared(to)), "l"(from)
+                 : "memory");
+}
 INLINE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int LEFT> INLINE void copy_wait()
 {
@@ -73,13 +108,15 @@ INLINE u32 first_bytes(u32 word, int count)
 }
 INLINE void copy_async_16(void *to, const void *from, int bytes)
 {
-    uint4 value = *(const uint4 *)from; /* what is behind `bytes` may be read as well */
+    /* What is behind `bytes` may be read as well. */
+    uint4 value = bytes > 0 ? *(const uint4 *)from : make_uint4(0, 0, 0, 0);
     value.x = first_bytes(value.x, bytes);
     value.y = first_bytes(value.y, bytes - 4);
     value.z = first_bytes(value.z, bytes - 8);
     value.w = first_bytes(value.w, bytes - 12);
     *(uint4 *)to = value;
 }
+INLINE void copy_async_16(void *to, const void *from) { *(uint4 *)to = *(const uint4 *)from; }
 INLINE void copy_commit() {}
 template <int LEFT> INLINE void copy_wait() {}
 #endif
@@ -243,6 +280,20 @@ INLINE float sum_of_warp(float value)
     for (int mask = 16; mask; mask >>= 1)
         value += __shfl_xor_sync(0xffffffffu, value, mask);
     return value;
+}
+
+/* Whether this block is the last of `splits` that come here. `flag` is any place in
+   shared memory: behind the first barrier nothing in it is needed any more. */
+INLINE bool is_last(u32 *ticket, int splits, u32 *flag)
+{
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0)
+        *flag = atomicAdd(ticket, 1u);
+    __syncthreads();
+    bool last = *flag == (u32)splits - 1u;
+    __threadfence();
+    return last;
 }
 
 #endif

@@ -64,12 +64,48 @@ INLINE void load_chunk(const element *from, float (&to)[IN_CHUNK])
     spread(__ldg((const uint4 *)from), to);
 }
 
+/* A whole chunk times its weights, 16 bytes of them at a time: one by one, lanes that lie
+   a chunk apart would meet in four of the 32 banks. */
+INLINE void add_chunk(const uint4 &words, const float *weights, float (&sums)[2])
+{
+    float chunk[IN_CHUNK];
+    spread(words, chunk);
+#pragma unroll
+    for (int i = 0; i < IN_CHUNK; i += 4) {
+        float4 w = *(const float4 *)(weights + i);
+        sums[0] = fmaf(chunk[i], w.x, sums[0]);
+        sums[1] = fmaf(chunk[i + 1], w.y, sums[1]);
+        sums[0] = fmaf(chunk[i + 2], w.z, sums[0]);
+        sums[1] = fmaf(chunk[i + 3], w.w, sums[1]);
+    }
+}
+
+#define AT_A_TIME 4 /* chunks of a lane that are under way */
+
 /* A row times w, by one warp, in one order: the same in every lane. */
 INLINE float row_times(const element *row, const float *weights, int cols)
 {
-    int lane = threadIdx.x & 31;
+    const int apart = 32 * IN_CHUNK;
+    int first = (threadIdx.x & 31) * IN_CHUNK;
+    int whole = is_aligned(weights) ? cols & -IN_CHUNK : 0;
     float sums[2] = {0.0f, 0.0f};
-    for (int k = lane * IN_CHUNK; k < cols; k += 32 * IN_CHUNK) {
+#pragma unroll 1
+    for (int base = first; base - first < whole; base += AT_A_TIME * apart) {
+        uint4 words[AT_A_TIME];
+#pragma unroll
+        for (int t = 0; t < AT_A_TIME; t++)
+            if (base + t * apart < whole)
+                words[t] = load_now((const uint4 *)(row + base + t * apart));
+        __syncwarp(); /* or the compiler asks for one when it has used the other */
+#pragma unroll
+        for (int t = 0; t < AT_A_TIME; t++)
+            if (base + t * apart < whole)
+                add_chunk(words[t], weights + base + t * apart, sums);
+    }
+    /* The chunk that has fewer columns; all of them where weights have no boundary. */
+    int after = whole + ((first - whole) & (apart - 1));
+#pragma unroll 1
+    for (int k = after; k < cols; k += apart) {
         float chunk[IN_CHUNK];
         load_chunk(row + k, chunk);
 #pragma unroll

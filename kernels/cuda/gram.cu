@@ -10,7 +10,7 @@
    are no margins.
 
    grid = ntiles splits + (weights ? ceil(m / (TB / 16)) : 0), block = 2 TB,
-   shared = STAGES 16384 + 16 TB bytes. */
+   shared = STAGES 16384 bytes. */
 #include "elements.cuh"
 
 #ifndef TB
@@ -37,18 +37,56 @@ INLINE int place_of(int row, int chunk)
     return (row * CHUNKS + (chunk ^ (row * CHUNKS / 8 & (CHUNKS - 1)))) * 16;
 }
 
-/* One stage: `count` rows (of I, then of J), from column `k`, zeros from `end` on.
-   Where there is no column left it is an empty batch: batches are counted. */
-INLINE void load_stage(u8 *stage, const element *matrix, const s64 *offsets, int count,
-                       int k, int end)
+/* What a thread copies in every stage: the same chunk of rows that lie APART, first of I,
+   then of J. APART rows further a chunk lies as far further: the XOR is the same. */
+#define EACH (2 * TB * CHUNKS / THREADS)
+#define APART (THREADS / CHUNKS)
+
+struct Source {
+    const u8 *from[EACH]; /* in the next stage */
+    u32 there; /* a bit for each that is copied */
+    int chunk, to;
+};
+
+/* Rows that are not there become zeros in all stages, once: nobody writes there again. */
+INLINE Source source_of(const element *matrix, s64 stride, const s64 *rows, int m, int I,
+                        int J, int k, u8 *stages)
 {
-#pragma unroll 4
-    for (int c = threadIdx.x; k < end && c < count * CHUNKS; c += THREADS) {
-        int row = c / CHUNKS, chunk = c % CHUNKS, col = k + chunk * IN_CHUNK;
-        s64 offset = offsets[row];
-        int bytes = offset < 0 ? 0 : min(16, (end - col) * (int)sizeof(element));
-        u8 *to = stage + row / TB * SIDE + place_of(row % TB, chunk);
-        copy_async_16(to, bytes > 0 ? matrix + offset + col : matrix, max(bytes, 0));
+    int first = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
+    Source source = {{}, 0, chunk, place_of(first, chunk)};
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        int row = (i < EACH / 2 ? I : J - 1) * TB + first + i * APART;
+        bool is_there = row < m && (i < EACH / 2 || I != J);
+        s64 number = is_there ? rows[row] : 0;
+        source.from[i] = (const u8 *)(matrix + number * stride + chunk * IN_CHUNK + k);
+        source.there |= (u32)is_there << i;
+        for (int stage = 0; row >= m && stage < STAGES; stage++)
+            *(uint4 *)(stages + stage * 2 * SIDE + source.to + i * APART * CHUNKS * 16) =
+                make_uint4(0, 0, 0, 0);
+    }
+    return source;
+}
+
+/* The next stage, from column `k` on, zeros from `end` on. Where there is no column left
+   it is an empty batch: batches are counted. */
+INLINE void load_stage(u8 *stage, Source &source, int k, int end)
+{
+    u8 *to = stage + source.to;
+    if (k + STEP <= end) {
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            if (source.there >> i & 1u)
+                copy_async_16(to + i * APART * CHUNKS * 16, source.from[i]);
+            source.from[i] += CHUNKS * 16;
+        }
+    } else if (k < end) {
+        int left = (end - k) * (int)sizeof(element) - source.chunk * 16;
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            if (source.there >> i & 1u)
+                copy_async_16(to + i * APART * CHUNKS * 16, source.from[i],
+                              max(0, min(16, left)));
     }
     copy_commit();
 }
@@ -88,9 +126,9 @@ INLINE void clear(Sums &sums)
 }
 
 /* 32 bytes of 16 rows, as mma takes them. */
-INLINE void load_fragment(u32 (&to)[4], const u8 *side, int row, int chunk)
+INLINE void load_fragment(u32 (&to)[4], const u8 *at)
 {
-    load_matrix_4(to, side + place_of(row, chunk));
+    load_matrix_4(to, at);
 #if ELEMENT == FP32
 #pragma unroll
     for (int q = 0; q < 4; q++)
@@ -102,16 +140,18 @@ INLINE void multiply_stage(Sums &sums, const u8 *left, const u8 *right)
 {
     int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
     int down = warp / (TB / 32) * (TB / 2), across = warp % (TB / 32) * 32;
+    /* 16 rows further the XOR is the same, two chunks further two bits of it turn. */
+    int a_at = place_of(down + (lane & 15), lane >> 4);
+    int b_at = place_of(across + (lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
 #pragma unroll
     for (int k = 0; k < CHUNKS; k += 2) {
         u32 a[PIECES][4], b[2][4];
 #pragma unroll
         for (int i = 0; i < PIECES; i++)
-            load_fragment(a[i], left, down + i * 16 + (lane & 15), k + (lane >> 4));
+            load_fragment(a[i], left + (a_at ^ k * 16) + i * 16 * CHUNKS * 16);
 #pragma unroll
         for (int j = 0; j < 2; j++)
-            load_fragment(b[j], right, across + j * 16 + (lane & 7) + (lane >> 4) * 8,
-                          k + (lane >> 3 & 1));
+            load_fragment(b[j], right + (b_at ^ k * 16) + j * 16 * CHUNKS * 16);
 #pragma unroll
         for (int i = 0; i < PIECES; i++)
 #pragma unroll
@@ -160,38 +200,22 @@ INLINE void store(const Sums &sums, float *to)
 #endif /* FFMA */
 
 /* One tile, columns from `k` to `end`: STAGES - 1 stages are under way all the time. */
-INLINE void sum_tile(Sums &sums, u8 *stages, const element *matrix, const s64 *offsets,
-                     bool diagonal, int k, int end)
+INLINE void sum_tile(Sums &sums, u8 *stages, Source &source, bool diagonal, int k,
+                     int end)
 {
-    int steps = max(0, (end - k + STEP - 1) / STEP), count = diagonal ? TB : 2 * TB;
+    int steps = max(0, (end - k + STEP - 1) / STEP);
 #pragma unroll 1
     for (int next = 0; next < STAGES - 1; next++)
-        load_stage(stages + next * 2 * SIDE, matrix, offsets, count, k + next * STEP,
-                   end);
+        load_stage(stages + next * 2 * SIDE, source, k + next * STEP, end);
 #pragma unroll 1
     for (int step = 0; step < steps; step++) {
         copy_wait<STAGES - 2>();
         __syncthreads();
         int next = step + STAGES - 1;
-        load_stage(stages + next % STAGES * 2 * SIDE, matrix, offsets, count,
-                   k + next * STEP, end);
+        load_stage(stages + next % STAGES * 2 * SIDE, source, k + next * STEP, end);
         const u8 *left = stages + step % STAGES * 2 * SIDE;
         add_stage(sums, left, diagonal ? left : left + SIDE);
     }
-}
-
-/* Whether this block is the last of `splits` that come here. `flag` is any place in
-   shared memory: behind the first barrier nothing in it is needed any more. */
-INLINE bool is_last(u32 *ticket, int splits, u32 *flag)
-{
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0)
-        *flag = atomicAdd(ticket, 1u);
-    __syncthreads();
-    bool last = *flag == (u32)splits - 1u;
-    __threadfence();
-    return last;
 }
 
 INLINE void add_parts(float *to, const float *parts, size_t apart, int splits)
@@ -229,17 +253,14 @@ gram(const element *__restrict__ matrix, s64 stride, const s64 *__restrict__ row
         return;
     }
     SHARED_MEMORY(memory);
-    s64 *offsets = (s64 *)(memory + STAGES * 2 * SIDE);
     int number = blockIdx.x % ntiles, split = blockIdx.x / ntiles;
     int I = tiles[number] >> 16, J = tiles[number] & 0xffffu;
-    int row = (threadIdx.x < TB ? I : J) * TB + threadIdx.x % TB;
-    offsets[threadIdx.x] = row < m ? rows[row] * stride : -1;
-    __syncthreads();
+    int first = split * per_split, end = min(cols, first + per_split);
+    Source source = source_of(matrix, stride, rows, m, I, J, first, memory);
 
     Sums sums;
     clear(sums);
-    int first = split * per_split, end = min(cols, first + per_split);
-    sum_tile(sums, memory, matrix, offsets, I == J, first, end);
+    sum_tile(sums, memory, source, I == J, first, end);
 
     size_t apart = ntiles * TILE, at = number * TILE;
     store(sums, splits == 1 ? G + at : workspace + split * apart + at);

@@ -5,17 +5,17 @@
    another in G; what lies behind row `m` is zero. A tile with an even J and its right
    neighbour are a pair, made at once: row I is read once for both.
 
-   The work is a line: the stages (64 columns each) of the first tile, of the second, and
-   so on. Each of `workers` blocks takes `each` (2 or more) tile-stages of it, wherever
-   tiles begin. Whoever takes the first stage of a pair leaves its sums in G, others
-   leave theirs in `workspace` (workers x 2 tiles), and the last that comes adds them in
-   ascending order of columns, so the bits never depend on who that is. `tickets` are
-   zeros, before and after. `stride` in elements; it and `matrix` are multiples of 16
-   bytes. What lies behind `cols` in a row may be read, not used. Without weights there
-   are no margins.
+   The work is a line of tile-stages (64 columns each), of which each of `workers`
+   blocks takes `each`: see gram_line.cuh. Whoever takes the first stage of a pair
+   leaves its sums in G, others leave theirs in `workspace` (workers x 2 tiles), and
+   the last that comes adds them in ascending order of columns, so the bits never
+   depend on who that is. `tickets` are zeros, before and after. `stride` in elements;
+   it and `matrix` are multiples of 16 bytes. What lies behind `cols` in a row may be
+   read, not used. Without weights there are no margins.
 
    grid = workers + (weights ? ceil(m / 8) : 0), block = 256,
    shared = STAGES 49152 + 2048 bytes. */
+#include "gram_line.cuh"
 #include "wgmma.cuh"
 
 #ifndef STAGES
@@ -30,47 +30,13 @@
 #define STAGE (3 * SIDE)         /* rows of J, of J + 1, of I */
 #define TILE ((size_t)(TB * TB))
 #define EACH (TB * CHUNKS / THREADS) /* chunks of a side that a thread loads */
+#define ROWS_APART (THREADS / CHUNKS) /* in which they lie */
 
 #if ELEMENT == BF16
 #define MULTIPLY wgmma_bf16
 #else
 #define MULTIPLY wgmma_f16
 #endif
-
-/* What a worker does of one tile, or of a pair. */
-struct Part {
-    int number, I, J, sides; /* of the first tile; 2 of a pair */
-    int first, last;         /* stages */
-    int place, of;           /* of how many parts it is which */
-    s64 next;                /* tile-stage, where the next tile begins */
-};
-
-/* How many stages of a pair (or tile) that begins at `begin` lie before `at`. */
-INLINE int stages_before(s64 at, s64 begin, int sides, int stages)
-{
-    s64 before = (at - begin + sides - 1) / sides;
-    return (int)min(max(before, (s64)0), (s64)stages);
-}
-
-INLINE Part part_at(s64 at, s64 end, const u32 *tiles, int ntiles, int stages, int each)
-{
-    Part part;
-    int number = (int)(at / stages);
-    number -= (int)(tiles[number] & 1u); /* the second of a pair */
-    u32 tile = tiles[number];
-    bool pair = number + 1 < ntiles && tiles[number + 1] == (tile | 1u);
-    s64 begin = (s64)number * stages;
-    part.number = number;
-    part.I = (int)(tile >> 16);
-    part.J = (int)(tile & 0xffffu);
-    part.sides = pair ? 2 : 1;
-    part.next = begin + part.sides * stages;
-    part.first = stages_before(at, begin, part.sides, stages);
-    part.last = stages_before(end, begin, part.sides, stages);
-    part.place = (int)(at / each - begin / each);
-    part.of = (int)((begin + part.sides * (stages - 1)) / each - begin / each) + 1;
-    return part;
-}
 
 /* Rows that a thread loads chunks of, where they begin; none behind the last. */
 struct Rows {
@@ -89,7 +55,7 @@ INLINE Rows rows_of(const Part &part, const element *matrix, s64 stride,
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
             int row = (side == 2 ? part.I : part.J + side) * TB + threadIdx.x / CHUNKS +
-                      i * (THREADS / CHUNKS);
+                      i * ROWS_APART;
             bool is_read = side < SIDES || (side == 2 && found.apart);
             found.of[side][i] =
                 is_read && row < m ? matrix + rows[row] * stride : nullptr;
@@ -97,26 +63,55 @@ INLINE Rows rows_of(const Part &part, const element *matrix, s64 stride,
     return found;
 }
 
-/* 64 columns from `k` on, zeros from `cols` on. Where there is no column left it is an
-   empty batch: batches are counted. */
-template <int SIDES>
-INLINE void load_stage(u8 *stage, const Rows &rows, const element *matrix, int k,
-                       int cols)
+/* Where a thread's chunks of a stage lie: so far behind its first one, since rows that
+   are a multiple of eight apart have the same XOR. */
+INLINE int behind_first(int side, int i)
 {
-    int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
-    int col = k + chunk * IN_CHUNK;
-    int bytes = max(0, min(16, (cols - col) * (int)sizeof(element)));
-    u8 *to = stage + swizzled(row, chunk);
+    return side * SIDE + i * ROWS_APART * ATOM_ROW;
+}
+INLINE int first_place()
+{
+    return swizzled(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS);
+}
+
+/* Rows that are not there are zeros in all stages: nobody loads there. */
+template <int SIDES> INLINE void clear_missing(u8 *stages, const Rows &rows)
+{
+    u8 *to = stages + first_place();
 #pragma unroll
     for (int side = 0; side < 3; side++)
-        if (side < SIDES || (side == 2 && rows.apart))
 #pragma unroll
-            for (int i = 0; i < EACH; i++) {
-                const element *from = rows.of[side][i];
-                bool any = from && bytes > 0;
-                copy_async_16(to + side * SIDE + i * (THREADS / CHUNKS) * ATOM_ROW,
-                              any ? from + col : matrix, any ? bytes : 0);
-            }
+        for (int i = 0; i < EACH; i++)
+            if ((side < SIDES || side == 2) && !rows.of[side][i])
+                for (int stage = 0; stage < STAGES; stage++)
+                    *(uint4 *)(to + stage * STAGE + behind_first(side, i)) =
+                        make_uint4(0, 0, 0, 0);
+}
+
+/* 64 columns from `k` on, zeros from `cols` on. Bytes are counted where columns end
+   alone: a copy of so many of 16 is several instructions. */
+INLINE void load_stage(u8 *stage, const Rows &rows, int k, int cols)
+{
+    int col = k + threadIdx.x % CHUNKS * IN_CHUNK;
+    u8 *to = stage + first_place();
+    if (k + STEP <= cols) {
+#pragma unroll
+        for (int side = 0; side < 3; side++)
+#pragma unroll
+            for (int i = 0; i < EACH; i++)
+                if (rows.of[side][i])
+                    copy_async_16(to + behind_first(side, i), rows.of[side][i] + col);
+        return;
+    }
+    int bytes = max(0, min(16, (cols - col) * (int)sizeof(element)));
+    int there = bytes ? col : 0;
+#pragma unroll
+    for (int side = 0; side < 3; side++)
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            if (rows.of[side][i])
+                copy_async_16(to + behind_first(side, i), rows.of[side][i] + there,
+                              bytes);
 }
 
 /* A warpgroup has 64 rows of I by all of J. */
@@ -131,16 +126,17 @@ INLINE void multiply_stage(float (&sums)[COUNT], const u8 *stage, int side)
 }
 
 /* The product of a stage goes on while the next but one is loaded. Whoever comes to the
-   barrier has waited for all products but the last: the room of the one before is free. */
+   barrier has waited for all products but the last: the room of those before is free.
+*/
 template <int SIDES>
 INLINE void sum_stages(float (&sums)[SIDES * 64], u8 *memory, const Part &part,
-                       const Rows &rows, const element *matrix, int cols)
+                       const Rows &rows, int cols)
 {
     int side = rows.apart ? 2 : part.I - part.J, steps = part.last - part.first;
     auto load = [&](int step) {
         if (step < steps)
-            load_stage<SIDES>(memory + step % STAGES * STAGE, rows, matrix,
-                              (part.first + step) * STEP, cols);
+            load_stage(memory + step % STAGES * STAGE, rows, (part.first + step) * STEP,
+                       cols);
         copy_commit(); /* an empty batch where there is none: batches are counted */
     };
 #pragma unroll 1
@@ -175,19 +171,6 @@ template <int COUNT> INLINE void store(const float (&sums)[COUNT], float *to)
     }
 }
 
-/* Whether this block is the last of `parts` that come here. */
-INLINE bool is_last(u32 *ticket, int parts, u32 *flag)
-{
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0)
-        *flag = atomicAdd(ticket, 1u);
-    __syncthreads();
-    bool last = *flag == (u32)parts - 1u;
-    __threadfence();
-    return last;
-}
-
 /* to += all parts, one after another. */
 INLINE void add_parts(float *to, const float *parts, int count, int size)
 {
@@ -219,7 +202,8 @@ template <int SIDES> INLINE void make(const Part &part, u8 *memory, const Given 
     for (int i = 0; i < SIDES * 64; i++)
         sums[i] = 0.0f;
     Rows rows = rows_of<SIDES>(part, given.matrix, given.stride, given.rows, given.m);
-    sum_stages<SIDES>(sums, memory, part, rows, given.matrix, given.cols);
+    clear_missing<SIDES>(memory, rows);
+    sum_stages<SIDES>(sums, memory, part, rows, given.cols);
 
     float *here = given.G + part.number * TILE;
     float *own = given.workspace + blockIdx.x * 2 * TILE;

@@ -5,7 +5,7 @@
    grid = ceil(rows / 8), block = 256. */
 #include "elements.cuh"
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 4)
 margin(const element *__restrict__ matrix, s64 stride, const s64 *__restrict__ rows,
        int count, int cols, const float *__restrict__ weights, float *__restrict__ margins)
 {

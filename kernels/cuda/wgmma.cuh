@@ -2,9 +2,9 @@
    multiply matrices in shared memory. sm_90a alone has them.
 
    Matrices lie as 128-byte swizzling has them, K-major: 128 bytes of each row, eight
-   rows in 1024 bytes that begin at a multiple of 1024; the 16 bytes of number c in row r
-   are the (c ^ r & 7)-th of that row. See tests/kernels/wgmma_on_cpu.h, which reads them
-   as the PTX ISA says. */
+   rows in 1024 bytes that begin at a multiple of 1024; the 16 bytes of number c in row
+   r are the (c ^ r & 7)-th of that row. tests/kernels/wgmma_on_cpu.h reads them as the
+   PTX ISA says. */
 #ifndef HPCSGD_WGMMA_CUH
 #define HPCSGD_WGMMA_CUH
 
@@ -20,8 +20,8 @@ INLINE int swizzled(int row, int chunk)
     return row * ATOM_ROW + (chunk ^ (row & (ATOM_ROWS - 1))) * 16;
 }
 
-/* What wgmma is told of a matrix: begin, the distance of eight rows from the next eight,
-   and the pattern. What follows in a row begins so many bytes later. */
+/* What wgmma is told of a matrix: begin, the distance of eight rows from the next
+   eight, and the pattern. What follows in a row begins so many bytes later. */
 INLINE u64 matrix_at(const void *rows)
 {
     u64 begin = (in_shared(rows) & 0x3ffffu) >> 4;

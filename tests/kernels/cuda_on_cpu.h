@@ -554,6 +554,7 @@ inline unsigned load_acquire(const unsigned *at)
 {
     return __atomic_load_n(at, __ATOMIC_ACQUIRE);
 }
+template <class T> inline T load_now(const T *at) { return *at; }
 inline void fetch_ahead(const void *at) { (void)*(const volatile char *)at; }
 
 /* Copies to shared memory land as late as they may: at the wait that asks for them. */
@@ -562,6 +563,7 @@ inline void copy_async_16(void *to, const void *from, int bytes)
     emulated::now->copies.push_back({to, from, bytes, 16, emulated::now->batch});
     emulated::began(to, 16);
 }
+inline void copy_async_16(void *to, const void *from) { copy_async_16(to, from, 16); }
 inline void copy_commit() { emulated::now->batch++; }
 template <int LEFT> inline void copy_wait() { emulated::land(*emulated::now, LEFT); }
 

@@ -46,6 +46,8 @@ def modules():
 
 def outcome(module, name):
     """caught, hung or MISSED; of the kernel as it is without a name."""
+    if name:
+        planted_in(importlib.import_module(module), name)
     command = [sys.executable, "-m", __spec__.name, "--one", module, name]
     try:
         done = subprocess.run(command, capture_output=True, timeout=LIMIT)
@@ -59,15 +61,22 @@ def run_one(module, name):
 
     Without a name on the kernel as it is, which has to pass: or nothing was shown.
     """
-    from tests.kernels.emulator import inlined, source_of
+    from tests.kernels.emulator import source_of
 
     module = importlib.import_module(module)
     if not name:
         for kernel in dict.fromkeys(one.kernel for one in module.MUTANTS):
             module.check(source_of(kernel))
         return
+    module.check(planted_in(module, name))
+
+
+def planted_in(module, name):
+    """The text with one of a module's faults; a place that is gone ends all."""
+    from tests.kernels.emulator import inlined, source_of
+
     (mutant,) = [one for one in module.MUTANTS if one.name == name]
-    module.check(planted(mutant, inlined(source_of(mutant.kernel))))
+    return planted(mutant, inlined(source_of(mutant.kernel)))
 
 
 def main(wanted):

@@ -15,8 +15,8 @@ SIZES = [(1, 1, (1,)), (40, 100, (5, 8, 8)), (60, 300, (33, 40, 7)),
          (12, 5001, (3, 4))]  # fmt: skip
 MUTANTS = [
     Mutant("gather_steps", "columns behind the last",
-           "if (k + i < cols)\n                    sums", "if (true)\n"
-           "                    sums"),
+           "if (k + i < cols)\n                sums", "if (true)\n"
+           "                sums"),
     Mutant("gather_steps", "weights behind the last",
            "if (k + i < cols)\n                weights", "if (true)\n"
            "                weights"),

@@ -68,8 +68,8 @@ def test_a_stage_is_as_wide_in_bytes_in_every_format():
 
 def test_small_tiles_have_room_twice_on_every_gpu_with_tensor_cores():
     """100 KiB is the least that one has from sm_80 on; 1 KiB a block is CUDA's own."""
-    assert RESIDENT * (shared_bytes(64) + 1024) <= 100 * 1024
-    assert shared_bytes(128) <= 64 * 1024  # the least of all that are served
+    assert RESIDENT * (shared_bytes() + 1024) <= 100 * 1024
+    assert shared_bytes() <= 64 * 1024  # the least of all that are served
 
 
 def test_sizes_of_a_launch():
@@ -79,4 +79,4 @@ def test_sizes_of_a_launch():
     assert (plain.result, plain.workspace, plain.tickets) == (3 * 4096, 0, 3)
     parts = launch_of(3, 150, 520, splits=3, margins=False, **given)
     assert (parts.grid, parts.workspace, parts.per_split) == (9, 9 * 4096, 192)
-    assert parts.shared == STAGES * 16384 + 1024
+    assert parts.shared == STAGES * 16384

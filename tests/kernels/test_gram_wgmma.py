@@ -44,8 +44,8 @@ FAULTS = {
         "load(step + STAGES - 1)",
     ),
     "stages that are too few": (
-        "(memory + step % STAGES * STAGE, rows",
-        "(memory + step % (STAGES - 1) * STAGE, rows",
+        "load_stage(memory + step % STAGES * STAGE, rows",
+        "load_stage(memory + step % (STAGES - 1) * STAGE, rows",
     ),
     "stride of eight rows": ("(u64)(ATOM >> 4)", "(u64)(ATOM >> 5)"),
     "a stride in bytes": ("(u64)(ATOM >> 4)", "(u64)(ATOM & 0x3fff)"),
@@ -68,7 +68,8 @@ FAULTS = {
     "rows of I that are not loaded": (">= SIDES;", "> SIDES;"),
     "one row too many": ("is_read && row < m", "is_read && row <= m"),
     "rows of another side": ("part.J + side)", "part.J)"),
-    "rows of a thread": ("i * (THREADS / CHUNKS);", "i;"),
+    "rows of a thread": ("i * ROWS_APART;", "i;"),
+    "places of a thread": ("i * ROWS_APART * ATOM_ROW", "i * ATOM_ROW"),
     "columns behind the last": (
         "max(0, min(16, (cols - col) * (int)sizeof(element)))",
         "cols > col ? 16 : 0",
@@ -89,7 +90,7 @@ FAULTS = {
     ),
     "half of a pair's stage": ("at - begin + sides - 1", "at - begin"),
     "parts of a pair": ("part.sides * (stages - 1)) / each", "stages) / each"),
-    "one part too early": ("(u32)parts - 1u", "(u32)parts - 2u"),
+    "one part too early": ("(u32)splits - 1u", "(u32)splits - 2u"),
     "a ticket that is kept": ("*ticket = 0;", "*ticket = 1;"),
     "a ticket before all have stored": (
         "    __threadfence();\n    __syncthreads();\n    if",
@@ -106,6 +107,10 @@ FAULTS = {
     "a tile of a pair is not added": ("SIDES * (int)TILE)", "(int)TILE)"),
     "margins: one row too many": ("if (row < m)", "if (row <= m)"),
     "margins: columns behind the last": ("if (k + i < cols)", "if (true)"),
+    "a stage that is no whole one": ("k + STEP <= cols)", "k < cols)"),
+    "the first stage again": ("rows.of[side][i] + col)", "rows.of[side][i])"),
+    "rows that are not there": ("!rows.of[side][i])\n", "false)\n"),
+    "zeros in one stage alone": ("stage < STAGES; stage++", "stage < 1; stage++"),
 }
 MUTANTS = [Mutant("gram_wgmma", name, *change) for name, change in FAULTS.items()]
 
@@ -256,11 +261,13 @@ def test_a_line_is_cut_anywhere(each):
     assert np.abs(found - whole).max() <= 1e-5 * np.abs(whole).max()
 
 
-def test_margins_are_those_of_their_own_kernel():
-    given = problem("bf16", TILE, (0, 7, 20), 300)
+@pytest.mark.parametrize("cols", [8, 300, 1100, 2500])
+def test_margins_are_those_of_their_own_kernel(cols):
+    """Bit for bit: less than a chunk of a warp, some, and whole rounds of them."""
+    given = problem("bf16", TILE, (0, 7, 20), cols)
     kernel = Kernel("gram_wgmma", "ELEMENT=1")
     other, z = Kernel("margin", "ELEMENT=1"), empty(20)
-    arguments = (given.matrix, c_longlong(given.stride), given.rows, 20, 300)
+    arguments = (given.matrix, c_longlong(given.stride), given.rows, 20, cols)
     other(3, 256, (*arguments, given.weights, z))
     np.testing.assert_array_equal(multiply(kernel, given, 1)[1], z)
 

@@ -1,6 +1,6 @@
 """z = Y w: every format, sizes that do not divide, rows in any order, guards intact."""
 
-from ctypes import c_longlong
+from ctypes import c_longlong, c_void_p
 
 import numpy as np
 import pytest
@@ -13,7 +13,16 @@ SIZES = [(1, 1, 1), (40, 100, 37), (300, 257, 64), (50, 2000, 9)]
 MUTANTS = [
     Mutant("margin", "columns behind the last", "if (k + i < cols)", "if (true)"),
     Mutant("margin", "rows behind the last", "if (row >= count)", "if (row > count)"),
-    Mutant("margin", "every other chunk", "k += 32 * IN_CHUNK", "k += 64 * IN_CHUNK"),
+    Mutant(
+        "margin",
+        "every other chunk",
+        "+= AT_A_TIME * apart",
+        "+= 2 * AT_A_TIME * apart",
+    ),
+    Mutant(
+        "margin", "a chunk too many", "< whole)\n                add", "< 9999) add"
+    ),
+    Mutant("margin", "the last chunk", "k = after; k < cols", "k = after; k < whole"),
 ]
 
 
@@ -21,6 +30,18 @@ MUTANTS = [
 @pytest.mark.parametrize("n, d, m", SIZES)
 def test_margins_are_those_of_float64(name, n, d, m):
     agrees(name, n, d, m)
+
+
+def test_weights_may_begin_anywhere():
+    """One by one then, with the same bits."""
+    rng = np.random.default_rng(0)
+    matrix, stride, _ = stored(rng, 20, 700)
+    rows, kernel, found = numbers(rng, 20, 9), Kernel("margin", "ELEMENT=1"), []
+    held = on_device(rng.normal(size=701), np.float32)
+    for w in (on_device(held[1:]), c_void_p(held.ctypes.data + 4)):
+        found.append(empty(9))
+        kernel(2, 256, (matrix, c_longlong(stride), rows, 9, 700, w, found[-1]))
+    np.testing.assert_array_equal(*found)
 
 
 def check(text):

@@ -168,10 +168,6 @@ def _floats():
                added_down)  # fmt: skip
     yield Case("div.rn.ftz.f32 {d}, {a}, {b}", "f32 f32 f32",
                exactly(lambda a, b: a / b))  # fmt: skip
-    yield Case("div.rn.f32 {d}, {a}, {b}", "f32 f32 f32",
-               exactly(lambda a, b: a / b, flush=False))  # fmt: skip
-    yield Case("sqrt.rn.f32 {d}, {a}", "f32 f32",
-               lambda a: float(np.float32(np.sqrt(np.longdouble(a)))))  # fmt: skip
     yield Case("ex2.approx.ftz.f32 {d}, {a}", "f32 f32", power)
     yield Case("neg.ftz.f32 {d}, {a}", "f32 f32", lambda a: -flushed(a))
     yield Case("abs.ftz.f32 {d}, {a}", "f32 f32", lambda a: abs(flushed(a)))

@@ -23,6 +23,9 @@ from tests.kernels.mutants import Mutant
 ARCH = "90"
 RAGGED = (5, 32, 1, 7, 0, 30, 13, 2, 11)
 LONG = (1100, 20)  # a batch of more rows than a block has threads
+# More rows in a batch than are under way at once, and behind it.
+TALL = {1: (5, 150, 3, 530), CLUSTER: (6, 270, 40)}
+NO_START = SIDES - {"intercept"}  # residuals without a barrier before them
 SIZES = [(1,), (1,) * 9, (5,) * 4, (32,) * 5, RAGGED, (150, 40), LONG]
 MUTANTS = [
     Mutant("recurrence", name, before, after)
@@ -40,29 +43,47 @@ MUTANTS = [
             "#if NC == 1\n        wait();\n#endif\n        before",
         ),
         ("no barrier at the end of a step", "#else\n    __syncthreads();", "#else"),
-        ("the last block is not told", "rank < NC; rank++", "rank < NC - 1; rank++"),
-        ("couple of step 0", "batch_of[at], from)", "batch_of[at], 0)"),
-        ("couple of another row", "in.batch_of[at], from", "in.batch_of[low], from"),
+        (
+            "the last block is not told",
+            "    cluster_store(at, (u32)part",
+            "    if (part < 7) cluster_store(at, (u32)part",
+        ),
+        ("couple of step 0", "ahead.own + from)", "ahead.own)"),
+        (
+            "couple of step 0 behind the first rows",
+            "batch_of[kept], from)",
+            "batch_of[kept], 0)",
+        ),
+        ("couple of another row", "in.batch_of[own], 0", "in.batch_of[base], 0"),
         ("lead of another state", "lead[j * read + a]", "lead[j * read]"),
         ("lead of another step", "lead[j * read + a]", "lead[a]"),
         ("gain of another step", "gain[j * states + a]", "gain[a]"),
-        ("the intercept stays", "if (intercept && is_last_warp)", "if (false)"),
+        ("the intercept stays", "if (is_last_warp)", "if (false)"),
         ("free of the next step", "carry + (j - 1) * states", "carry + j * states"),
         ("push of the first step", "push + (j - 1) * states", "push"),
         ("the intercept's sum begins late", "place_in(before, before)", "0"),
         ("no offset", "offsets ? offsets[row] : 0.0f", "0.0f"),
         ("no sample weight", "            r *= at.weight;\n", ""),
-        ("a batch's last row", "min(4, last - col)", "min(4, last - col - 1)"),
-        ("what is beside a batch", "max(0, first - col)", "0"),
-        ("the row below", "in.across, rows[i], col))", "in.across, rows[i] + 1, col))"),
+        (
+            "a batch's last row",
+            "first && col + c < last",
+            "first && col + c + 1 < last",
+        ),
+        ("columns behind a batch", "col + 4 <= last", "col + 3 <= last"),
+        ("what is beside a batch", "(col + c >= first &&", "("),
+        ("the row below", "(u32)(i * APART) <<", "(u32)(i * APART + 1) <<"),
         (
             "the first of the later rows",
             "known, end, own_rows",
             "known, end + 1, own_rows",
         ),
-        ("four lanes of eight", "int mask = 4; mask;", "int mask = 2; mask;"),
+        ("four lanes of eight", "left = AT_ONCE; mask;", "left = AT_ONCE; mask > 1;"),
         ("every other 32 columns", "col < last; col += 32", "col < last; col += 64"),
-        ("sides of the first rows", "row_of(own + THREADS, rank)", "row_of(own, rank)"),
+        (
+            "sides of the first rows",
+            "row_of(max(following, end), rank)",
+            "row_of(low, rank)",
+        ),
         (
             "rows of block 0",
             "own_below(starts[steps], rank)",
@@ -92,7 +113,7 @@ LAUNCHABLE(residuals)
 
 def test_updates_sizes_and_sides():
     """Every size with every update, and each side left out once."""
-    sides = [SIDES, SIDES - {"weights"}, SIDES - {"offsets"}, SIDES - {"intercept"}, ()]
+    sides = [SIDES, SIDES - {"weights"}, SIDES - {"offsets"}, NO_START, ()]
     for case, sizes in enumerate(SIZES):
         for turn, update in enumerate(UPDATES):
             agrees("logistic", sizes, update, sides[(case + turn) % 5], seeds=(3,))
@@ -113,6 +134,12 @@ def test_a_cluster_has_the_bits_of_one_block():
         many = agrees("logistic", sizes, update, SIDES, CLUSTER, seeds=(0, 1, 2))
         for left, right in zip(one, many, strict=True):
             np.testing.assert_array_equal(left, right)
+
+
+@pytest.mark.parametrize("cluster", [1, CLUSTER])
+@pytest.mark.parametrize("sides", [SIDES, NO_START], ids=len)
+def test_later_batches_of_more_rows_than_are_under_way(sides, cluster):
+    agrees("logistic", TALL[cluster], "sgd", sides, cluster, seeds=(1, 2))
 
 
 def test_larger_tiles():
@@ -150,7 +177,7 @@ def test_residuals_that_are_no_numbers_or_beyond_all_bounds():
 
 def test_shapes_of_launches():
     one = launch.recurrence_launch(8192, 256, 4, 1, "75")
-    assert (one.grid, one.block) == (1, 1024) and one.shared <= 64 * 1024
+    assert (one.grid, one.block) == (1, 512) and one.shared <= 64 * 1024
     many = launch.recurrence_launch(8192, 256, 4, CLUSTER, "90a")
     assert (many.grid, many.block) == (CLUSTER, 256) and many.shared < one.shared
     assert launch.softmax_launch(512, 2) == launch.Launch(1, 1024, 1024)
@@ -182,6 +209,10 @@ def check(text):
         for sizes in (RAGGED, (33,) * 6):
             agrees("logistic", sizes, "three", SIDES, cluster, text=text)
     agrees("logistic", LONG, "sgd", SIDES, seeds=(1,), text=text)
+    for cluster, sizes in TALL.items():
+        agrees("logistic", sizes, "sgd", NO_START, cluster, seeds=(1,), text=text)
+    for seeds in ((1, 2, 3), (4, 5, 6)):
+        agrees("logistic", (33,) * 6, "sgd", NO_START, CLUSTER, seeds, text)
 
 
 def agrees(

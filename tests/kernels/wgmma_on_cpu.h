@@ -1,33 +1,34 @@
-/* wgmma on a processor: products of four warps with matrices in shared memory, which are
-   read at some time between the instruction and the wait for it. Part of cuda_on_cpu.h.
+/* wgmma on a processor: products of four warps with matrices in shared memory, which
+   are read at some time between the instruction and the wait for it. Part of
+   cuda_on_cpu.h.
 
    What the PTX ISA (9.7.15, "wgmma") says, and what is done with it here:
 
-   A matrix is 64 bits: begin (bits 0-13), leading offset (16-29), stride offset (32-45),
-   each in units of 16 bytes of an 18-bit address; base offset (49-51); swizzle (62-63):
-   0 none, 1 of 128 bytes, 2 of 64, 3 of 32. K-major (not transposed), the 16 bytes of
-   number c in row r lie, before swizzling, at
+   A matrix is 64 bits: begin (bits 0-13), leading offset (16-29), stride offset
+   (32-45), each in units of 16 bytes of an 18-bit address; base offset (49-51); swizzle
+   (62-63): 0 none, 1 of 128 bytes, 2 of 64, 3 of 32. K-major (not transposed), the 16
+   bytes of number c in row r lie, before swizzling, at
 
        begin + r % 8 * width + r / 8 * stride + c * 16    width 128, 64, 32
        begin + r % 8 * 16    + r / 8 * stride + c * leading       without swizzle
 
    (canonical layouts ((8,m),(T,2k)):((8T,SBO),(1,T)) and so on: the leading offset is
-   used without swizzle alone), and then bits 4-6 (4-5, 4) of that address are XORed with
-   bits 7-9 (7-8, 7) of it: Swizzle<3,4,3> (2, 1). A pattern that begins at no multiple of
-   1024 has a base offset, which nobody here needs: it is refused.
+   used without swizzle alone), and then bits 4-6 (4-5, 4) of that address are XORed
+   with bits 7-9 (7-8, 7) of it: Swizzle<3,4,3> (2, 1). A pattern that begins at no
+   multiple of 1024 has a base offset, which nobody here needs: it is refused.
 
    d has 64 rows: warp w of the four rows 16 w .., lane l rows l / 4 and l / 4 + 8, of
-   every eight columns 2 (l % 4) and the next; d[4 j + 2 h + e] is row l / 4 + 8 h, column
-   8 j + 2 (l % 4) + e.
+   every eight columns 2 (l % 4) and the next; d[4 j + 2 h + e] is row l / 4 + 8 h,
+   column 8 j + 2 (l % 4) + e.
 
-   Rules, of which each is a fault here, said by `wgmma_said`, and makes sums that are no
-   numbers: four warps, the first of a number divisible by four, give the same
+   Rules, of which each is a fault here, said by `wgmma_said`, and makes sums that are
+   no numbers: four warps, the first of a number divisible by four, give the same
    instructions; wgmma.fence stands between other uses of d and the first product; d is
-   not touched before wait_group has waited for the last; bytes of a matrix do not change,
-   nor begin to, from the instruction to that wait; what a thread's cp.async or store has
-   written there is followed by its own fence.proxy.async. (Of a plain store in C++ it is
-   known only that somebody has made one: any thread's fence will do. A translation of
-   PTX calls `wrote`, which knows who.)
+   not touched before wait_group has waited for the last; bytes of a matrix do not
+   change, nor begin to, from the instruction to that wait; what a thread's cp.async or
+   store has written there is followed by its own fence.proxy.async. (Of a plain store
+   in C++ it is known only that somebody has made one: any thread's fence will do. A
+   translation of PTX calls `wrote`, which knows who.)
 
    Watched where WGMMA is defined: what is written to shared memory is of no interest to
    kernels without. */
@@ -123,7 +124,10 @@ inline Units &units()
     return *block.units;
 }
 
-inline unsigned warp_of_block() { return (unsigned)(now->warp - &now->block->warps[0]); }
+inline unsigned warp_of_block()
+{
+    return (unsigned)(now->warp - &now->block->warps[0]);
+}
 inline unsigned thread_of_block() { return warp_of_block() * 32 + now->lane; }
 inline Quarter &quarter() { return units().quarters[warp_of_block()]; }
 
@@ -174,9 +178,9 @@ inline unsigned address_of(uint64_t matrix, unsigned row, unsigned chunk)
 
 inline bool is_known(uint64_t matrix)
 {
-    constexpr uint64_t FIELDS = 0x3fffull | 0x3fffull << 16 | 0x3fffull << 32 | 3ull << 62;
-    return matrix & ~FIELDS ? fault("a matrix with a base offset, or bits that are none")
-                            : true;
+    constexpr uint64_t EACH = 0x3fff, FIELDS = EACH | EACH << 16 | EACH << 32;
+    bool is_plain = !(matrix & ~(FIELDS | 3ull << 62));
+    return is_plain || fault("a matrix with a base offset, or bits that are none");
 }
 
 /* Whether a unit sees what threads wrote there. */
@@ -186,11 +190,12 @@ inline bool is_seen(Units &all, Grain &grain, const unsigned char *held)
         return fault("a product reads what a copy is still on its way to");
     if (grain.unfenced)
         return fault("a product reads what no fence.proxy.async has followed");
-    bool changed = memcmp(grain.seen, held, 16) != 0, is_old = grain.fences == all.fences;
+    bool changed = memcmp(grain.seen, held, 16) != 0;
+    bool is_old = grain.fences == all.fences;
     grain.fences = all.fences;
     memcpy(grain.seen, held, 16);
-    return changed && is_old ? fault("a product reads a store without fence.proxy.async")
-                             : true;
+    return !changed || !is_old ||
+           fault("a product reads a store without fence.proxy.async");
 }
 
 /* 32 bytes of each of some rows, as they are now. */
@@ -238,7 +243,7 @@ inline bool is_aligned(Quarter &own, uint64_t a, uint64_t b)
                                        : fault("warps that ask for different products");
 }
 
-/* What is in registers that belong to products: no number, and arithmetic changes it. */
+/* Registers of products hold what is no number; arithmetic changes it. */
 constexpr unsigned LENT = 0xffbfffffu;
 inline bool is_untouched(Quarter &own)
 {
@@ -258,7 +263,7 @@ inline bool lend(Quarter &own, const std::vector<float *> (&d)[32])
     if (own.is_lent)
         for (unsigned lane = 0; lane < 32; lane++)
             if (own.d[lane] != d[lane])
-                return fault("a product with other accumulators before wgmma.wait_group");
+                return fault("a product with other accumulators before the wait");
     if (own.is_lent)
         return is_untouched(own);
     own.is_lent = true;
@@ -285,13 +290,15 @@ inline void multiply(Quarter &own, const Product &product)
         b[(size_t)(i % 16 * columns + i / 16)] = product.value(of_b + i * 2);
     for (int i = 0; i < 16; i++) {
         auto at = [&](int j) -> float & {
-            return own.sums[i % 8 * 4 + j % 8 / 2][(size_t)(j / 8 * 4 + i / 8 * 2 + j % 2)];
+            auto &sums = own.sums[i % 8 * 4 + j % 8 / 2];
+            return sums[(size_t)(j / 8 * 4 + i / 8 * 2 + j % 2)];
         };
         for (int j = 0; j < columns; j++)
             row[(size_t)j] = at(j);
         for (int k = 0; k < 16; k++)
             for (int j = 0; j < columns; j++)
-                row[(size_t)j] += a[(size_t)(i * 16 + k)] * b[(size_t)(k * columns + j)];
+                row[(size_t)j] +=
+                    a[(size_t)(i * 16 + k)] * b[(size_t)(k * columns + j)];
         for (int j = 0; j < columns; j++)
             at(j) = row[(size_t)j];
     }
@@ -375,7 +382,10 @@ inline void wgmma(float (&d)[COUNT], uint64_t a, uint64_t b, Value value)
 } // namespace emulated
 
 /* The first rule that was broken since it was last asked for, or NULL. */
-extern "C" const char *wgmma_said() { return emulated::said_of_wgmma.exchange(nullptr); }
+extern "C" const char *wgmma_said()
+{
+    return emulated::said_of_wgmma.exchange(nullptr);
+}
 
 inline unsigned in_shared(const void *at)
 {
@@ -400,7 +410,8 @@ inline void wgmma_commit()
 }
 template <int LEFT> inline void wgmma_wait()
 {
-    emulated::together([](emulated::Warp *) { emulated::complete(emulated::quarter(), LEFT); });
+    emulated::together(
+        [](emulated::Warp *) { emulated::complete(emulated::quarter(), LEFT); });
 }
 template <int COUNT> inline void wgmma_bf16(float (&d)[COUNT], uint64_t a, uint64_t b)
 {

@@ -245,9 +245,72 @@ def anybatch():
     yield f"there {spread['ddp'] / spread['ring, alike']:.1f} times as fast as ddp"
 
 
+def gpu_counts():
+    found = figures_of("bench_gpu_counts")
+    of = {(row["gpu"], row["kernel"]): row for row in found if "gpu" in row}
+    gpus = ("H100 SXM", "H200")
+    kernels = [name for gpu, name in of if gpu == "H200" and name != "exchange"]
+
+    def said(gpu, kernel):
+        row = of[gpu, kernel]
+        return f"{row['predicted_us']:.1f}"
+
+    yield table(
+        ["counted, not measured", *(f"{gpu}: at least µs" for gpu in gpus)]
+        + ["binds (H200)", "floor (H200)", "next limit"],
+        *(
+            [
+                *(name, *(said(gpu, name) for gpu in gpus)),
+                of["H200", name]["binds"],
+                f"{of['H200', name]['floor_us']:.1f}",
+                _next(of["H200", name]),
+            ]
+            for name in kernels
+        ),
+    )
+    parts = [of[gpu, "exchange"]["us"] for gpu in gpus]
+    yield table(
+        ["one exchange, 512 × 2000", *parts[0], "all of it"],
+        *(
+            [
+                *(gpu, *(f"{us:.1f}" for us in own.values())),
+                f"{of[gpu, 'exchange']['predicted_us']:.1f}",
+            ]
+            for gpu, own in zip(gpus, parts, strict=True)
+        ),
+    )
+    one = of["H200", "exchange"]
+    assert all(of[gpu, "exchange"]["predicted_us"] < 35 for gpu in gpus)
+    yield f"{one['over_plain_steps']:.1f}x of 16 plain steps in FP32"
+    yield f"{one['with 12 us a sum']:.1f}x with 12 µs a sum"
+    yield f"{one['with 30 us a sum']:.1f}x with 30 µs"
+    yield f"{part(of['H200', 'gram large']['share_of_bf16'])} of 790 TF/s at most"
+    for name in ("margin tall", "update tall", "margin wide", "update wide"):
+        assert of["H200", name]["binds"] == "memory"
+    assert one["us"]["recurrence"] == max(one["us"].values())
+    slow, fast = (of["H200", f"recurrence{c}, 1024 rows"] for c in ("", ", cluster"))
+    assert fast["predicted_us"] < slow["predicted_us"]
+    slow, fast = (of["H200", f"recurrence{c}"] for c in (", cluster", ""))
+    assert fast["predicted_us"] < slow["predicted_us"]
+    own = [row for row in found if row.get("arch") == "sm_90"]
+    yield table(
+        ["sm_90", "registers", "shared memory", "blocks at once", "warps", "by"],
+        *(
+            [row["kernel"], *(str(row[key]) for key in ("registers", "shared"))]
+            + [str(row["resident_blocks"]), str(row["resident_warps"]), row["least"]]
+            for row in own
+        ),
+    )
+
+
+def _next(row):
+    limit, us = sorted(row["us"].items(), key=lambda one: -one[1])[1]
+    return f"{limit}, {us:.1f}"
+
+
 PAGES = [
     *(("methods", buckets), ("overlap", overlap), ("zero", slices), ("zero", zero)),
-    *(("infinity", infinity), ("anybatch", anybatch)),
+    *(("infinity", infinity), ("anybatch", anybatch), ("gpu", gpu_counts)),
 ]
 
 

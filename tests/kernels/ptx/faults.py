@@ -32,15 +32,15 @@ OTHERS = {
             ("intercept */\n    wait();", "intercept */"),
         ),
         "no barrier of a step": (
-            ("        }\n        arrive();\n", "        }\n"),
+            ("after);\n        arrive();\n", "after);\n"),
             ("own_rows);\n        wait();", "own_rows);"),
         ),
         "told behind the arrival": (
-            ("            tell(next + place_in(row, first), r);\n", ""),
+            ("            tell(next + place_in(row, first), part, r);\n", ""),
             ("        arrive();\n        if (j)", "        arrive();\n"
-             "        for (int i = own_below(first, rank) + threadIdx.x; i < end;"
-             " i += THREADS)\n            tell(next + place_in(row_of(i, rank), first),"
-             " 1.0f);\n        if (j)"),
+             "        for (int i = low + (threadIdx.x >> 3); i < end; i += GROUPS)\n"
+             "            tell(next + place_in(row_of(i, rank), first), part, 1.0f);\n"
+             "        if (j)"),
         ),
     },
     "gram_wgmma": {
@@ -95,9 +95,6 @@ UNSEEN = {
     ),
     "direct_steps: for (int col = slice.first + (threadIdx.x & 7) * IN_CHUNK;"
     " col <= slice.last;": "a prefetch is no access, wherever it goes",
-    "gram: for (int c = threadIdx.x; k <= end && c < count * CHUNKS; c += THREADS) {": (
-        "a stage more, of zeros: nobody reads it"
-    ),
     **dict.fromkeys(
         (
             "gram_wgmma: if (part.first <= part.last && part.sides == 2)",
@@ -109,14 +106,10 @@ UNSEEN = {
     "gram_wgmma: for (int step = 0; step <= steps; step++) {": (
         "a stage once more, or what was there before: float64 sees the sums"
     ),
-    **dict.fromkeys(
-        (
-            f"recurrence: for (; {one}; base += ABREAST * GROUPS) {{"
-            for one in ("low <= high && base < high", "low < high && base <= high")
-        ),
-        _ROUND,
+    "recurrence: for (int i = 0; i <= left; i++) {": "a sum of rows: float64 sees it",
+    "recurrence: for (int i = 0; i <= ahead.TILES; i++) {": (
+        "a place more of what lies in registers, which nobody looks up"
     ),
-    "recurrence: for (int col = (first & ~3) + 4 * part; col <= last; col += 32)": (
-        _ROUND
-    ),
+    "recurrence: if (is_whole || (own + i * APART >= low"
+    " && own + i * APART <= high))": "entries of a tile that nobody adds up",
 }

@@ -18,8 +18,8 @@ MODULES = {
         source: f"tests.kernels.test_{source}"
         for source in (
             *("average", "cast", "columns", "direct_steps", "gather_steps", "gram"),
-            *("margin", "pack", "parts", "pieces", "recurrence", "round", "sample"),
-            *("rules", "softmax", "update", "gram_wgmma"),
+            *("margin", "pack", "parts", "pieces", "recurrence", "round", "rules"),
+            *("sample", "softmax", "update", "gram_wgmma"),
         )
     },
     "csr": "tests.kernels.test_csr_kernels",
@@ -125,6 +125,10 @@ def _csr_kernels(ending: str, bits: int) -> dict[str, Callable]:
     return {f"{name}{ending}": _csr(way, bits) for name, way in ways.items()}
 
 
+def _steps(rule: str) -> Callable:
+    return lambda m, e: m.agrees(rule, 257, first=0)
+
+
 def _columns(module: ModuleType, element: str) -> None:
     module.agrees(element, *module.SIZES[2])
 
@@ -147,13 +151,13 @@ BY_NAME: dict[str, Callable[[ModuleType, str], None]] = {
     "gather_rows": lambda m, e: m.gather_agrees(e, *m.SIZES[1], False),
     "gather_rows_wide": lambda m, e: m.gather_agrees(e, *m.SIZES[1], True),
     "pack_tiles": lambda m, e: m.agrees(m.STARTS[2]),
-    "step_plain": lambda m, e: m.agrees("sgd", 257, first=0),
-    "step_momentum": lambda m, e: m.agrees("momentum", 257, first=0),
-    "step_adagrad": lambda m, e: m.agrees("adagrad", 257, first=0),
-    "step_adam": lambda m, e: m.agrees("adam", 257, first=0),
-    "add_words": lambda m, e: m.sums_agree(257),
     "add_parts": lambda m, e: m.adds_as_the_host(*m.SIZES[4], 0, None),
     "round": lambda m, e: m.agrees(e),
+    "step_plain": _steps("sgd"),
+    "step_momentum": _steps("nesterov"),
+    "step_adagrad": _steps("adagrad"),
+    "step_adam": _steps("adam"),
+    "add_words": lambda m, e: m.sums_agree(257),
     "sample": lambda m, e: m.agrees(True),
     "softmax": lambda m, e: m.agrees(m.RAGGED, 5, "three", m.SIDES, ONCE),
     **_csr_kernels("", 32),

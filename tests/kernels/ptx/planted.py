@@ -155,6 +155,7 @@ def _recurrence(m, text):
     for cluster in (m.CLUSTER, 1):
         for sizes in (m.RAGGED, (32,) * 6):
             m.agrees("logistic", sizes, "three", m.SIDES, cluster, ONCE, text)
+        m.agrees("logistic", (32,) * 6, "sgd", m.NO_START, cluster, ONCE, text)
 
 
 def _gram_wgmma(m, text):
@@ -191,7 +192,7 @@ LAUNCHES = {
     "rules": lambda m, text: m.check(text),
     "sample": lambda m, text: m.agrees(True, text),
     "softmax": lambda m, text: m.agrees(m.RAGGED, 5, "three", m.SIDES, ONCE, text),
-    "update": _each((40, 100, 37), (20, 104, 32)),
+    "update": _each((40, 100, 37), (20, 104, 32), (60, 104, 300)),
 }
 
 

@@ -59,6 +59,8 @@ def _recurrence(m):
     for cluster in (1, m.CLUSTER):
         for sizes in m.SIZES:
             m.agrees("logistic", sizes, "three", m.SIDES, cluster, seeds=SEEDS[:2])
+        for sizes in (m.RAGGED, (32,) * 5, m.TALL[cluster]):
+            m.agrees("logistic", sizes, "sgd", m.NO_START, cluster, seeds=SEEDS[:2])
 
 
 # Ragged sizes, clusters, parts, several orders of warps, on the newest of ARCHS.

@@ -75,6 +75,9 @@ UNSEEN = {
     "columns: for (int row = split; split <= splits && row < ROWS; row += splits) {": (
         "sums of a warp that has no part of the rows: nobody adds them"
     ),
+    "csr: for (int some = threadIdx.x & ~31; some <= count; some += blockDim.x) {": (
+        _ROUND
+    ),
     "csr: u32 some = votes_of_warp(from <= to);": "a row more, which has no entry here",
     "direct_steps: without __threadfence() (2)": (
         "the acquire before it orders the same: one of the two is enough"
@@ -92,6 +95,17 @@ UNSEEN = {
     ),
     "direct_steps: for (int col = slice.first + (threadIdx.x & 7) * IN_CHUNK;"
     " col <= slice.last;": "a prefetch is no access, wherever it goes",
+    **dict.fromkeys(
+        (
+            "gram_wgmma: if (part.first <= part.last && part.sides == 2)",
+            "gram_wgmma: else if (part.first <= part.last)",
+        ),
+        "an empty part of a pair, which is stored where nobody reads",
+    ),
+    "gram_wgmma: if (step <= steps)": "a stage more, which no product reads",
+    "gram_wgmma: for (int step = 0; step <= steps; step++) {": (
+        "a stage once more, or what was there before: float64 sees the sums"
+    ),
     "recurrence: for (int i = 0; i <= left; i++) {": "a sum of rows: float64 sees it",
     "recurrence: for (int i = 0; i <= ahead.TILES; i++) {": (
         "a place more of what lies in registers, which nobody looks up"

@@ -159,7 +159,7 @@ def _recurrence(m, text):
 
 
 def _gram_wgmma(m, text):
-    for case in (m.CASES[2], m.CASES[1]):
+    for case in (m.CASES[2], m.CASES[1], m.CASES[0]):
         m.agrees("bf16", case, text, ONCE)
 
 
@@ -189,6 +189,7 @@ LAUNCHES = {
     "pieces": lambda m, text: m.rows_agree(*m.SIZES[1], "bf16", text),
     "recurrence": _recurrence,
     "round": lambda m, text: m.agrees("bf16", text),
+    "rules": lambda m, text: m.check(text),
     "sample": lambda m, text: m.agrees(True, text),
     "softmax": lambda m, text: m.agrees(m.RAGGED, 5, "three", m.SIDES, ONCE, text),
     "update": _each((40, 100, 37), (20, 104, 32), (60, 104, 300)),

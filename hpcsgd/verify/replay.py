@@ -54,8 +54,7 @@ class Errors:
 
     def of(self, size: Array) -> Array:
         """`size` with random signs."""
-        signed: Array = self.rng.choice((-1.0, 1.0), size=size.shape) * size
-        return signed
+        return np.where(self.rng.integers(0, 2, size=size.shape), size, -size)
 
 
 class StoredErrors(Errors):

@@ -17,11 +17,12 @@ from tests.kernels.ptx.watched import WatchedKernel
 # Each way to do something once; what older GPUs have instead of it at the end.
 LEAN = (
     *(("gram-64", "bf16", "90"), ("gram-wgmma", "bf16", "90")),
-    *(("gram-64", "fp8-e5m2", "90"), ("gram-tf32-64", "fp32", "90")),
+    *(("gram-64", "fp8-e5m2", "90"), ("gram-tf32-64", "fp32", "120")),
     *(("recurrence-cluster-logistic", "fp32", "90"), ("softmax", "fp32", "90")),
     *(("direct-steps-gaussian", "fp16", "90"), ("gather-steps-poisson", "fp32", "90")),
     *(("csr_gram_64", "fp32", "90"), ("csr_update_columns", "fp32", "90")),
     *(("narrow", "fp8-e4m3", "90"), ("update", "bf16", "80")),
+    ("step_adam", "fp32", "90"),
     *(("margin", "fp8-e4m3", "70"), ("gram-64", "fp32", "70")),
 )
 ALL = ("70", "75", "80", "89", "90", "100", "120")

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 
-from hpcsgd.comm import open_world
+from hpcsgd.comm import open_world, watch
 from hpcsgd.comm.delayed import Delayed
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.comm.network import Network
@@ -122,9 +122,10 @@ def sums(kind):
 
 
 def stalls(kind):
-    """The same, watched."""
+    """The same, watched by one who soon has heard enough."""
+    watch.HEARING, watch.STACKS = 0.5, 0.1
     world = open_world(kind)
-    world.watch(1.0)
+    world.watch(0.5)
     print(os.getpid(), flush=True)
     while True:
         world.sum(np.ones(3), "control")
@@ -132,7 +133,7 @@ def stalls(kind):
 
 def computes(kind):
     """Rank 0 is in no collective; rank 1 ends the job with 3."""
-    letters.GRACE = 0.3
+    letters.GRACE, letters.TICK = 0.1, 0.1
     world = open_world(kind)
     world.max_flag(0)
     if world.rank == 1:

@@ -53,28 +53,28 @@ def test_what_is_kept_counts():
 
 @pytest.mark.parametrize("recipe", ["fp64", "fp32", "c"])
 def test_the_prediction_bounds_what_a_run_takes(recipe, tmp_path):
-    """A process of its own: its peak, less what it takes for a tiny problem."""
+    """A process of its own: its peak, less that after a tiny problem."""
     code = (
         "import re, sys, numpy as np, hpcsgd\n"
-        "n, d = int(sys.argv[1]), int(sys.argv[2])\n"
-        "X = np.ones((n, d), dtype=np.float32); X[::2] = 0.5\n"
-        "r = hpcsgd.train({'precision': {'recipe': sys.argv[3]}, 'schedule':"
+        "for n, d in ((60, 5), (int(sys.argv[1]), int(sys.argv[2]))):\n"
+        "    X = np.ones((n, d), dtype=np.float32); X[::2] = 0.5\n"
+        "    r = hpcsgd.train({'precision': {'recipe': sys.argv[3]}, 'schedule':"
         " {'batch': 64, 'steps': 8}}, X=X, y=np.arange(n) % 2)\n"
         # Not ru_maxrss: that of a new program begins with its parent's.
-        "status = open('/proc/self/status').read()\n"
-        "print(1024 * int(re.search(r'VmHWM:\\s+(\\d+)', status)[1]))\n"
+        "    status = open('/proc/self/status').read()\n"
+        "    print(1024 * int(re.search(r'VmHWM:\\s+(\\d+)', status)[1]))\n"
     )
-
-    def peak(n, d):
-        command = [sys.executable, "-c", code, str(n), str(d), recipe]
-        root = Path(__file__).parents[2]
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=True, cwd=root, timeout=60
-        )
-        return int(done.stdout)
-
     n, d = 60_000, 500
-    taken = peak(n, d) - peak(60, 5) - 4 * n * d  # X itself is the caller's
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(n), str(d), recipe],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+        timeout=60,
+    )
+    tiny, peak = map(int, done.stdout.split())
+    taken = peak - tiny - 4 * n * d  # X itself is the caller's
     predicted = need(
         n, d, precision={"recipe": recipe}, schedule={"batch": 64, "steps": 8}
     ).total

@@ -18,8 +18,8 @@ MODULES = {
         source: f"tests.kernels.test_{source}"
         for source in (
             *("average", "cast", "columns", "direct_steps", "gather_steps", "gram"),
-            *("margin", "pack", "parts", "pieces", "recurrence", "round", "sample"),
-            *("softmax", "update", "gram_wgmma"),
+            *("margin", "pack", "parts", "pieces", "recurrence", "round", "rules"),
+            *("sample", "softmax", "update", "gram_wgmma"),
         )
     },
     "csr": "tests.kernels.test_csr_kernels",
@@ -125,6 +125,10 @@ def _csr_kernels(ending: str, bits: int) -> dict[str, Callable]:
     return {f"{name}{ending}": _csr(way, bits) for name, way in ways.items()}
 
 
+def _steps(rule: str) -> Callable:
+    return lambda m, e: m.agrees(rule, 257, first=0)
+
+
 def _columns(module: ModuleType, element: str) -> None:
     module.agrees(element, *module.SIZES[2])
 
@@ -149,6 +153,11 @@ BY_NAME: dict[str, Callable[[ModuleType, str], None]] = {
     "pack_tiles": lambda m, e: m.agrees(m.STARTS[2]),
     "add_parts": lambda m, e: m.adds_as_the_host(*m.SIZES[4], 0, None),
     "round": lambda m, e: m.agrees(e),
+    "step_plain": _steps("sgd"),
+    "step_momentum": _steps("nesterov"),
+    "step_adagrad": _steps("adagrad"),
+    "step_adam": _steps("adam"),
+    "add_words": lambda m, e: m.sums_agree(257),
     "sample": lambda m, e: m.agrees(True),
     "softmax": lambda m, e: m.agrees(m.RAGGED, 5, "three", m.SIDES, ONCE),
     **_csr_kernels("", 32),

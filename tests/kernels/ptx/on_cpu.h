@@ -168,12 +168,14 @@ inline Four multiplied(Multiply multiply, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0
         unsigned to_[4];                                                               \
         WATCH(SHARED, READ, at_, 16, number);                                          \
         load_matrix_4(to_, at_);                                                       \
-        r0 = to_[0], r1 = to_[1], r2 = to_[2], r3 = to_[3];                            \
+        ptx::put<u32>(r0, to_[0]), ptx::put<u32>(r1, to_[1]);                          \
+        ptx::put<u32>(r2, to_[2]), ptx::put<u32>(r3, to_[3]);                          \
     } while (0)
 #define MMA(multiply, d0, d1, d2, d3, ...)                                             \
     do {                                                                               \
         ptx::Four d_ = ptx::multiplied(multiply, __VA_ARGS__);                         \
-        d0 = d_.value[0], d1 = d_.value[1], d2 = d_.value[2], d3 = d_.value[3];        \
+        ptx::put<f32>(d0, d_.value[0]), ptx::put<f32>(d1, d_.value[1]);                \
+        ptx::put<f32>(d2, d_.value[2]), ptx::put<f32>(d3, d_.value[3]);                \
     } while (0)
 /* The accumulators, as they stand in the text; then both matrices. */
 #define WGMMA_ASYNC(kind, a, b, ...)                                                   \

@@ -78,6 +78,8 @@ def _floats() -> dict[str, Form]:
     found["fma.rm.ftz.f32"] = _call("fma_down", "f32", *TWO, "f32")
     found["fma.rn.f64"] = _call("fma", "f64", "f64", "f64", "f64")
     found["div.rn.ftz.f32"] = Form("f32", TWO, "({0} / {1})")
+    found["div.rn.f32"] = _call("kept_quotient", "f32", *TWO)
+    found["sqrt.rn.f32"] = _call("kept_root", "f32", "f32")
     found["div.rn.f64"] = Form("f64", ("f64", "f64"), "({0} / {1})")
     found["ex2.approx.ftz.f32"] = _call("ex2", "f32", "f32")
     flushed = "ptx::flushed({0})"

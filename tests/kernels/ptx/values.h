@@ -217,6 +217,8 @@ inline f32 kept_mul(f32 a, f32 b)
 {
     return under(ZEROS, 0, a, b, 0, [](f32 x, f32 y, f32) { return x * y; });
 }
+inline f32 kept_quotient(f32 a, f32 b) { return exact_quotient(a, b); }
+inline f32 kept_root(f32 a) { return exact_root(a); }
 inline f32 fma(f32 a, f32 b, f32 c) { return __builtin_fmaf(a, b, c); }
 inline f64 fma(f64 a, f64 b, f64 c) { return __builtin_fma(a, b, c); }
 inline f32 fma_down(f32 a, f32 b, f32 c)

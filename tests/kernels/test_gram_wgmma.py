@@ -89,6 +89,10 @@ FAULTS = {
         "number + 1 < ntiles",
     ),
     "half of a pair's stage": ("at - begin + sides - 1", "at - begin"),
+    "a part without stages": (
+        "part.first < part.last && part.sides == 2",
+        "part.first <= part.last && part.sides == 2",
+    ),
     "parts of a pair": ("part.sides * (stages - 1)) / each", "stages) / each"),
     "one part too early": ("(u32)splits - 1u", "(u32)splits - 2u"),
     "a ticket that is kept": ("*ticket = 0;", "*ticket = 1;"),
@@ -243,6 +247,19 @@ def test_the_last_block_finds_what_all_have_left():
     whoever_comes_last()
 
 
+def nothing_left(text=None):
+    """A block may begin with half a stage of a pair, which the one before has made."""
+    kernel = Kernel("gram_wgmma", "ELEMENT=1", text=text)
+    given = problem("bf16", TILE, (0, 60, 150, 200), 320)  # 5 stages: 5 and 10
+    whole = multiply(kernel, given, 1, margins=False)[0]
+    found = multiply(kernel, given, 3, margins=False, each=7)[0]
+    assert np.abs(found - whole).max() <= 1e-5 * np.abs(whole).max()
+
+
+def test_a_part_may_have_no_stages():
+    nothing_left()
+
+
 def test_a_launch_can_be_repeated():
     kernel, given = Kernel("gram_wgmma", "ELEMENT=1"), problem(*LINE)
     once = multiply(kernel, given, 5)
@@ -284,4 +301,5 @@ def check(text):
         agrees("bf16", case, text, FEW)
     in_order(text)
     whoever_comes_last(text)
+    nothing_left(text)
     breaks_no_rule(text)

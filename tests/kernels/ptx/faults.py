@@ -63,7 +63,6 @@ OTHERS = {
 }  # fmt: skip
 # What nobody reports, and why that is right.
 _ROUND = "a round more, with nothing in it"
-_NO_STAGES = "no part of these lines is without stages"
 _PADDING = "places behind the last column may be read; float64 sees their NaN"
 UNSEEN = {
     "cast: chunk[i] = i <= left ? chunk[i] : 0.0f;": _PADDING,
@@ -118,7 +117,6 @@ UNSEEN = {
         (
             "gram_wgmma: without wgmma_commit()",
             "gram_wgmma: without wgmma_wait<0>()",
-            "gram_wgmma: for (int step = 0; step <= steps; step++) {",
         ),
         "sums that are no numbers, or too many: float64 sees it",
     ),
@@ -126,7 +124,4 @@ UNSEEN = {
     "": "the last of these tiles has a neighbour",
     "gram_wgmma: for (int base = first; base - first <= whole;"
     " base += AT_A_TIME * apart) {": _ROUND,
-    "gram_wgmma: if (step <= steps)": "a stage more, which nobody multiplies",
-    "gram_wgmma: if (part.first <= part.last && part.sides == 2)": _NO_STAGES,
-    "gram_wgmma: else if (part.first <= part.last)": _NO_STAGES,
 }

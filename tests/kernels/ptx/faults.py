@@ -95,6 +95,20 @@ UNSEEN = {
     ),
     "direct_steps: for (int col = slice.first + (threadIdx.x & 7) * IN_CHUNK;"
     " col <= slice.last;": "a prefetch is no access, wherever it goes",
+    **{
+        f"{kernel}: {name}": reason
+        for kernel in ("margin", "gram", "gram_wgmma", "gather_steps")
+        for name, reason in {
+            "without __syncwarp()": "it parts what the compiler loads, not threads",
+            "for (int base = first; base - first <= whole;"
+            " base += AT_A_TIME * apart) {": _ROUND,
+        }.items()
+    },
+    "gram: } else if (k <= end) {": "a stage more, of zeros: nobody reads it",
+    **dict.fromkeys(
+        ("gram_wgmma: without wgmma_commit()", "gram_wgmma: without wgmma_wait<0>()"),
+        "sums that no wait has given back are no numbers: float64 sees them",
+    ),
     **dict.fromkeys(
         (
             "gram_wgmma: if (part.first <= part.last && part.sides == 2)",

@@ -14,7 +14,8 @@ from hpcsgd.assembly.casting import Place, cast
 from hpcsgd.assembly.choice import Chosen, Earlier, choose_run
 from hpcsgd.assembly.engine_parts import Parts
 from hpcsgd.assembly.feed import Feed, make_feed, steps_in
-from hpcsgd.assembly.gpu_product import make_gradient_on_gpu, make_on_gpu, on_gpu
+from hpcsgd.assembly.first_state import first_state
+from hpcsgd.assembly.gpu_product import make_gradient_on_gpu, make_on_gpu
 from hpcsgd.assembly.many import many_models, rates_of
 from hpcsgd.assembly.motor import make_engine
 from hpcsgd.assembly.proximal import settle_steps
@@ -39,11 +40,8 @@ from hpcsgd.load import Loaded
 from hpcsgd.products import GATHERS, RECURS, get_product
 from hpcsgd.products.base import Product, State, Task
 from hpcsgd.products.clip import Clip, make_clip
-from hpcsgd.products.device_gradient import DeviceGradient
 from hpcsgd.products.gap import GapMonitor
-from hpcsgd.products.held import HeldState
 from hpcsgd.products.lookahead import LookAheadGram
-from hpcsgd.products.on_device import OnDevice
 from hpcsgd.products.plan import Planner
 from hpcsgd.products.tiled import Tiled
 from hpcsgd.products.watcher import UNWATCHED, Unwatched
@@ -181,7 +179,7 @@ def assemble(
         columns=columns,
         capture=capture,
         engine=engine,
-        state=_first_state(config, task, product, columns, engine),
+        state=first_state(config, task, product, columns, engine),
     )
 
 
@@ -265,39 +263,3 @@ def _feed(
     matrix = loaded.shard.matrix
     follow = matrix.follow if isinstance(matrix, Streamed) else None
     return make_feed(config, planner, rows, grid.replicas.size, grid.replica, follow)
-
-
-def _holder(product: Product) -> OnDevice | None:
-    """Where the weights of the run are between exchanges; None: on the host."""
-    found = on_gpu(product)
-    if isinstance(found, DeviceGradient) and not found.holds_weights:
-        return None
-    return found
-
-
-def _first_state(
-    config: RunConfig,
-    task: Task,
-    product: Product,
-    columns: Columns,
-    engine: Engine,
-) -> State:
-    whole = columns.own.stop - columns.own.start, task.states * task.columns
-    intercept = np.zeros((task.states, task.columns))
-    holder = _holder(product)
-    kind = HeldState if holder else State
-    weights: Any
-    if isinstance(engine.agreement, Infinity):
-        dtype = task.backend.zeros((0, whole[1])).dtype
-        weights = engine.agreement.holds(task, whole[0], dtype)
-    else:
-        weights = task.backend.zeros(engine.agreement.shape(*whole))
-    state = kind(
-        weights=weights,
-        intercept=intercept if config.problem.intercept else None,
-    )
-    if holder:
-        state.hold(holder.device, holder.scale)  # type: ignore[attr-defined]
-    engine.agreement.prepare(state)
-    engine.hooks.prepare(state)
-    return state

@@ -99,20 +99,20 @@ def give_gpus(world):
 
 def refused(world, row, sections):
     """The sentence that every rank ends with where the last one cannot begin."""
-    first_state = live._first_state
+    first_state = live.first_state
 
     def refusing(*told):
         first_state(*told)
         raise ConfigError("this rank has no room; give it some")
 
     if world.rank == world.size - 1:
-        live._first_state = refusing
+        live.first_state = refusing
     try:
         train(world, row, sections)
     except ConfigError as error:
         return str(error), error.on_all_ranks
     finally:
-        live._first_state = first_state
+        live.first_state = first_state
     return "", False
 
 

@@ -28,7 +28,7 @@ from hpcsgd.comm.transports import open_transport
 from hpcsgd.errors import ConfigError, MissingPackage, TransportError
 from tests.fake_cuda import FakeLayer, Node
 from tests.tcp.harness import ROOT, Ranks, clean_environment, on_threads
-from tests.tcp.test_meeting import SOON, local
+from tests.tcp.meetings import SOON, local
 
 SLURM = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3", "SLURM_JOB_ID": "7"}
 MASTER = {"MASTER_ADDR": "n1", "MASTER_PORT": "29500"}

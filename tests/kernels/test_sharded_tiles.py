@@ -1,0 +1,71 @@
+"""ZeRO on devices: where tiles begin, and how they travel."""
+
+import threading
+
+import numpy as np
+
+from hpcsgd.agreement.cuts import Cuts
+from hpcsgd.agreement.sharded_there import ShardedThere, TilesThere
+from hpcsgd.backends.device_rules import DeviceRules
+from hpcsgd.products.device_gradient import DeviceGradient
+from hpcsgd.products.device_slices import RowsThere
+from tests.fake_cuda import FakeLayer
+from tests.harness import make_problem, train_on
+from tests.kernels.slices import zero
+from tests.kernels.test_gradient_runs import shared
+
+
+def test_a_tile_travels_while_the_next_is_computed(devices, monkeypatch):
+    """Two under way at most; and the host waits for no GPU, but at the end."""
+    order, inside, waited = [], set(), []
+    advance, waits = DeviceGradient.advance, FakeLayer.synchronize
+
+    def noted(owner, name, what):
+        plain = getattr(owner, name)
+
+        def action(self, *given):
+            if threading.get_ident() == next(iter(inside), 0):
+                order.append(what)
+            return plain(self, *given)
+
+        monkeypatch.setattr(owner, name, action)
+
+    def between(self, *given):
+        one = threading.get_ident()
+        if self.asked.gradient.replicas.rank:
+            return advance(self, *given)
+        inside.add(one)
+        state = advance(self, *given)
+        inside.remove(one)
+        return state
+
+    def waiting(self, stream):
+        waited.append(threading.get_ident() in inside)
+        waits(self, stream)
+
+    noted(RowsThere, "add_gradient", "compute")
+    noted(TilesThere, "send", "send")
+    noted(TilesThere, "_wait", "wait")
+    noted(DeviceRules, "step", "step")
+    noted(ShardedThere, "_spread", "spread")
+    monkeypatch.setattr(DeviceGradient, "advance", between)
+    monkeypatch.setattr(FakeLayer, "synchronize", waiting)
+    problem = make_problem("logistic", n=8, d=13)
+    sections = zero(2, problem={"intercept": False})
+    train_on(2, shared(problem, 2, **sections), problem)
+    tiles = ["compute", "send", "compute", "send", "wait", "compute", "send"]
+    ends = ["step", "spread", "wait", "step", "spread", "wait", "step", "spread"]
+    assert order == [*tiles, *ends] and waited and not any(waited)
+
+
+def test_tiles_begin_with_whole_chunks():
+    """Whatever is asked for; slices begin anywhere, and together they are all."""
+    for columns, tiles, unit in ((13, 3, 4), (7, 4, 8), (45, 3, 8), (100, 7, 16)):
+        seen = np.zeros(columns, dtype=int)
+        for replica in range(3):
+            cuts = Cuts(columns, 1, tiles, 3, replica, unit=unit)
+            assert len(cuts) == min(tiles, -(-columns // unit))
+            for cut in cuts:
+                assert cut.columns.start % unit == 0 and cut.height
+                seen[cut.own] += 1
+        assert (seen == 1).all()

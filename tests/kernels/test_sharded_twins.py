@@ -1,0 +1,91 @@
+"""ZeRO on devices: without an essential part, runs are not those of the host."""
+
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+import pytest
+
+from hpcsgd.agreement.sharded_there import ShardedThere, TilesThere
+from hpcsgd.backends.device_rules import DeviceRules, Piece
+from hpcsgd.products.held import HeldMemory
+from tests.harness import make_problem, train_on
+from tests.kernels.fake_device import FakeDevice
+from tests.kernels.slices import ADAM, STAGES, zero
+from tests.kernels.test_gradient_runs import near, shared
+
+
+def twice(self, piece, gradient, factor, turn):
+    """The first slice of all is stepped again."""
+    step(self, piece, gradient, factor, turn)
+    if turn.number == 1:
+        step(self, replace(piece, weights=piece.to), gradient, factor, turn)
+
+
+def whole_chunks_alone(self, piece, gradient, factor, turn):
+    """What lies before the first 16 bytes of a slice is left out."""
+    skip = -(gradient.held.ctypes.data // 4) % 4
+    kept = {name: one[skip:] for name, one in piece.kept.items()}
+    part = Piece(piece.weights[skip:], piece.to[skip:], kept)
+    step(self, part, gradient[skip:], factor, turn)
+
+
+step = DeviceRules.step
+add = DeviceRules.add
+
+
+def beginning_anew(self, name):
+    mirror = self._mirrors[name]
+    return mirror._device.zeros(mirror._host.shape, np.float32)
+
+
+def without_a_gather(self, own):
+    for cut in self.cuts:
+        yield cut, self.device.zeros((cut.height, self.columns), np.float32)
+
+
+TWINS = {
+    "no gather": ((1, 2), ShardedThere, "_spread", lambda *_: None),
+    "no gather of what scores need": (
+        (3,),
+        ShardedThere,
+        "_tiles_of",
+        without_a_gather,
+    ),
+    "a slice that is stepped twice": (STAGES, DeviceRules, "step", twice),
+    "a head that is skipped": (STAGES, DeviceRules, "step", whole_chunks_alone),
+    "sums that are not cleared": (STAGES, FakeDevice, "clear", lambda *_: None),
+    "slices that stay in a tile": ((2, 3), TilesThere, "_keep", lambda *_: None),
+    "sums that nobody waits for": (
+        STAGES,
+        TilesThere,
+        "_wait",
+        lambda _, pending: pending.buffer,
+    ),
+    "states that begin anew": (STAGES, HeldMemory, "on_device", beginning_anew),
+    "scores of the last tile alone": (
+        (3,),
+        DeviceRules,
+        "add",
+        lambda self, part, total, is_first: add(self, part, total, True),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "what, stage", [(what, stage) for what, row in TWINS.items() for stage in row[0]]
+)
+def test_each_is_found(devices, monkeypatch, what, stage):
+    _, where, attribute, broken = TWINS[what]
+    problem, here = of_hosts(stage)
+    monkeypatch.setattr(where, attribute, broken)
+    with pytest.raises(AssertionError):
+        near(train_on(2, shared(problem, 2, **zero(stage, **ADAM)), problem), here)
+
+
+@lru_cache
+def of_hosts(stage):
+    """What devices have to come to."""
+    problem, run = make_problem("logistic", n=13, d=13), {"device": "cpu"}
+    config = shared(problem, 2, run=run, **zero(stage, **ADAM))
+    return problem, train_on(2, config, problem)

@@ -9,6 +9,7 @@ import pytest
 from hpcsgd.backends.kernel_table import ELEMENTS
 from hpcsgd.backends.launch_wgmma import launch_of
 from tests.kernels.emulator import SEEDS, Kernel, build, empty, library, on_device
+from tests.kernels.gram_wgmma_faults import FAULTS
 from tests.kernels.mutants import Mutant
 from tests.kernels.test_gram import problem, products
 
@@ -23,99 +24,6 @@ CASES = [
     ((0, 200, 257), 130, 2),
 ]
 FEW = (0, 3)
-FAULTS = {
-    "no fence for units": ("        fence_for_units();\n", ""),
-    "a fence behind the barrier": (
-        "        fence_for_units();\n        __syncthreads();\n",
-        "        __syncthreads();\n        fence_for_units();\n",
-    ),
-    "no barrier behind copies": ("units();\n        __syncthreads();\n", "units();\n"),
-    "a wait for one copy less": ("copy_wait<STAGES - 3>", "copy_wait<STAGES - 2>"),
-    "a wait for one product less": ("wgmma_wait<1>", "wgmma_wait<2>"),
-    "no wait for the last product": ("wgmma_wait<0>", "wgmma_wait<1>"),
-    "no wgmma.fence": ("        wgmma_begin();\n", ""),
-    "a product that is not committed": ("        wgmma_commit();\n", ""),
-    "no barrier before the next tile": (
-        "    __syncthreads(); /* before",
-        "    /* before",
-    ),
-    "a stage that is still read": (
-        "load(step + STAGES - 2)",
-        "load(step + STAGES - 1)",
-    ),
-    "stages that are too few": (
-        "load_stage(memory + step % STAGES * STAGE, rows",
-        "load_stage(memory + step % (STAGES - 1) * STAGE, rows",
-    ),
-    "stride of eight rows": ("(u64)(ATOM >> 4)", "(u64)(ATOM >> 5)"),
-    "a stride in bytes": ("(u64)(ATOM >> 4)", "(u64)(ATOM & 0x3fff)"),
-    "a begin in bytes": ("& 0x3ffffu) >> 4;", "& 0x3fffu);"),
-    "swizzle of 64 bytes": ("1ull << 62", "2ull << 62"),
-    "swizzle of 32 bytes": ("1ull << 62", "3ull << 62"),
-    "no swizzle in the matrix": (" | 1ull << 62", ""),
-    "no swizzle in the store": ("(chunk ^ (row & (ATOM_ROWS - 1)))", "chunk"),
-    "a base offset": ("1ull << 62", "1ull << 62 | 1ull << 49"),
-    "a pattern that begins anywhere": ("(-in_shared(room) & (ATOM - 1))", "0"),
-    "columns of the left side": ("later_by(left, bytes)", "left"),
-    "columns of the right side": ("later_by(right, bytes)", "later_by(right, 0)"),
-    "half a step in a row": (
-        "matrix + (u64)(bytes >> 4)",
-        "matrix + (u64)(bytes >> 5)",
-    ),
-    "the other warpgroup's half": ("threadIdx.x / 128 *", "(1 - threadIdx.x / 128) *"),
-    "one half for both": ("threadIdx.x / 128 *", "0 *"),
-    "the diagonal of a pair": ("? 2 : part.I - part.J,", "? 2 : 0,"),
-    "rows of I that are not loaded": (">= SIDES;", "> SIDES;"),
-    "one row too many": ("is_read && row < m", "is_read && row <= m"),
-    "rows of another side": ("part.J + side)", "part.J)"),
-    "rows of a thread": ("i * ROWS_APART;", "i;"),
-    "places of a thread": ("i * ROWS_APART * ATOM_ROW", "i * ATOM_ROW"),
-    "columns behind the last": (
-        "max(0, min(16, (cols - col) * (int)sizeof(element)))",
-        "cols > col ? 16 : 0",
-    ),
-    "a part's first stage": ("(part.first + step) * STEP", "step * STEP"),
-    "halves of the sums swapped": ("half * 8 * TB", "(half ^ 1) * 8 * TB"),
-    "columns of the sums": ("threadIdx.x % 4 * 2", "threadIdx.x % 4"),
-    "rows of a warp": ("threadIdx.x / 32 * 16", "threadIdx.x / 32 % 4 * 16"),
-    "the second tile in the first": ("column / TB * TILE +", "0 * TILE +"),
-    "sums of the tile before": (
-        "        sums[i] = 0.0f;\n",
-        "        (void)sums[i];\n",
-    ),
-    "the second of a pair alone": ("number -= (int)(tiles[number] & 1u);", ""),
-    "pairs of any neighbours": (
-        "number + 1 < ntiles && tiles[number + 1] == (tile | 1u)",
-        "number + 1 < ntiles",
-    ),
-    "half of a pair's stage": ("at - begin + sides - 1", "at - begin"),
-    "a part without stages": (
-        "part.first < part.last && part.sides == 2",
-        "part.first <= part.last && part.sides == 2",
-    ),
-    "parts of a pair": ("part.sides * (stages - 1)) / each", "stages) / each"),
-    "one part too early": ("(u32)splits - 1u", "(u32)splits - 2u"),
-    "a ticket that is kept": ("*ticket = 0;", "*ticket = 1;"),
-    "a ticket before all have stored": (
-        "    __threadfence();\n    __syncthreads();\n    if",
-        "    __threadfence();\n    if",
-    ),
-    "a flag without a barrier": ("1u);\n    __syncthreads();", "1u);"),
-    "parts from the last to the first": (
-        "parts + part * 2",
-        "parts + (count - 1 - part) * 2",
-    ),
-    "one part is left out": ("part < count; part++", "part < count; part += 2"),
-    "all parts in one place": ("part.place == 0 ? here : own", "here"),
-    "parts from this one on": ("(1 - part.place) *", "0 *"),
-    "a tile of a pair is not added": ("SIDES * (int)TILE)", "(int)TILE)"),
-    "margins: one row too many": ("if (row < m)", "if (row <= m)"),
-    "margins: columns behind the last": ("if (k + i < cols)", "if (true)"),
-    "a stage that is no whole one": ("k + STEP <= cols)", "k < cols)"),
-    "the first stage again": ("rows.of[side][i] + col)", "rows.of[side][i])"),
-    "rows that are not there": ("!rows.of[side][i])\n", "false)\n"),
-    "zeros in one stage alone": ("stage < STAGES; stage++", "stage < 1; stage++"),
-}
 MUTANTS = [Mutant("gram_wgmma", name, *change) for name, change in FAULTS.items()]
 
 

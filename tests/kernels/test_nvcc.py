@@ -1,4 +1,4 @@
-"""The same texts by nvcc, where it is installed: NVRTC is not the only one who reads them."""
+"""The same texts by nvcc, where it is installed: NVRTC does not read them alone."""
 
 import os
 import shutil

@@ -111,6 +111,19 @@ def plain_us(gpu: Gpu) -> float:
     return waits_us(gpu, 2 + 3 + 1, 0, own + 32 * KEPT.arithmetic + 2 * KEPT.shared)
 
 
+def graph_us(gpu: Gpu) -> float:
+    """A step of a graph of STEPS plain steps: sample, margin, one residual, update."""
+    first, own = KEPT.barrier, 5 * (KEPT.shuffle + KEPT.arithmetic)
+    adding = 32 * KEPT.arithmetic + KEPT.shared + 3 * KEPT.barrier
+    kernels = (
+        waits_us(gpu, 1, 2, first),
+        waits_us(gpu, 2, 1, own),
+        begin_us(gpu) + chain_us(recurrence((BATCH,), 1), gpu),
+        waits_us(gpu, 2, 0, adding),
+    )
+    return LAUNCH_US / STEPS + len(kernels) * NODE_US + sum(kernels)
+
+
 def exchange(gpu: Gpu) -> dict[str, Any]:
     """512 rows on one member, as one graph; of one rank NCCL has nothing to sum."""
     rows = BATCH * STEPS
@@ -134,6 +147,7 @@ def exchange(gpu: Gpu) -> dict[str, Any]:
         "predicted_us": round(float(total), 2),
         "plain_steps_us": round(float(plain), 2),
         "over_plain_steps": round(float(plain / total), 2),
+        "over_graph_steps": round(float(STEPS * graph_us(gpu) / total), 2),
         **{
             f"with {1e6 * latency:g} us a sum": round(
                 float((plain + STEPS * 1e6 * latency) / (total + 1e6 * latency)), 2

@@ -27,6 +27,7 @@ def main(folder, how="obeys"):
         _leave_a_child(folder)
     world.Barrier()
     (Path(folder) / f"pid{world.rank}").write_text(str(os.getpid()))
+    world.Barrier()  # whoever dies now has let the others say who they are
     end = time.monotonic() + 30
     while not got and time.monotonic() < end and how in ("obeys", "ignores"):
         time.sleep(0.02)

@@ -27,9 +27,9 @@
    leaves values without a register for more. Sums of 8 bits are two sets, and those one
    by one need all registers. */
 #if ELEMENT == E4M3 || ELEMENT == E5M2 || defined(FFMA)
-#define BOUNDS __launch_bounds__(THREADS)
+#define BOUNDS THREADS
 #else
-#define BOUNDS __launch_bounds__(THREADS, 256 / TB)
+#define BOUNDS THREADS, 256 / TB
 #endif
 #define WARPS (THREADS / 32)
 #define CHUNKS (512 / TB)        /* 16 bytes each, of a row in one stage */
@@ -247,7 +247,7 @@ INLINE void add_margin(const element *from, int cols, const float *weights,
         *margin = sum;
 }
 
-extern "C" __global__ void BOUNDS
+extern "C" __global__ void __launch_bounds__(BOUNDS)
 gram(const element *__restrict__ matrix, s64 stride, const s64 *__restrict__ rows,
      int m, int cols, const u32 *__restrict__ tiles, int ntiles, int splits,
      int per_split, const float *__restrict__ weights, float *__restrict__ G,

@@ -1,12 +1,13 @@
 """Products of rows of which somebody else than our plain kernel makes the Gram."""
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from hpcsgd.backends.device_products import DenseProducts
 from hpcsgd.backends.kernel_table import build_of
 
 
-class OtherGram:
+class OtherGram(ABC):
     """All but the Gram is made by `own`.
 
     See `hpcsgd.backends.device_products.Products`.
@@ -15,9 +16,9 @@ class OtherGram:
     def __init__(self, own: DenseProducts) -> None:
         self.own, self.device, self.count = own, own.device, own.count
 
+    @abstractmethod
     def gram(self, numbers: Any, out: Any) -> None:
         """Tiles of Y Yᵀ."""
-        raise NotImplementedError
 
     def both(self, numbers: Any, weights: Any, gram: Any, margins: Any) -> None:
         """gram ← tiles of Y Yᵀ, margins ← Y W; without weights the first alone."""

@@ -14,7 +14,8 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.result import Status
 from tests.harness import make_problem, train_on
 from tests.kernels.fake_device import FakeDevice
-from tests.kernels.test_gradient_runs import both, near, near_weights, shared
+from tests.kernels.going_on import goes_on_bit_for_bit
+from tests.kernels.test_gradient_runs import both, near, shared
 
 # ------------------------------------------------------------------- broken twins
 
@@ -76,18 +77,7 @@ def test_means_of_means_are_found(devices, monkeypatch):
 def test_runs_go_on_bit_for_bit(devices, tmp_path, sections):
     """And from a checkpoint of the host, to roundoff."""
     problem = make_problem("softmax", n=13, d=13)
-    longer = {**sections, "schedule": {"epochs": 2}}
-    whole = train_on(2, shared(problem, 2, **longer), problem)
-    for device in ("cuda", "cpu"):
-        saved = {"out": str(tmp_path / device), "resume": "auto"}
-        run = {**sections.get("run", {}), **saved}
-        half = shared(problem, 2, **{**sections, "run": {**run, "device": device}})
-        train_on(2, half, problem)
-        again = train_on(2, shared(problem, 2, **{**longer, "run": run}), problem)
-        assert again.report["resumes"] == 1
-        if device == "cuda":
-            np.testing.assert_array_equal(again.weights, whole.weights)
-        near_weights(again, whole)
+    goes_on_bit_for_bit(problem, sections, tmp_path)
 
 
 @pytest.mark.parametrize("update", ["sgd", "momentum"])

@@ -53,6 +53,24 @@ def newest(tmp_path):
     return str(path), checkpoint.exchanges
 
 
+def errors_of_two(breaking, config, faults):
+    """What each of two ranks ends with, of which the second loses its GPU."""
+    errors = {}
+
+    def on_rank(world):
+        try:
+            if world.rank == 1:
+                breaking.update({thread(): faults})
+            return train(config, X=PROBLEM.X, y=PROBLEM.y, world=world)
+        except TransportError as error:
+            errors[world.rank] = error
+            raise
+
+    with pytest.raises(TransportError):
+        run_ranks(2, on_rank)
+    return errors
+
+
 # Launches are counted in Python: those of a graph are one "replay".
 @pytest.mark.parametrize("what, count", [("launch", 15), ("replay", 3), ("fetch", 4)])
 def test_one_rank_says_what_is_saved(breaking, tmp_path, what, count):
@@ -77,19 +95,8 @@ def test_no_rank_waits_for_one_that_lost_its_gpu(
 ):
     if (transport, what) == ("nccl", "sum"):
         what, count = "replay", 3  # of a graph with the sum in it
-    errors, config = {}, saving(tmp_path, run={"transport": transport})
-
-    def on_rank(world):
-        try:
-            if world.rank == 1:
-                breaking.update({thread(): {what: count}})
-            return train(config, X=PROBLEM.X, y=PROBLEM.y, world=world)
-        except TransportError as error:
-            errors[world.rank] = error
-            raise
-
-    with pytest.raises(TransportError):
-        run_ranks(2, on_rank)
+    config = saving(tmp_path, run={"transport": transport})
+    errors = errors_of_two(breaking, config, {what: count})
     assert isinstance(errors[1], DeviceLost) and not isinstance(errors[0], DeviceLost)
     said = str(errors[1])
     assert "failed (cudaErrorIllegalAddress" in said and "by rank 1 " in said
@@ -108,19 +115,7 @@ def test_no_replica_waits_for_one_that_lost_its_gpu(
     sections = {"agreement": {"kind": "sharded", "stage": stage}, "run": run}
     more = {"checkpoint": {"every": 2}, "schedule": {"epochs": 4}}
     config = shared(PROBLEM, 2, **sections, **more, update={"kind": "adam"})
-    ended = {}
-
-    def on_rank(world):
-        try:
-            if world.rank == 1:
-                breaking.update({thread(): {what: count}})
-            return train(config, X=PROBLEM.X, y=PROBLEM.y, world=world)
-        except TransportError as error:
-            ended[world.rank] = error
-            raise
-
-    with pytest.raises(TransportError):
-        run_ranks(2, on_rank)
+    ended = errors_of_two(breaking, config, {what: count})
     assert isinstance(ended[1], DeviceLost) and not isinstance(ended[0], DeviceLost)
     assert newest(tmp_path)[1] >= 2
     again = train_on(2, config, PROBLEM)

@@ -8,12 +8,12 @@ import pytest
 from hpcsgd.agreement.offload import Offload
 from hpcsgd.agreement.offload_link import PinnedLink
 from hpcsgd.agreement.offload_there import OffloadThere
-from hpcsgd.looks import Looks
 from hpcsgd.products.device_gradient import DeviceGradient
 from hpcsgd.result import Status
-from tests.fake_cuda import FakeLayer
 from tests.harness import make_problem, train_on
+from tests.kernels.copies import copies_of_steps
 from tests.kernels.fake_device import FakeDevice
+from tests.kernels.going_on import goes_on_bit_for_bit
 from tests.kernels.test_gradient_runs import (
     both,
     near,
@@ -120,29 +120,8 @@ def test_a_slice_comes_down_and_one_goes_up(devices, replicas, own, delay, inter
 
 def test_no_copy_is_larger_than_a_slice(devices, monkeypatch):
     """By the copies there were, not by what was said."""
-    problem, large = make_problem("logistic", n=48, d=101), []
-    inside, advance = set(), DeviceGradient.advance
-
-    def between(self, *given):
-        inside.add(self.device.layer)
-        state = advance(self, *given)
-        inside.remove(self.device.layer)
-        return state
-
-    def counted(name):
-        plain = getattr(FakeLayer, name)
-
-        def copied(self, one, other, stream):
-            if self in inside:
-                large.append(one.nbytes)
-            plain(self, one, other, stream)
-
-        monkeypatch.setattr(FakeLayer, name, copied)
-
-    monkeypatch.setattr(Looks, "is_due", lambda self, number: False)  # but at the end
-    counted("to_host")
-    counted("to_device")
-    monkeypatch.setattr(DeviceGradient, "advance", between)
+    problem = make_problem("logistic", n=48, d=101)
+    large = copies_of_steps(monkeypatch)
     update = {"update": {"kind": "adam"}}
     sections = offloaded(agreement={"bucket": 4.0}, **update)
     train_on(2, shared(problem, 2, **sections), problem)
@@ -247,17 +226,7 @@ def test_runs_go_on_bit_for_bit(devices, tmp_path, delay, update):
     """And from a checkpoint of the host, to roundoff."""
     problem = make_problem("softmax", n=12, d=13)
     sections = offloaded(delay, update={"kind": update}, rate={"value": 0.01})
-    longer = {**sections, "schedule": {"epochs": 2}}
-    whole = train_on(2, shared(problem, 2, **longer), problem)
-    for device in ("cuda", "cpu"):
-        saved = {"out": str(tmp_path / device), "resume": "auto"}
-        half = shared(problem, 2, **{**sections, "run": {**saved, "device": device}})
-        train_on(2, half, problem)
-        again = train_on(2, shared(problem, 2, **{**longer, "run": saved}), problem)
-        assert again.report["resumes"] == 1
-        if device == "cuda":
-            np.testing.assert_array_equal(again.weights, whole.weights)
-        near_weights(again, whole)
+    goes_on_bit_for_bit(problem, sections, tmp_path)
 
 
 def test_runs_go_on_with_other_replicas(devices, tmp_path):

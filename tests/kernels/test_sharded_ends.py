@@ -7,6 +7,7 @@ from hpcsgd.agreement.sharded_there import ShardedThere
 from hpcsgd.products.held import HeldMemory
 from hpcsgd.result import Status
 from tests.harness import make_problem, train_on
+from tests.kernels.going_on import goes_on_bit_for_bit
 from tests.kernels.slices import ADAM, MOMENTUM, STAGES, zero
 from tests.kernels.test_gradient_runs import both, near, near_weights, shared
 from tests.unit.test_gradient import in_folder
@@ -18,17 +19,8 @@ def test_runs_go_on_bit_for_bit(devices, tmp_path, stage):
     problem = make_problem("softmax", n=12, d=13)
     update = "nesterov" if stage == 2 else "adam"
     sections = zero(stage, update={"kind": update}, rate={"value": 0.01})
-    longer = {**sections, "schedule": {"epochs": 2}}
-    whole = train_on(2, shared(problem, 2, **longer), problem)
-    for device in ("cuda", "cpu")[: 1 + (stage == 2)]:
-        saved = {"out": str(tmp_path / device), "resume": "auto"}
-        half = shared(problem, 2, **{**sections, "run": {**saved, "device": device}})
-        train_on(2, half, problem)
-        again = train_on(2, shared(problem, 2, **{**longer, "run": saved}), problem)
-        assert again.report["resumes"] == 1
-        if device == "cuda":
-            np.testing.assert_array_equal(again.weights, whole.weights)
-        near_weights(again, whole)
+    devices = ("cuda", "cpu")[: 1 + (stage == 2)]
+    goes_on_bit_for_bit(problem, sections, tmp_path, devices)
 
 
 @pytest.mark.parametrize("stages", [(1, 3), (2, 1), (3, 2)])

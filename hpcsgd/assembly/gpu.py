@@ -61,23 +61,28 @@ def check_room(
     sets: int = 1,
     kept: int = 0,
     held: int | None = None,
-) -> None:
+    asked: int = 0,
+) -> int:
     """Refuse a run that its GPU has no room for, before the matrix is sent.
 
     Called by all ranks; those that share a GPU share what is free there. Exchanges have
-    so many `sets` of buffers; `kept` bytes are beside them. `held`: bytes of weights
-    and of what steps keep, where those are not all columns.
+    so many `sets` of buffers; `kept` bytes are beside them, and those `asked` for by
+    what makes the Gram. `held`: bytes of weights and of what steps keep, where those
+    are not all columns. Returns what is left for a rank on the fullest GPU of all.
     """
     wide = task.columns * task.states
-    sizes = task.shard.matrix, plans, device.multiprocessors
-    need = room_of(*sizes, wide, sets, kept, held)
+    matrix = task.shard.matrix, plans, device.multiprocessors
+    need = room_of(*matrix, wide, sets, kept, held, asked)
     free, total = device.memory()
     place = device.layer.place
     said = world.exchange_objects((place, need.total, free))
-    here = [one for one in said if one[0] == place]
-    needed, free = sum(one[1] for one in here), min(one[2] for one in here)
+    gpus: dict[str, list[tuple[int, int]]] = {}
+    for gpu, *sizes in said:
+        gpus.setdefault(gpu, []).append(tuple(sizes))
+    here = gpus[place]
+    needed, free = _needed_and_free(here)
     if needed <= free:
-        return
+        return min(_left(ranks) for ranks in gpus.values())
     who = f" by {len(here)} ranks" if len(here) > 1 else ""
     parts = need.said(task.precision.matrix)
     raise ConfigError(
@@ -85,6 +90,17 @@ def check_room(
         f" {shown(free)} of {shown(total)} are free (one rank: {parts});"
         f" {_smaller(need, task, len(here) > 1, held is not None)}"
     )
+
+
+def _needed_and_free(ranks: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Of one GPU, by what its ranks said."""
+    return sum(need for need, _ in ranks), min(free for _, free in ranks)
+
+
+def _left(ranks: Sequence[tuple[int, int]]) -> int:
+    """For each rank of one GPU; negative where they need more than there is."""
+    needed, free = _needed_and_free(ranks)
+    return (free - needed) // len(ranks)
 
 
 def _smaller(need: Room, task: Task, shared: bool, sliced: bool) -> str:
@@ -98,6 +114,7 @@ def _smaller(need: Room, task: Task, shared: bool, sliced: bool) -> str:
         "exchange": f"{more}use a smaller --steps or --batch",
         "weights": f"{more}use more {who} on more GPUs (--grid)",
         "kept": f"{more}use [products] kind = 'gram', which keeps nothing",
+        "asked": f"{more}use [products] gram_kernel = 'auto'",
     }[need.largest]
 
 

@@ -1,5 +1,7 @@
 """The product of a run on the GPU of this rank."""
 
+import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from hpcsgd.agreement.gradient import Gradient
@@ -10,10 +12,12 @@ from hpcsgd.agreement.ticktock import TickTock
 from hpcsgd.assembly.feed import Feed
 from hpcsgd.assembly.gpu import check_room
 from hpcsgd.backends.device import Device
+from hpcsgd.backends.device_faults import shown
 from hpcsgd.backends.device_room import grams_bytes, rows_bytes
-from hpcsgd.backends.gram_kernel import allowed
+from hpcsgd.backends.gram_kernel import allowed, bytes_asked
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
+from hpcsgd.csr import Csr
 from hpcsgd.products import GATHERS, RECURS
 from hpcsgd.products.base import Product, Task
 from hpcsgd.products.device_gradient import DeviceGradient
@@ -21,6 +25,8 @@ from hpcsgd.products.device_kinds import make_on_device
 from hpcsgd.products.device_slices import DeviceSlices
 from hpcsgd.products.micro import MicroBatches
 from hpcsgd.products.on_device import OnDevice
+
+log = logging.getLogger(__name__)
 
 
 def make_on_gpu(
@@ -36,12 +42,29 @@ def make_on_gpu(
     plans = feed.plans
     if name not in RECURS:  # steps one by one
         plans = [(size,) for sizes in plans for size in sizes]
-    kept = _kept(name, task, feed)
-    check_room(device, task, plans, grid.world, 1 + look_ahead, kept)
+    kept, sets = _kept(name, task, feed), 1 + look_ahead
+    asked = allowed(config.products.gram_kernel, config.run.reproducible)
+    takes = sets * _asked_bytes(asked, task, plans, device)
+    insists = 0 if asked == "auto" else takes
+    left = check_room(device, task, plans, grid.world, sets, kept, asked=insists)
+    may_ask = asked == "auto" and takes > 0  # the same on all ranks
+    if may_ask and not all(grid.world.exchange_objects(takes <= left)):
+        log.info("cuBLAS is not asked: %s for its squares are not free", shown(takes))
+        asked = "own"
     product = make_on_device(name, task, device, look_ahead)
-    asked = config.products.gram_kernel
-    product.gram_asked = allowed(asked, config.run.reproducible)
+    product.gram_asked = asked
     return product
+
+
+def _asked_bytes(
+    kind: str, task: Task, plans: Iterable[Sequence[int]], device: Device
+) -> int:
+    """Of what another Gram than our plain one works in."""
+    shard = task.shard
+    if isinstance(shard.matrix, Csr):
+        return 0
+    sizes = {tuple(sizes) for sizes in plans}
+    return bytes_asked(kind, sizes, shard.width, task.precision.matrix, device)
 
 
 def make_gradient_on_gpu(

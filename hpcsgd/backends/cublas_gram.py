@@ -10,9 +10,16 @@ import numpy as np
 
 from hpcsgd.backends import launch_gram, launch_steps
 from hpcsgd.backends.device_products import DenseProducts
+from hpcsgd.backends.device_room import rows_bytes
 from hpcsgd.backends.other_gram import OtherGram
 
 ELEMENT = "bf16"  # of a matrix that it can multiply
+
+
+def cublas_bytes(rows: int, width: int, side: int) -> int:
+    """What it works in: rows of `width` numbers, and their square."""
+    square = 4 * rows * launch_gram.pitch_of(rows, side)
+    return rows_bytes(rows, width, 2) + square
 
 
 class CublasGram(OtherGram):

@@ -20,6 +20,7 @@ NAMES = {
     "exchange": "the buffers of exchanges",
     "weights": "the weights",
     "kept": "Grams or rows beside it",
+    "asked": "what makes the Gram",
 }
 
 
@@ -32,6 +33,7 @@ class Room:
     exchange: int  # tiles of the Gram, their parts, margins
     weights: int
     kept: int = 0  # Grams of all exchanges, rows of other members
+    asked: int = 0  # what another Gram than our plain one works in
 
     @property
     def total(self) -> int:
@@ -61,11 +63,13 @@ def room_of(
     sets: int = 1,
     kept: int = 0,
     held: int | None = None,
+    asked: int = 0,
 ) -> Room:
     """Of a matrix of the host, and of so many sets of exchanges of these batch sizes.
 
-    `wide` columns of weights, or `held` bytes of some; `kept` bytes beside them. Beside
-    the matrix lie targets, weights and offsets of 4 bytes each, and an order of 8.
+    `wide` columns of weights, or `held` bytes of some; beside them `kept` bytes, and
+    those `asked` for by another Gram than our plain one. Beside the matrix lie targets,
+    weights and offsets of 4 bytes each, and an order of 8.
     """
     height, width = matrix.shape
     item = matrix.dtype.itemsize if not isinstance(matrix, Csr) else 4
@@ -79,6 +83,7 @@ def room_of(
         exchange=sets * sum(exchanges),
         weights=4 * width * wide if held is None else held,
         kept=kept,
+        asked=asked,
     )
 
 

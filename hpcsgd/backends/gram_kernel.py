@@ -5,17 +5,19 @@ have to take the same one, so they decide by times that they have added.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from hpcsgd.backends.cublas_gram import ELEMENT, CublasGram
+from hpcsgd.backends.cublas_gram import ELEMENT, CublasGram, cublas_bytes
 from hpcsgd.backends.device import Device
 from hpcsgd.backends.device_buffers import sent
 from hpcsgd.backends.device_products import DenseProducts, Products
-from hpcsgd.backends.wgmma_gram import WgmmaGram, check_wgmma, has_wgmma
+from hpcsgd.backends.launch_gram import LARGE, tile_for, tiles_of
+from hpcsgd.backends.wgmma_gram import WgmmaGram, check_wgmma, has_wgmma, wgmma_bytes
 from hpcsgd.errors import ConfigError, MissingPackage
 
 log = logging.getLogger(__name__)
@@ -109,6 +111,29 @@ def _by_cublas(own: DenseProducts, kind: str) -> dict[str, Products]:
 
 
 WAYS = {"cublas": _by_cublas, "wgmma": _by_wgmma}
+
+
+def bytes_asked(
+    kind: str, plans: Iterable[Sequence[int]], width: int, element: str, device: Device
+) -> int:
+    """What those that are asked of exchanges of these batch sizes work in."""
+    total = 0
+    for rows, tiles, side in (_shape_of(sizes, width) for sizes in set(plans)):
+        if not tiles or (kind == "auto" and rows <= WORTH_ASKING):
+            continue
+        for name in ASKS.get(kind, ()):
+            if name == "cublas" and element == ELEMENT:
+                total += cublas_bytes(rows, width, side)
+            if name == "wgmma" and side == LARGE:
+                total += wgmma_bytes(tiles, rows, width, device.multiprocessors)
+    return total
+
+
+def _shape_of(sizes: Sequence[int], width: int) -> tuple[int, int, int]:
+    """(rows, tiles, their side)"""
+    starts = np.array([0, *accumulate(sizes)])
+    side = tile_for(int(starts[-1]), width)
+    return int(starts[-1]), len(tiles_of(starts, side)[0]), side
 
 
 def allowed(kind: str, reproducible: bool) -> str:

@@ -59,6 +59,12 @@ class WgmmaGram(OtherGram):
         )
 
 
+def wgmma_bytes(tiles: int, rows: int, width: int, sms: int) -> int:
+    """What it works in: parts of sums, and who came last to each."""
+    plan = launch_wgmma.launch_of(tiles, rows, width, itemsize=2, sms=sms)
+    return 4 * (plan.workspace + plan.tickets)
+
+
 def check_wgmma(own: DenseProducts) -> None:
     """Refuse a matrix or a GPU for which there is none."""
     element, arch = own.matrix.element, own.device.arch

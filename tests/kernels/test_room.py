@@ -7,13 +7,20 @@ import pytest
 
 from hpcsgd.api import train
 from hpcsgd.assembly import gpu
+from hpcsgd.backends import gram_kernel
+from hpcsgd.backends.cublas_gram import CublasGram
 from hpcsgd.backends.device_room import room_of
+from hpcsgd.backends.gram_kernel import GramChoice, bytes_asked
+from hpcsgd.backends.wgmma_gram import WgmmaGram
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
+from hpcsgd.products import on_device
 from tests.fake_cuda import Node
 from tests.harness import make_problem, train_on
 from tests.kernels.fake_device import FakeDevice
+from tests.kernels.test_cublas_gram import case as cublas_case
 from tests.kernels.test_runs import on_gpu
+from tests.kernels.test_wgmma_choice import case as wgmma_case
 
 PROBLEM = make_problem("logistic", n=400, d=37)
 SCHEDULE = {"batch": 32, "steps": 4, "epochs": 1}
@@ -125,6 +132,66 @@ def test_ranks_that_share_a_gpu_share_what_is_free(devices):
         train_on(2, on_gpu(PROBLEM, run=run), PROBLEM)
     left += [Counting(int(2.5 * need)) for _ in range(2)]
     assert train_on(2, on_gpu(PROBLEM, run=run), PROBLEM).exchanges == 13
+
+
+LONG = {"schedule": {"batch": 128, "steps": 10, "epochs": 1}}  # exchanges of 1280 rows
+
+
+def long_run(kernel, members=1):
+    """Of which cuBLAS may make the Gram."""
+    sections = {"precision": {"recipe": "c"}, "products": {"gram_kernel": kernel}}
+    problem = make_problem("logistic", n=1280, d=17)
+    config = on_gpu(problem, **LONG, **sections)
+    return replace(config, run=replace(config.run, transport="mpi-host")), problem
+
+
+def test_what_another_gram_works_in_is_predicted(monkeypatch):
+    ways = (("cublas", 64, (640, 640)), ("wgmma", 128, (60, 40, 200)))
+    for kernel, side, plan in ways:
+        starts = (0, *np.cumsum(plan).tolist())
+        own = {64: cublas_case, 128: wgmma_case}[side](starts=starts)
+        asked, empty = [], own.device.empty
+        noting = lambda *given: asked.append(empty(*given)) or asked[-1]  # noqa: E731, B023
+        monkeypatch.setattr(own.device, "empty", noting)
+        monkeypatch.setattr(own.device, "zeros", noting)
+        {"cublas": CublasGram, "wgmma": WgmmaGram}[kernel](own)
+        monkeypatch.setattr(gram_kernel, "tile_for", lambda *_, side=side: side)
+        need = bytes_asked(kernel, {plan}, own.matrix.width, "bf16", own.device)
+        assert need == sum(array.nbytes for array in asked) > 0
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_auto_asks_cublas_where_it_has_room(devices, monkeypatch, caplog, members):
+    """Else it leaves the room to the run, on all members alike."""
+    left, given = devices
+    config, problem = long_run("auto")
+    needs, asked = [], []
+    noting = lambda *given: needs.append(room_of(*given)) or needs[-1]  # noqa: E731
+    monkeypatch.setattr(gpu, "room_of", noting)
+    choose = lambda kind, own, add: asked.append(kind) or GramChoice("own", own, {})  # noqa: E731
+    monkeypatch.setattr(on_device, "choose_gram", choose)
+    left += [Counting(2**30, f"GPU {rank}", Node()) for rank in range(members)]
+    with caplog.at_level("INFO"):
+        train_on(members, config, problem)
+    assert set(asked) == {"auto"} and "not asked" not in caplog.text
+    square = 4 * 1280 * 1280
+    tight = [max(need.total for need in needs) + square, 2**30][:members]
+    left += [Counting(free, f"GPU {free}", Node()) for free in tight]
+    asked.clear()
+    with caplog.at_level("INFO"):
+        train_on(members, config, problem)
+    assert set(asked) == {"own"}
+    assert "cuBLAS is not asked: 6." in caplog.text
+
+
+def test_cublas_without_room_is_refused_first(devices):
+    left, given = devices
+    config, problem = long_run("cublas")
+    left.append(Counting(6_000_000))
+    with pytest.raises(ConfigError, match="use .products. gram_kernel = 'auto'$") as no:
+        train_on(1, config, problem)
+    assert "(one rank: what makes the Gram 6.31 MiB, " in str(no.value)
+    assert not given[0].asked
 
 
 def test_an_allocation_that_fails_later_is_heard_by_all(devices):

@@ -91,7 +91,9 @@ class Session:
                     return result
             except DeviceLost as error:
                 self._without_gpu(error)
-            except Exception as error:
+            except (Exception, KeyboardInterrupt) as error:
+                if self.live is not None:  # whoever catches this may go on from there
+                    self.live.engine.saver.finish()
                 shrinks = self.config.run.on_failure == "shrink"
                 if not (shrinks and self.world.has_lost_ranks(error)):
                     raise

@@ -55,7 +55,11 @@ def _way_on(run: RunSection) -> str:
     except (HpcsgdError, OSError):
         found = None
     if found is None:
-        return f"no checkpoint is in {run.out} yet: start the same command again"
+        # Another rank may be writing the first one: what it saves is to be taken.
+        return (
+            f"no checkpoint is in {run.out} yet: start the same command again with"
+            " --resume auto"
+        )
     return (
         f"{found[0]} has the state after exchange {found[1].exchanges}: start the same"
         " command again with --resume auto"

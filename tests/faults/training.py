@@ -40,6 +40,7 @@ def makes_room_again():
 
 
 def sleeps(view):
+    print("falls asleep", flush=True)
     time.sleep(1000)
 
 

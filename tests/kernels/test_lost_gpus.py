@@ -88,6 +88,13 @@ def test_one_rank_says_what_is_saved(breaking, tmp_path, what, count):
     assert again.weights_sha256 == whole.weights_sha256
 
 
+def test_what_it_says_serves_where_nothing_is_saved(breaking, tmp_path):
+    breaking[0] = {"launch": 3}
+    with pytest.raises(DeviceLost, match="no checkpoint is in .*--resume auto$"):
+        train_on(1, saving(tmp_path), PROBLEM)
+    assert train_on(1, saving(tmp_path), PROBLEM).exchanges == 8
+
+
 @pytest.mark.parametrize("transport", ["mpi-host", "nccl"])
 @pytest.mark.parametrize("what, count", [("launch", 15), ("fetch", 4), ("sum", 9)])
 def test_no_rank_waits_for_one_that_lost_its_gpu(

@@ -3,11 +3,13 @@
 import errno
 import logging
 import os
+import time
 
 import pytest
 
 from hpcsgd.api import train
 from hpcsgd.callbacks import Callback
+from hpcsgd.checkpoint import Store
 from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
@@ -191,3 +193,39 @@ def test_a_result_that_fails_leaves_the_earlier_pair(tmp_path, monkeypatch):
     assert "--resume auto" in result.report["unsaved"]
     assert load_result(tmp_path).weights_sha256 == first.weights_sha256
     assert (tmp_path / "result.json").read_text() == before
+
+
+@pytest.mark.parametrize(
+    "ranks, error", [(1, RuntimeError), (2, RuntimeError), (1, KeyboardInterrupt)]
+)
+def test_an_error_comes_after_what_was_handed_to_the_disk(
+    tmp_path, monkeypatch, ranks, error
+):
+    """Whoever catches it may go on in the same program, from the newest state."""
+    write, folder = Store.write, tmp_path / "run"
+
+    def slowly(store, checkpoint):
+        time.sleep(0.3)
+        return write(store, checkpoint)
+
+    class Fails(Callback):
+        def on_exchange(self, view):
+            if view.exchanges == 5:
+                raise error("mine")
+
+    monkeypatch.setattr(Store, "write", slowly)
+    run = {"out": str(folder), "resume": "auto"}
+    config = config_for(PROBLEM, checkpoint={"every": 4}, run=run)
+    newest = {}
+
+    def on_rank(world):
+        failing = [Fails()] if world.rank == ranks - 1 else []
+        try:
+            train(config, world=world, callbacks=failing, **DATA)
+        except (Exception, KeyboardInterrupt):
+            newest[world.rank] = Store(folder, 1).newest()
+            raise
+
+    with pytest.raises(error, match="mine"):
+        run_ranks(ranks, on_rank)
+    assert newest[0][1].exchanges == 4

@@ -10,10 +10,10 @@ from pathlib import Path
 from hpcsgd.cli import THREAD_SETTINGS
 from hpcsgd.cli.job import OWN_CODES, Job, say_how_it_ended
 from hpcsgd.comm import EXPECTED, FILE, is_launched, launched_size
-from hpcsgd.comm.launched import OWN_RANK, launched
+from hpcsgd.comm.launched import AGENT, OWN_RANK, has_agent, launched
 from hpcsgd.errors import ConfigError
 
-RANK_NAMES = (OWN_RANK, "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
+MPI_RANK_NAMES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 
 # What starts ranks without MPI.
 SPAWN = [sys.executable, "-m", "hpcsgd.cli.spawn"]
@@ -21,7 +21,8 @@ SPAWN = [sys.executable, "-m", "hpcsgd.cli.spawn"]
 
 def launcher_rank() -> int | None:
     """This process's number, if a launcher started it."""
-    for name in RANK_NAMES:
+    of_mpi = () if has_agent(os.environ) else MPI_RANK_NAMES
+    for name in (OWN_RANK, *of_mpi):
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
     found = launched(os.environ)
@@ -128,6 +129,7 @@ def _flags(path: str, shrinks: bool) -> list[str]:
 
 def _environment(ranks: int) -> dict[str, str]:
     environment = dict(os.environ)
+    environment.pop(AGENT, None)  # that of a single process: these are not its ranks
     environment[EXPECTED] = str(ranks)
     environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
     environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")

@@ -9,6 +9,7 @@ from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.launched import (
     EXPECTED,
     OWN_RANK,
+    has_agent,
     has_mpi_signs,
     is_launched,
     launched,
@@ -65,7 +66,8 @@ def choose(environment: Mapping[str, str]) -> tuple[str, str]:
     several = found is not None and found.size > 1
     if several and (STORE in environment or OWN_RANK in environment):
         return "tcp", f"{STORE if STORE in environment else OWN_RANK} is set"
-    if has_mpi_signs(environment) or EXPECTED in environment:
+    asked = EXPECTED in environment and not (several and has_agent(environment))
+    if has_mpi_signs(environment) or asked:
         return "mpi", "a launcher of MPI has started this process"
     if found is None or found.size == 1:
         return "serial", "no launcher has started several ranks"

@@ -3,8 +3,10 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from hpcsgd.comm.launched import has_agent
 from hpcsgd.errors import ConfigError
 
+TORCHRUN = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
 # (rank on this node, ranks on this node), the innermost launcher first: under
 # `srun mpiexec` all ranks inherit the Slurm variables of one task.
 LAUNCHERS = (
@@ -12,7 +14,7 @@ LAUNCHERS = (
     ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH and Intel MPI
     ("MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
     ("PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),  # HPE Cray
-    ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),  # torchrun
+    TORCHRUN,
     ("SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
 )
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -56,7 +58,8 @@ def gpu_of_rank(
 
 def local_place(environment: Mapping[str, str]) -> tuple[int | None, int | None]:
     """(this rank's number on its node, how many there are); None where nobody says."""
-    for rank, size in LAUNCHERS:
+    asked = (TORCHRUN, *LAUNCHERS) if has_agent(environment) else LAUNCHERS
+    for rank, size in asked:
         if environment.get(rank, "").isdigit():
             return int(environment[rank]), _number(environment.get(size, ""))
     return None, None

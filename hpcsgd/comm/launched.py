@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 EXPECTED = "HPCSGD_EXPECT_RANKS"  # set by our own launcher: how many there must be
 OWN_RANK = "HPCSGD_RANK"  # set by it where no MPI is to say so
+AGENT = "TORCHELASTIC_RUN_ID"  # set by torchrun's agent for what it starts
 # (launcher, its rank, its size), the innermost first: under `srun mpiexec` all ranks
 # inherit the Slurm variables of one task.
 LAUNCHERS = (
@@ -14,6 +15,8 @@ LAUNCHERS = (
     ("torchrun", "RANK", "WORLD_SIZE"),
     ("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
+# They may start an agent of torchrun on each node, but it never starts them.
+AROUND_AGENTS = ("Open MPI", "PMI")
 # Where an MPI of some launcher is to be asked.
 MPI_SIGNS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID")
 SIZES = (EXPECTED, "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
@@ -30,6 +33,8 @@ class Launched(NamedTuple):
 def launched(environment: Mapping[str, str]) -> Launched | None:
     """What the innermost launcher says that names both numbers; None without one."""
     for by, *names in LAUNCHERS:
+        if by in AROUND_AGENTS and has_agent(environment):
+            continue
         rank, size = (environment.get(name, "") for name in names)
         if by == "torchrun" and "MASTER_ADDR" not in environment:
             continue  # common words, which may well mean something else
@@ -39,8 +44,13 @@ def launched(environment: Mapping[str, str]) -> Launched | None:
 
 
 def has_mpi_signs(environment: Mapping[str, str]) -> bool:
-    """True where a launcher of MPI ranks has left its variables."""
-    return any(name in environment for name in MPI_SIGNS)
+    """True where a launcher of MPI ranks has left its variables to this process."""
+    return not has_agent(environment) and any(name in environment for name in MPI_SIGNS)
+
+
+def has_agent(environment: Mapping[str, str]) -> bool:
+    """True for what torchrun starts: its agent has the MPI of a launcher around it."""
+    return AGENT in environment and "MASTER_ADDR" in environment
 
 
 def is_launched(environment: Mapping[str, str]) -> bool:
@@ -54,7 +64,8 @@ def is_launched(environment: Mapping[str, str]) -> bool:
 
 def launched_size(environment: Mapping[str, str]) -> int | None:
     """How many ranks a launcher says it started; None where none says so."""
-    said = (environment.get(name, "") for name in SIZES)
+    names = SIZES[:1] if has_agent(environment) else SIZES
+    said = (environment.get(name, "") for name in names)
     found = next((int(text) for text in said if text.isdigit()), None)
     if found is not None:
         return found

@@ -33,6 +33,8 @@ from tests.tcp.meetings import SOON, local
 SLURM = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3", "SLURM_JOB_ID": "7"}
 MASTER = {"MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", **MASTER}
+AGENTS = {**TORCHRUN, "TORCHELASTIC_RUN_ID": "7"}
+TASK = {"PMI_RANK": "0", "PMI_SIZE": "2", "PMIX_RANK": "0"}  # of srun, for an agent
 
 
 @pytest.mark.parametrize("environment, kind", [
@@ -48,6 +50,9 @@ TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", **MASTER}
     ({**TORCHRUN, "WORLD_SIZE": "1", "RANK": "0"}, "serial"),
     ({"RANK": "1", "WORLD_SIZE": "4"}, "serial"),
     ({**TORCHRUN, "PMI_RANK": "1", "PMI_SIZE": "4"}, "mpi"),
+    ({**AGENTS, **TASK}, "tcp"),
+    ({**AGENTS, **TASK, "HPCSGD_EXPECT_RANKS": "4"}, "tcp"),
+    ({**AGENTS, **TASK, "WORLD_SIZE": "1", "RANK": "0"}, "serial"),
     ({"HPCSGD_EXPECT_RANKS": "2"}, "mpi"),
     ({"HPCSGD_EXPECT_RANKS": "2", "HPCSGD_RANK": "0"}, "tcp"),
 ])  # fmt: skip
@@ -61,6 +66,7 @@ def test_what_auto_takes(environment, kind):
     (SLURM, (1, 3, "Slurm")),
     ({**SLURM, **TORCHRUN}, (1, 4, "torchrun")),
     ({**TORCHRUN, "PMI_RANK": "0", "PMI_SIZE": "2"}, (0, 2, "PMI")),
+    ({**SLURM, **AGENTS, **TASK}, (1, 4, "torchrun")),
     ({**SLURM, "HPCSGD_RANK": "2", "HPCSGD_EXPECT_RANKS": "4"}, (2, 4, "hpcsgd")),
     ({"RANK": "4", "WORLD_SIZE": "4", **MASTER}, None),
 ])  # fmt: skip
@@ -93,6 +99,13 @@ def test_two_steps_of_a_job_meet_at_other_ports():
     again = {**one, "SLURM_RESTART_COUNT": "1"}
     ports = [place_of(where).ports for where in (one, other, again)]
     assert not set(ports[0]) & set(ports[1]) and ports[0] != ports[2]
+
+
+def test_agents_of_torchrun_that_count_restarts_differently_are_of_one_start():
+    """The one whose ranks failed counts it; one whose ranks are well does not."""
+    count = "TORCHELASTIC_RESTART_COUNT"
+    one, other = (start_of({**AGENTS, count: number}) for number in "01")
+    assert one == other != start_of({**AGENTS, "TORCHELASTIC_RUN_ID": "8"})
 
 
 @pytest.mark.parametrize("nodes, first", [
@@ -189,6 +202,7 @@ def test_what_torchrun_starts_is_a_group(tmp_path):
 @pytest.mark.parametrize("variables", [
     {"HPCSGD_RANK": "{}", "HPCSGD_EXPECT_RANKS": "2"},
     {"RANK": "{}", "WORLD_SIZE": "2", "MASTER_ADDR": "n1"},
+    {**AGENTS, **TASK, "RANK": "{}", "WORLD_SIZE": "2"},
 ])  # fmt: skip
 def test_one_rank_speaks_for_all(variables, monkeypatch):
     for rank in (0, 1):

@@ -21,8 +21,7 @@ STARTS = (
     "SLURM_JOB_ID",
     "SLURM_STEP_ID",
     "SLURM_RESTART_COUNT",
-    "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_RUN_ID",  # its agents count restarts each for themselves
     "MASTER_ADDR",
     "MASTER_PORT",
     STORE,

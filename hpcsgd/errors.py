@@ -6,6 +6,7 @@ class HpcsgdError(Exception):
 
     exit_code = 1
     on_all_ranks = False  # True: every rank raises it, nobody is left waiting
+    is_own = False  # True: no other rank knows of it, this one has to say it
     was_told = False  # True: ranks that act together have told each other of it
 
 

@@ -66,6 +66,9 @@ def run(argv: Sequence[str]) -> int:
     except HpcsgdError as error:
         if launch.speaks():
             print(f"hpcsgd: error: {error}", file=sys.stderr)
+        elif error.is_own:
+            who = f"rank {launch.launcher_rank()}"
+            print(f"hpcsgd: {who}: error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130

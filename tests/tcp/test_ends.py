@@ -7,6 +7,7 @@ import time
 import pytest
 
 from tests.tcp.harness import Ranks
+from tests.tcp.meetings import free_port
 
 CHILD = ["-m", "tests.tcp.child"]
 
@@ -49,6 +50,18 @@ def test_an_end_is_everybodys(what, codes, said, tmp_path):
     assert said in texts[0] + texts[1]
     if what == "fails":
         assert "boom on rank one" in texts[1]
+
+
+def test_a_command_says_what_this_rank_alone_knows(tmp_path):
+    """Rank 0 speaks for all; of what it cannot know it sends its reader to them."""
+    own = [{"HPCSGD_KEY": "k" * 16}, {"HPCSGD_KEY": "short"}]
+    common = {"HPCSGD_STORE": f"127.0.0.1:{free_port()}", "HPCSGD_STORE_SECONDS": 2}
+    words = ["-m", "hpcsgd", "train", "--data", "none.h5", "--comm", "tcp"]
+    with Ranks(tmp_path, 2, words, lambda rank: {**common, **own[rank]}) as ranks:
+        codes, texts = ranks.ends()
+    assert codes == [1, 2]
+    assert "their own errors say more" in texts[0]
+    assert "hpcsgd: rank 1: error: HPCSGD_KEY must have at least" in texts[1]
 
 
 def test_a_rank_that_never_starts(tmp_path):

@@ -7,6 +7,8 @@ import threading
 import time
 from contextlib import closing, suppress
 
+import pytest
+
 from hpcsgd.comm.launched import Launched
 from hpcsgd.comm.tcp import addresses, key
 from hpcsgd.comm.tcp.doorman import Doorman
@@ -87,6 +89,13 @@ def test_a_port_that_another_program_has():
         place = local(other.getsockname()[1])
         (said,) = errors_of(place, BRIEF, (0, 2))
     assert f"rank 0 cannot listen at port {place.ports[0]}" in said
+
+
+def test_the_likeliest_address_says_why_nobody_was_reached():
+    """Others may be this node's own: a bridge of containers is on all nodes."""
+    nobody = ["127.0.0.1", "[not an address]"]
+    with pytest.raises(ConnectionRefusedError):
+        addresses.reach(nobody, free_port(), lambda _: None)
 
 
 def test_a_file_that_cannot_be_written(tmp_path):

@@ -13,7 +13,7 @@ from hpcsgd.comm.tcp.greeting import Stranger
 from hpcsgd.comm.tcp.key import key_of
 from hpcsgd.errors import ConfigError
 from tests.tcp.harness import on_threads
-from tests.tcp.meetings import BRIEF, SOON, local, meets, total
+from tests.tcp.meetings import BRIEF, SOON, free_port, local, meets, total
 
 
 def test_strangers_keep_nobody_from_meeting():
@@ -37,7 +37,7 @@ def test_strangers_keep_nobody_from_meeting():
 @pytest.mark.parametrize("wrong", ["key", "start"])
 def test_whoever_is_of_another_start_is_turned_away(wrong):
     """A rank that an earlier start of a requeued job left behind; or another user's."""
-    place = local()
+    place = local(free_port(), free_port())  # the second is nobody's
     other = {"HPCSGD_KEY": "x" * 16} if wrong == "key" else {"SLURM_RESTART_COUNT": "1"}
     started = [meets(0, 2, place, BRIEF), meets(1, 2, place, {**BRIEF, **other})]
     for thread, _ in started:
@@ -45,7 +45,8 @@ def test_whoever_is_of_another_start_is_turned_away(wrong):
     (first,), (second,) = (found for _, found in started)
     assert "rank 1 of 2 did not come" in first
     assert "turned away: 127.0.0.1, it has another key, or is of another" in first
-    assert "found no rank 0" in second and "closed the connection" in second
+    assert "found no rank 0" in second and "turned this rank away" in second
+    assert "set HPCSGD_KEY" in second
 
 
 def test_the_key_is_drawn_once_and_kept(tmp_path):

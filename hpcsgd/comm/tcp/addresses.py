@@ -35,13 +35,16 @@ def is_loopback(address: str) -> bool:
 def reach(
     addresses: Iterable[str], port: int, greet: Callable[[socket.socket], None]
 ) -> socket.socket:
-    """A connection to the first of them at which `greet` finds whom it looks for."""
-    failed: Exception = OSError("no address is known")
+    """A connection to the first of them at which `greet` finds whom it looks for.
+
+    Where there is none the likeliest address has the word on why.
+    """
+    failed: list[Exception] = []
     for address in addresses:
         try:
             sock = socket.create_connection((address, port), CONNECTING)
         except OSError as error:
-            failed = error
+            failed.append(error)
             continue
         try:
             sock.settimeout(PATIENCE)
@@ -49,8 +52,8 @@ def reach(
             return sock
         except (OSError, Stranger) as error:
             sock.close()
-            failed = error
-    raise failed
+            failed.append(error)
+    raise failed[0] if failed else OSError("no address is known")
 
 
 def prepare(sock: socket.socket) -> None:

@@ -14,12 +14,20 @@ from typing import Any
 MAGIC = b"hpcsgd ranks 1\r\n"
 DRAWN = 32  # bytes of a challenge, and of its answer
 PATIENCE = 10.0  # seconds for the other end to say who it is
+TURNED_AWAY = (
+    "it turned this rank away, which has another key or is of another start; set"
+    " HPCSGD_KEY to one long random word on all ranks"
+)
 LONGEST = 64 * 2**20  # bytes of a document
 _length = struct.Struct("<I")
 
 
 class Stranger(Exception):
     """Who is there is no rank of this start."""
+
+
+class Closed(Stranger):
+    """Who is there says nothing more."""
 
 
 def ask_in(sock: socket.socket, key: bytes, start: str) -> None:
@@ -31,7 +39,10 @@ def ask_in(sock: socket.socket, key: bytes, start: str) -> None:
         raise Stranger("something else listens there")
     theirs = said[len(MAGIC) :]
     sock.sendall(_answer(key, b"in", theirs, drawn, start))
-    answer = _read(sock, DRAWN)
+    try:
+        answer = _read(sock, DRAWN)
+    except Closed as error:
+        raise Stranger(TURNED_AWAY) from error
     if not hmac.compare_digest(answer, _answer(key, b"out", theirs, drawn, start)):
         raise Stranger("it does not know the word of these ranks")
 
@@ -73,7 +84,7 @@ def _read(sock: socket.socket, size: int) -> bytes:
     while missing:
         part = sock.recv(min(missing, 1 << 20))
         if not part:
-            raise Stranger("it has closed the connection")
+            raise Closed("it has closed the connection")
         parts.append(part)
         missing -= len(part)
     return b"".join(parts)

@@ -64,7 +64,7 @@ def _find(
 ) -> tuple[socket.socket, str]:
     """A connection to the store, and the address at which it is."""
     key = None if isinstance(place, SharedFile) else key_of(environ)
-    why = "nobody listens there"
+    why, away = "nobody listens there", ""
     for passed in within(limit):
         for address, door in _doors(place, key, environ):
             try:
@@ -72,7 +72,9 @@ def _find(
                 sock = addresses.reach([address], door.port, greet)
                 return sock, plain(sock.getpeername()[0])
             except (OSError, Stranger) as error:
-                why = str(error) if isinstance(error, Stranger) else _plainly(error)
+                if isinstance(error, Stranger):
+                    away = str(error)  # nobody at the other ports says no more
+                why = away or _plainly(error)
                 if isinstance(error, socket.gaierror) and passed > NAMELESS:
                     addresses.check_name(address, REMEDY)
                 if isinstance(error, Stranger | TimeoutError) and key is None:

@@ -21,11 +21,11 @@ from hpcsgd.comm.tcp.letters import END, Letters, TcpMail
 from hpcsgd.comm.tcp.mesh import Mesh, connect_all
 from hpcsgd.comm.tcp.moves import Group, bytes_of
 from hpcsgd.comm.tcp.parcel import pack, unpack
-from hpcsgd.comm.tcp.where import place_of
+from hpcsgd.comm.tcp.where import Port, SharedFile, place_of
 from hpcsgd.comm.tcp.wire import Wire
 from hpcsgd.comm.uncaught import abort_on_uncaught
 from hpcsgd.comm.watch import Watchdog
-from hpcsgd.errors import ConfigError
+from hpcsgd.errors import ConfigError, HpcsgdError
 
 
 class Ends:
@@ -233,7 +233,7 @@ def open_tcp_world(
     any of them ends them all.
     """
     if not _ends:
-        _ends.append(Ends(connect_all(_own(environ), place_of(environ, said), environ)))
+        _ends.append(Ends(_connected(_own(environ), place_of(environ, said), environ)))
     ends = _ends[0]
     ends.worlds += 1
     size = ends.mesh.own.size
@@ -242,6 +242,16 @@ def open_tcp_world(
     if size > 1:
         abort_on_uncaught(world)
     return world
+
+
+def _connected(
+    own: Launched, place: Port | SharedFile, environ: Mapping[str, str]
+) -> Mesh:
+    try:
+        return connect_all(own, place, environ)
+    except HpcsgdError as error:
+        error.is_own = not error.on_all_ranks  # there is no way to tell others
+        raise
 
 
 def _own(environ: Mapping[str, str]) -> Launched:

@@ -32,6 +32,7 @@ def calm_blas(environment: "os._Environ[str]") -> None:
     It has to happen before NumPy is imported: a pool of threads in every rank
     spins beside the other ranks' work and makes all of them slow.
     """
-    if any(name in environment for name in LAUNCHED):
+    of_slurm = environment.get("SLURM_STEP_NUM_TASKS", "1") != "1"
+    if of_slurm or any(name in environment for name in LAUNCHED):
         for name in THREAD_SETTINGS:
             environment.setdefault(name, "1")

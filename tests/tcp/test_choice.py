@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hpcsgd import comm
-from hpcsgd.cli import launch
+from hpcsgd.cli import calm_blas, launch
 from hpcsgd.cli.info import world_facts
 from hpcsgd.comm import choose, open_world
 from hpcsgd.comm.delayed import Delayed
@@ -243,3 +243,14 @@ def test_info_says_which(monkeypatch):
     }
     monkeypatch.delenv("HPCSGD_STORE")
     assert "nobody" in world_facts(*choose({}))["tcp would meet at"]
+
+
+@pytest.mark.parametrize("tasks, threads", [("1", None), ("3", "1")])
+def test_tasks_of_slurm_have_one_blas_thread_each(tasks, threads):
+    """Under `srun --mpi=none` too, where no variable of an MPI says that they are."""
+    environment = {**SLURM, "SLURM_STEP_NUM_TASKS": tasks}
+    calm_blas(environment)
+    assert environment.get("OPENBLAS_NUM_THREADS") == threads
+    said = {**SLURM, "OPENBLAS_NUM_THREADS": "5"}
+    calm_blas(said)
+    assert said["OPENBLAS_NUM_THREADS"] == "5"

@@ -2,10 +2,12 @@
 
 import socket
 import time
+from contextlib import closing
 
 import pytest
 
 from hpcsgd.comm.tcp import desk, greeting, mesh, visit
+from hpcsgd.comm.tcp.doorman import Doorman
 from hpcsgd.comm.tcp.where import Port, SharedFile, start_of
 from hpcsgd.errors import ConfigError
 from tests.tcp.harness import on_threads
@@ -120,6 +122,19 @@ def python_version():
     import platform
 
     return platform.python_version()
+
+
+def test_a_rank_0_that_falls_silent(monkeypatch):
+    """Its network is down, or it is stopped: it has not left, and says nothing."""
+    monkeypatch.setattr(greeting, "PATIENCE", 0.2)
+    place, key = local(), AT_ONCE["HPCSGD_KEY"].encode()
+    with closing(Doorman(2, place.ports[0], place.host)) as doorman:
+        kept = []
+        doorman.admit(
+            key, start_of(AT_ONCE), lambda *one: kept.append(one), kept.append
+        )
+        (said,) = errors_of(place, AT_ONCE, (1, 2))
+    assert "let in by rank 0 at 127.0.0.1 and has heard nothing" in said, kept
 
 
 def test_patience_is_a_number():

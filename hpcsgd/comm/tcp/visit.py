@@ -46,6 +46,12 @@ def visit(
             greeting.say(sock, {"rank": own.rank, "size": own.size, "row": mine})
             sock.settimeout(limit + greeting.PATIENCE)
             said = greeting.hear(sock)
+        except TimeoutError as error:
+            raise TransportError(
+                f"rank {own.rank} on {socket.gethostname()} was let in by rank 0 at"
+                f" {at} and has heard nothing of it since; see whether rank 0 is"
+                " stopped, or the network between the two is down"
+            ) from error
         except (OSError, Stranger) as error:
             raise TransportError(
                 f"rank 0 left {place} before all ranks had met; its own error says more"

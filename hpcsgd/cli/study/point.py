@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     folder, name = Path(arguments.folder), arguments.name
     config = read_config(folder, name)
     if launch.must_relaunch(arguments.ranks):
-        return launch.relaunch(arguments.ranks, argv)
+        return launch.relaunch(arguments.ranks, argv, comm=config.run.comm)
 
     def action(world: Communicator) -> Result:
         with Signals(world.abort) as signals:

@@ -175,7 +175,7 @@ class Opened(threading.local):
 
 
 opened = Opened()
-_everywhere: WeakSet[CudaDevice] = WeakSet()
+_users: dict[int, WeakSet[threading.Thread]] = {}  # of each GPU
 _one_at_a_time = threading.Lock()
 
 
@@ -185,12 +185,12 @@ def device_of_rank(number: int) -> CudaDevice:
     A caller that has used another GPU meanwhile would else be told by CuPy that the
     stream is none of its own. It is shared where another thread has it, too.
     """
+    if number not in opened.devices:
+        opened.devices[number] = CudaDevice(number)
+    device = opened.devices[number]
     with _one_at_a_time:
-        if number not in opened.devices:
-            opened.devices[number] = CudaDevice(number)
-            _everywhere.add(opened.devices[number])
-        device = opened.devices[number]
-        mine = [one for one in _everywhere if one.device.id == number]
-        device.is_shared = len(mine) > 1
+        users = _users.setdefault(number, WeakSet())
+        users.add(threading.current_thread())
+        device.is_shared = sum(user.is_alive() for user in users) > 1
     device.device.use()
     return device

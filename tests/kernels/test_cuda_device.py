@@ -1,11 +1,9 @@
 """A GPU through CuPy: what CuPy is asked for, on a CuPy made of NumPy."""
 
 import ctypes
-import gc
 import shutil
 import threading
 from types import SimpleNamespace
-from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -130,7 +128,7 @@ def test_instructions_of_one_architecture_are_compiled_past_cupy(cupy, monkeypat
 @pytest.fixture
 def nothing_opened(monkeypatch):
     """No GPU that another test has opened, and none left behind."""
-    monkeypatch.setattr(cuda, "_everywhere", WeakSet())
+    monkeypatch.setattr(cuda, "_users", {})
     cuda.opened.devices.clear()
     yield
     cuda.opened.devices.clear()
@@ -159,7 +157,6 @@ def test_threads_have_streams_of_their_own(cupy, nothing_opened):
     thread.start()
     thread.join()
     assert found == [(False, False, True)]
-    gc.collect()
     assert cuda.device_of_rank(0) is first and not first.is_shared
 
 

@@ -79,8 +79,9 @@ def _find(
                 return sock, plain(sock.getpeername()[0])
             except (OSError, Stranger) as error:
                 if isinstance(error, Stranger):
-                    away = str(error)  # nobody at the other ports says no more
-                why = away or _plainly(error)
+                    why = away = str(error)
+                else:
+                    why = away or _plainly(error)  # nobody elsewhere says less
                 if isinstance(error, socket.gaierror) and passed > NAMELESS:
                     addresses.check_name(address, REMEDY)
                 if isinstance(error, Stranger | TimeoutError) and key is None:

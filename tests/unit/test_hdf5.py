@@ -203,7 +203,7 @@ def test_places_that_cannot_be_written(tmp_path, monkeypatch):
         StoreWriter(tmp_path / "no" / "a.h5", 3, rows=8)
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(2**30, 2**30, 2**20))
-    with pytest.raises(ConfigError, match="needs 3.7 GiB .* 0.0 GiB free"):
+    with pytest.raises(ConfigError, match="needs 3.73 GiB .* 0.000977 GiB free"):
         StoreWriter(tmp_path / "a.h5", 1000, rows=10**6)
     assert os.listdir(tmp_path) == []
 

@@ -363,6 +363,14 @@ def test_settings_that_cannot_be_are_refused(more, words):
         hpcsgd.fit(problem.X, **options)
 
 
+def test_weights_that_no_number_can_sum_are_refused():
+    X = np.eye(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(DataError, match="more than a float64.*by the largest"):
+            hpcsgd.fit(X, "gaussian", X[0], sample_weight=np.full(3, 1e308))
+
+
 def test_errors_come_from_data_as_they_do_in_training():
     with pytest.raises(DataError, match="y has one label only"):
         hpcsgd.fit(np.ones((4, 2)), "logistic", np.ones(4))

@@ -363,6 +363,22 @@ def test_settings_that_cannot_be_are_refused(more, words):
         hpcsgd.fit(problem.X, **options)
 
 
+@pytest.mark.parametrize(
+    "start, words",
+    [
+        ((np.zeros(3), np.nan), "as the intercept.*give 1 finite"),
+        ((np.zeros(3), [1.0, 2.0]), "2 numbers as the intercept"),
+        ((np.full(3, np.inf), 0.0), "not finite"),
+        ("here", "must be a Result, weights, or a pair"),
+        ([[1.0, 2.0], [3.0]], "must be a Result, weights, or a pair"),
+    ],
+)
+def test_starts_that_are_none_are_refused(start, words):
+    X = np.eye(3)
+    with pytest.raises(ConfigError, match=words):
+        hpcsgd.fit(X, "gaussian", X[0], start=start)
+
+
 def test_weights_that_no_number_can_sum_are_refused():
     X = np.eye(3)
     with warnings.catch_warnings():

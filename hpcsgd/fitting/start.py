@@ -131,5 +131,7 @@ def _link(kind: str, total: Array) -> Array:
         logs = np.log(np.maximum(total, 1.0))
         found = logs - logs.mean()
     else:
-        found = np.log(np.maximum(total[1:], 1e-9) / total[0])
+        # Targets may be of any size; where all are 0 no intercept is best.
+        mean = total[1:] / total[0]
+        found = np.log(np.where(mean > 0.0, mean, 1e-9))
     return found

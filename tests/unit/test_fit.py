@@ -223,6 +223,21 @@ def test_it_begins_with_the_best_constant(family, grid):
         assert found == pytest.approx(null, rel=1e-6)
 
 
+@pytest.mark.parametrize("size", [1e-12, 1e-30, 1e30])
+def test_targets_of_log_links_may_be_of_any_size(size):
+    """Another unit of y is another intercept of a gamma model, and nothing else."""
+    problem = make_problem("gamma", n=61, d=5)
+    one, other = (
+        hpcsgd.fit(problem.X, "gamma", problem.y * unit, alpha=0.01)
+        for unit in (1.0, size)
+    )
+    np.testing.assert_allclose(other.weights, one.weights, atol=1e-6)
+    assert other.intercept == pytest.approx(one.intercept + np.log(size), rel=1e-7)
+    assert other.report["converged"]
+    small = hpcsgd.fit(problem.X, "poisson", problem.y * min(size, 1.0))
+    assert small.report["converged"] and not small.advice
+
+
 def test_a_rate_that_blows_up_is_tried_again_slower(monkeypatch):
     problem = make_problem("gaussian", n=60, d=5)
     monkeypatch.setattr("hpcsgd.auto_rate._smoothness", lambda *_: 0.02)

@@ -55,6 +55,10 @@ class Ndarray:
     def __getitem__(self, key):
         return Ndarray(self.held[key], self.whole, self.put)
 
+    def __setitem__(self, key, values):
+        given = values.held if isinstance(values, Ndarray) else values
+        self.put(lambda: self.held.__setitem__(key, given))
+
     def __len__(self):
         return len(self.held)
 

@@ -115,7 +115,8 @@ class Event:
         self.at, self.ptr, self.is_timed = None, id(self), not disable_timing
 
     def record(self, stream=None):
-        assert (stream or STACK[-1]).ptr, "given to the null stream"
+        # One that is named may be the caller's, whose work we wait for.
+        assert stream or STACK[-1].ptr, "given to the null stream"
         self.at = time.perf_counter()
 
     def synchronize(self):

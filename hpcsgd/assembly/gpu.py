@@ -44,7 +44,7 @@ def open_gpu(
             "--emulate-members times the kernels of a CPU; use --device cpu with it"
         )
     device = world.together(lambda: take_gpu(run.share_gpus))
-    device.is_shared = run.share_gpus
+    device.is_shared |= run.share_gpus
     if world.size == 1:
         return device, world
     kind = _transport(run.transport, run.share_gpus, device, world)

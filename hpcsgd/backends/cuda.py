@@ -1,9 +1,10 @@
 """A GPU through CuPy: memory, copies and launches of one rank, on one stream."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,12 +47,13 @@ class CudaDevice:
 
     def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """A device array of zeros."""
-        with self.stream:
-            return self._room(shape, dtype, self.cupy.zeros)
+        return self._room(shape, dtype, self.cupy.zeros)
 
     def _room(self, shape: tuple[int, ...], dtype: Any, make: Any) -> Any:
         try:
-            return make(shape, dtype=dtype)
+            # CuPy gives what is let go of to whoever asks next on the same stream.
+            with self.stream:
+                return make(shape, dtype=dtype)
         except self.cupy.cuda.memory.OutOfMemoryError as error:
             size = int(np.prod(shape)) * np.dtype(dtype).itemsize
             raise self.faults.no_room(size) from error
@@ -77,6 +79,9 @@ class CudaDevice:
     def put_rows(self, array: Any, rows: Any) -> None:
         """array ← rows that are there already, and zeros behind their ends."""
         width = rows.shape[1]
+        # What makes them may not be done yet, on a stream that ours does not wait for.
+        before = self.layer.record(self.layer.current_stream())
+        self.layer.hold_back(self.stream, before)
         with self.stream:
             array[:, :width] = rows
             if width < array.shape[1]:
@@ -162,18 +167,30 @@ class CudaDevice:
         self.settle()
 
 
-def device_of_rank(number: int) -> CudaDevice:
-    """One for each GPU that this process uses, and that of this thread from now on.
+class Opened(threading.local):
+    """The GPUs of one thread: two on one stream would be in each other's graphs."""
 
-    Another thread, or a caller that has used another GPU meanwhile, would else be told
-    by CuPy that the stream is none of its own.
+    def __init__(self) -> None:
+        self.devices: dict[int, CudaDevice] = {}
+
+
+opened = Opened()
+_users: dict[int, WeakSet[threading.Thread]] = {}  # of each GPU
+_one_at_a_time = threading.Lock()
+
+
+def device_of_rank(number: int) -> CudaDevice:
+    """One for each GPU that this thread uses, and current there from now on.
+
+    A caller that has used another GPU meanwhile would else be told by CuPy that the
+    stream is none of its own. It is shared where another thread has it, too.
     """
-    device = opened(number)
+    if number not in opened.devices:
+        opened.devices[number] = CudaDevice(number)
+    device = opened.devices[number]
+    with _one_at_a_time:
+        users = _users.setdefault(number, WeakSet())
+        users.add(threading.current_thread())
+        device.is_shared = sum(user.is_alive() for user in users) > 1
     device.device.use()
     return device
-
-
-@lru_cache
-def opened(number: int) -> CudaDevice:
-    """Opened once."""
-    return CudaDevice(number)

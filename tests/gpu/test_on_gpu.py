@@ -1,5 +1,7 @@
 """The same kernels and runs as in tests/kernels, on a GPU where there is one."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import h5py
 import numpy as np
 import pytest
@@ -177,6 +179,28 @@ def test_members_that_share_a_gpu(device, monkeypatch, kind, d):
     found = train_on(2, config, problem, weights=True)
     exact = oracle_for(config, problem, weights=True)
     assert relative_error(found, exact) <= 1e-4
+
+
+@pytest.mark.parametrize("kind", ["gram", "direct"])
+def test_trainings_in_two_threads_are_those_of_each_alone(device, kind):
+    """Each has streams, graphs and room of its own."""
+    problems = [make_problem("logistic", n=3001, d=d) for d in (137, 300)]
+    sections = {
+        "precision": {"recipe": "c"},
+        "schedule": {"batch": 32, "steps": 8, "epochs": 3},
+        "products": {"kind": kind},
+    }
+
+    def trained(problem):
+        return train_on(1, on_gpu(problem, **sections), problem).weights
+
+    alone = list(map(trained, problems))
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(3):
+            found = threads.map(trained, problems)
+            for one, own in zip(found, alone, strict=True):
+                size = np.abs(own).max()  # steps of a graph, or of blocks that meet
+                assert np.abs(one - own).max() <= (kind == "direct") * 1e-4 * size
 
 
 @pytest.mark.parametrize("d, batch", [(18, 8), (100_000, 32), (1_000_003, 16)])

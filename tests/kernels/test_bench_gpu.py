@@ -41,9 +41,9 @@ TINY = Sizes(
 @pytest.fixture
 def cupy(monkeypatch):
     """This one is found, and no GPU that another test has opened."""
-    cuda.opened.cache_clear()
+    cuda.opened.devices.clear()
     yield strict_cupy.install(monkeypatch)
-    cuda.opened.cache_clear()
+    cuda.opened.devices.clear()
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import ctypes
 import shutil
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +13,7 @@ from hpcsgd.backends.kernel_table import build_of
 from hpcsgd.errors import ConfigError, DeviceLost, MissingPackage
 from hpcsgd.storage import encode
 from tests import strict_cupy
+from tests.fake_cupy import FakeCupy
 from tests.kernels.emulator import KERNELS
 
 
@@ -123,15 +125,65 @@ def test_instructions_of_one_architecture_are_compiled_past_cupy(cupy, monkeypat
     assert not any(cupy.cuda.nvrtc.programs.values())
 
 
-def test_a_gpu_is_that_of_the_thread_that_asks(cupy, monkeypatch):
+@pytest.fixture
+def nothing_opened(monkeypatch):
+    """No GPU that another test has opened, and none left behind."""
+    monkeypatch.setattr(cuda, "_users", {})
+    cuda.opened.devices.clear()
+    yield
+    cuda.opened.devices.clear()
+
+
+def test_a_gpu_is_that_of_the_thread_that_asks(cupy, monkeypatch, nothing_opened):
     """CuPy refuses a stream where another GPU is the current one."""
     used = []
     monkeypatch.setattr(strict_cupy.Device, "use", lambda self: used.append(self.id))
-    cuda.opened.cache_clear()
     first = cuda.device_of_rank(0)
     before = len(used)
     assert cuda.device_of_rank(0) is first and used[before:] == [0]
-    cuda.opened.cache_clear()
+
+
+def test_threads_have_streams_of_their_own(cupy, nothing_opened):
+    """On one they would record each other's launches; blocks that meet wait on one."""
+    first, found = cuda.device_of_rank(0), []
+    assert not first.is_shared
+
+    def other():
+        own = cuda.device_of_rank(0)
+        found.append((own is first, own.stream is first.stream, own.is_shared))
+        assert cuda.device_of_rank(0) is own
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert found == [(False, False, True)]
+    assert cuda.device_of_rank(0) is first and not first.is_shared
+
+
+def test_memory_is_that_of_the_stream(cupy):
+    """What is let go of may be given at once to who asks on the stream it came from."""
+    asked, plain = [], cupy.empty
+
+    def empty(*given, **more):
+        asked.append(cupy.cuda.get_current_stream())
+        return plain(*given, **more)
+
+    device = cuda.CudaDevice()
+    cupy.empty = empty
+    device.empty((3,), np.float32)
+    assert asked == [device.stream]
+
+
+def test_rows_of_a_caller_may_still_be_made(monkeypatch):
+    """On a stream of the caller, which no stream of ours waits for by itself."""
+    cupy = FakeCupy()
+    device, rows = cuda.CudaDevice(0, cupy), cupy.empty((3, 5), np.float32)
+    held = device.zeros((3, 8), np.float32)
+    device.wait()
+    rows.fill(7.0)
+    device.put_rows(held, rows)
+    found = device.fetch(held)
+    assert (found[:, :5] == 7).all() and not found[:, 5:].any()
 
 
 def test_a_compiler_leaves_files_as_they_were(cupy, monkeypatch):

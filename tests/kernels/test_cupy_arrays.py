@@ -88,11 +88,11 @@ def arrays(monkeypatch):
 
     monkeypatch.setattr(strict_cupy, "ndarray", kind)
     monkeypatch.setattr(strict_cupy, "empty", empty)
-    cuda.opened.cache_clear()
+    cuda.opened.devices.clear()
     strict_cupy.install(monkeypatch)
     assert sys.modules["cupy"].ndarray is kind
     yield kind
-    cuda.opened.cache_clear()
+    cuda.opened.devices.clear()
     assert len(strict_cupy.ALIVE) > 10 and len(strict_cupy.RawModule.made) >= 2
 
 

@@ -129,7 +129,8 @@ class Moments:
         full.rows, full.count = self.rows, np.full_like(self.count, self.rows)
         full.mean = self.mean * (self.count / rows)
         left = self.count * ((rows - self.count) / rows)
-        full.squares = self.squares + self.mean**2 * left
+        with np.errstate(over="ignore", invalid="ignore"):
+            full.squares = self.squares + self.mean**2 * left
         return full
 
     def with_means(self) -> "Moments":

@@ -51,6 +51,7 @@ def test_missing_values_are_the_mean_of_their_column():
     check(moments_of(np.array_split(holes, CUTS)).with_means(), filled)
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("value", [np.inf, -np.inf, 1e200])
 @pytest.mark.parametrize("sparse", [False, True])
 def test_a_column_without_a_spread_is_named(value, sparse):

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from hpcsgd.backends.kernel_table import number_of
 from tests.kernels.emulator import source_of
 from tests.kernels.ptx.launches import (
     MODULES,
@@ -63,7 +64,7 @@ def _recurrence(m):
             m.agrees("logistic", sizes, "sgd", m.NO_START, cluster, seeds=SEEDS[:2])
 
 
-# Ragged sizes, clusters, parts, several orders of warps, on the newest of ARCHS.
+# Ragged sizes, clusters, parts, several orders of warps, on the newest asked for.
 MORE: dict[str, Callable] = {
     "gram": _gram,
     "gram_wgmma": _gram_wgmma,
@@ -75,6 +76,9 @@ MORE: dict[str, Callable] = {
         if kernel not in ("gram", "gram_wgmma", "direct_steps", "recurrence")
     },
 }
+
+# What those launch has instructions of these: tensor cores, clusters, warpgroups.
+SINCE = {"gram": 80, "recurrence": 90, "gram_wgmma": 90}
 
 
 class Recorded(WatchedKernel):
@@ -111,10 +115,12 @@ def everything(archs=ARCHS):
         return Recorded(name, *defines, arch=arch, entry=entry, **how)
 
     with run_by(kernel):
-        for arch in archs:
+        for arch in sorted(archs, key=number_of):
             for name, element in table(arch):
                 launch(name, element, arch)
         for source, more in MORE.items():
+            if number_of(arch) < SINCE.get(source, 0):
+                continue
             more(module_of(source))
             with rows_packed():
                 more(module_of(source))

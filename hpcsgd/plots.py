@@ -1,6 +1,7 @@
 """Figures, all but loss curves; the home of matplotlib."""
 
 from collections.abc import Mapping
+from io import BytesIO
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from hpcsgd.charts.looks import FILLS, Look, heat_colour, look
 from hpcsgd.charts.model import EMULATED, Axis, Bars, Chart, Heat, Lines, Series
 from hpcsgd.charts.scales import Unit, figures, number, unit_for, unit_of
 from hpcsgd.errors import ConfigError, MissingPackage
+from hpcsgd.files import replace_file
 
 STYLES = ("-o", "--s", ":^", "-.d", "-x", "--v", ":*")  # that black ink can tell
 MARKERS = {
@@ -245,10 +247,12 @@ def _bars(axis: Any, names: list[str], rows: list[Mapping[str, Any]]) -> None:
 
 
 def saved(figure: Any, path: str | Path) -> Path:
-    """Write the figure."""
+    """Write the figure, whole or not at all."""
     figure.tight_layout()
+    picture = BytesIO()
+    figure.savefig(picture, dpi=110, format="png")
     try:
-        figure.savefig(path, dpi=110, format="png")
+        replace_file(Path(path), picture.getbuffer())
     except OSError as error:
         raise ConfigError(
             f"cannot write the figure {path}: {error.strerror};"

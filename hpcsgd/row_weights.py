@@ -37,7 +37,8 @@ def keep_apart(
 
 def sum_over_replicas(grid: Grid, weights: Array | None) -> float:
     """Σc over all rows: each replica's count once, however many members hold them."""
-    own = 0.0 if weights is None or grid.member else float(weights.sum())
+    with np.errstate(over="ignore"):  # is refused on all ranks together
+        own = 0.0 if weights is None or grid.member else float(weights.sum())
     return float(sum(grid.world.exchange_objects(own)))
 
 
@@ -48,5 +49,10 @@ def scale_to_mean_one(weights: Array | None, rows: int, total: float) -> Any:
     if total <= 0.0:
         raise DataError(
             "sample_weight sums to zero; give at least one row a weight above 0"
+        )
+    if not np.isfinite(total):
+        raise DataError(
+            "sample_weight adds up to more than a float64 can hold; divide all of them"
+            " by the largest"
         )
     return weights * (rows / total)

@@ -73,8 +73,8 @@ def about_time(result: Result) -> Iterator[str]:
         yield "one member has nobody to sum with: --products direct needs no Gram"
     elif product != "direct":
         yield from _about_steps(result)
-    elif waiting_for(result, "products") >= DOMINATES:
-        steps = max(schedule["steps"], 8)
+    elif waiting_for(result, "products") >= DOMINATES and _longest(result) > 1:
+        steps = min(max(schedule["steps"], 8), _longest(result))
         yield (
             f"waiting for sums dominates: --products gram --steps {steps} sums once in"
             f" {steps} steps, {_words(result, gram_words(result, steps))}"
@@ -83,9 +83,10 @@ def about_time(result: Result) -> Iterator[str]:
 
 def _about_steps(result: Result) -> Iterator[str]:
     """The s, twice or half this one, that the figures promise something of."""
-    steps = result.report["schedule"]["steps"]
+    steps, longest = result.report["schedule"]["steps"], _longest(result)
     for other, number in ((2 * steps, "half as many"), (steps // 2, "twice as many")):
-        saved = saving(result, other) if other else 0.0
+        is_other = 0 < min(other, longest) != min(steps, longest)
+        saved = saving(result, other) if is_other else 0.0
         if saved >= WORTH_TRYING:
             more = gram_words(result, other) - gram_words(result, steps)
             yield (
@@ -97,6 +98,11 @@ def _about_steps(result: Result) -> Iterator[str]:
     hidden = result.report["look_ahead"] or result.report["products"] != "gram"
     if waiting_for(result, "products") >= DOMINATES and not hidden:
         yield "waiting for sums dominates: --look-ahead on hides them behind the work"
+
+
+def _longest(result: Result) -> int:
+    """Steps that one exchange can have: groups never straddle an epoch."""
+    return max(result.iterations // max(epochs_done(result), 1), 1)
 
 
 def saving(result: Result, steps: int) -> float:

@@ -121,6 +121,8 @@ def csr_blocks(
             ),
             shape=(last - first, outline.cols),
         )
-        block.sum_duplicates()
+        if not block.has_canonical_format:
+            block = block.copy()  # what was read cannot be written to
+            block.sum_duplicates()
         yield block
         first = last

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.data.arrays import column, real
+from hpcsgd.data.hdf5_open import check_sources, node_of
 from hpcsgd.data.layout import COLUMNS
 from hpcsgd.data.source import Outline, Rows, block_rows
 from hpcsgd.data.streams import check_labels, open_file
@@ -93,13 +94,16 @@ class Hdf5Source:
         flag = "--x-name" if name == self.x_name else "--y-name"
         if name not in file:
             raise self._lacks(name, flag, sorted(file))
-        dtype = getattr(file[name], "dtype", None)  # groups have none
+        node = node_of(self.path, file, name)
+        dtype = getattr(node, "dtype", None)  # groups have none
         if dtype is None or dtype.kind not in "fiub":
             raise DataError(
                 f"{self.path}: /{name} must hold real numbers, not"
                 f" {'a group' if dtype is None else dtype}; choose another with {flag}"
             )
-        return file[name]
+        if node.is_virtual:
+            check_sources(self.path, name, node)
+        return node
 
     def _lacks(self, name: str, flag: str, found: Any = None) -> DataError:
         held = f"; it holds {found or 'nothing'}" if found is not None else ""

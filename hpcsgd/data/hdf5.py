@@ -186,9 +186,10 @@ class Hdf5Reader:
 
     def _pointers(self, rows: slice) -> Any:
         pointers = self._take("X/indptr", slice(rows.start, rows.stop + 1))
+        pointers = pointers.astype(np.int64)  # differences of unsigned ones never fall
         if pointers[0] < 0 or (np.diff(pointers) < 0).any() or pointers[-1] > self.nnz:
             raise self._bad("X/indptr does not ascend in", rows)
-        return pointers.astype(np.int64)
+        return pointers
 
     def _check_tiles(
         self, block: Array, rows: slice, cols: slice, layout: Layout

@@ -76,7 +76,7 @@ def check_finished(path: Path, file: Any) -> None:
 
 def shape_of(path: Path, file: Any) -> tuple[int, int]:
     """Rows and columns of a dense /X, or of a CSR one."""
-    X = file["X"]
+    X = node_of(path, file, "X")
     if isinstance(X, need_h5py().Group) and set(PARTS) <= set(X):
         return _sparse_shape(path, file, X)
     if (
@@ -95,7 +95,8 @@ def shape_of(path: Path, file: Any) -> tuple[int, int]:
 def _sparse_shape(path: Path, file: Any, X: Any) -> tuple[int, int]:
     shape = X.attrs.get("shape", file.attrs.get("shape"))
     for name in PARTS:
-        _check_numbers(path, f"X/{name}", X[name])
+        node = node_of(path, file, f"X/{name}")
+        _check_numbers(path, f"X/{name}", node, "fiub" if name == "data" else "iu")
     rows = len(X["indptr"]) - 1
     if np.shape(shape) != (2,) or shape[0] != rows or rows < 1 or shape[1] < 1:
         raise DataError(
@@ -117,7 +118,7 @@ def check_columns(path: Path, file: Any, rows: int) -> None:
     for name in COLUMNS:
         if name not in file:
             continue
-        _check_numbers(path, name, file[name])
+        _check_numbers(path, name, node_of(path, file, name))
         if file[name].shape not in ((rows,), (rows, 1)):
             raise DataError(
                 f"{path}: /{name} has shape {file[name].shape} and /X has"
@@ -133,10 +134,37 @@ def lacks(name: str, path: Path, file: Any) -> DataError:
     )
 
 
-def _check_numbers(path: Path, name: str, node: Any) -> None:
-    dtype = getattr(node, "dtype", None)  # groups have none
-    if dtype is None or dtype.kind not in "fiub":
+def node_of(path: Path, file: Any, name: str) -> Any:
+    """What has this name; it may be a link into another file."""
+    try:
+        return file[name]
+    except KeyError as error:
         raise DataError(
-            f"{path}: /{name} must hold real numbers, not"
+            f"{path}: /{name} is a link that leads nowhere; put back what it names,"
+            " or write the values themselves"
+        ) from error
+
+
+def _check_numbers(path: Path, name: str, node: Any, kinds: str = "fiub") -> None:
+    dtype = getattr(node, "dtype", None)  # groups have none
+    if dtype is None or dtype.kind not in kinds or dtype.itemsize > 8:
+        wanted = "real numbers of at most 64 bits" if "f" in kinds else "whole numbers"
+        raise DataError(
+            f"{path}: /{name} must hold {wanted}, not"
             f" {'a group' if dtype is None else dtype}; encode it and write it again"
         )
+    if node.is_virtual:
+        check_sources(path, name, node)
+
+
+def check_sources(path: Path, name: str, node: Any) -> None:
+    """HDF5 reads the fill value where a file of a virtual data set is missing."""
+    for source in node.virtual_sources():
+        other = Path(source.file_name)
+        if "%" in other.name or source.file_name == ".":
+            continue  # a pattern of files, or this one
+        if not any(place.exists() for place in (path.parent / other, other)):
+            raise DataError(
+                f"{path}: /{name} takes values from {other}, which does not exist; put"
+                " it back, or write the values themselves"
+            )

@@ -9,6 +9,7 @@ from hpcsgd.csr import from_scipy
 from hpcsgd.errors import DataError
 
 Array = NDArray[Any]
+RAGGED = "X has rows of different lengths; give a matrix with rows and columns"
 
 
 class MemoryReader:
@@ -74,10 +75,7 @@ class MemoryReader:
     def _column(self, name: str, values: Any) -> Any:
         if values is None:
             return None
-        try:
-            column = np.asarray(values, dtype=np.float64)
-        except (TypeError, ValueError) as error:
-            raise DataError(f"{name} is not numeric; encode it as numbers") from error
+        column = to_numbers(name, values)
         if column.shape not in ((self.rows,), (self.rows, 1)):
             raise DataError(
                 f"{name} has shape {column.shape} and X has {self.rows} rows;"
@@ -106,8 +104,36 @@ def _sparse(X: Any) -> Any:
     return matrix.astype(given, copy=False)
 
 
+def to_numbers(name: str, values: Any) -> Array:
+    """Targets, weights or offsets in float64; times, say, do not become numbers."""
+    refuse_masked(name, values)
+    kind = getattr(getattr(values, "dtype", None), "kind", "")
+    try:
+        if kind in ("c", "m", "M"):
+            raise TypeError(values.dtype)
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DataError(
+            f"{name} is not numeric; encode it as numbers, labels as 0, 1, ..., for"
+            " example by numpy.unique(y, return_inverse=True)"
+        ) from error
+
+
+def refuse_masked(name: str, values: Any) -> None:
+    """NumPy would take what lies under the mask."""
+    if isinstance(values, np.ma.MaskedArray):
+        raise DataError(
+            f"{name} is a masked array, whose mask would be lost; fill it"
+            f" ({name}.filled(value)) or drop those rows"
+        )
+
+
 def _dense(X: Any) -> Array:
-    array = np.asarray(X)
+    refuse_masked("X", X)
+    try:
+        array = np.asarray(X)
+    except ValueError as error:
+        raise DataError(RAGGED) from error
     return array.astype(real_dtype(array.dtype, array.shape), copy=False)
 
 

@@ -14,6 +14,7 @@ from scipy.sparse import issparse
 
 from hpcsgd.data.packing import Parts
 from hpcsgd.data.transform import Scales
+from hpcsgd.errors import DataError
 
 Array = NDArray[Any]
 WASTE = 4  # columns a stored value for which a table of all columns still pays
@@ -49,7 +50,8 @@ class Measured:
 
 def measure(X: Any) -> Measured:
     """Of a dense block, where NaN is no value, or of what a sparse one stores."""
-    return _sparse(X) if issparse(X) else _dense(X)
+    with np.errstate(over="ignore", invalid="ignore"):  # `scales` refuses what is lost
+        return _sparse(X) if issparse(X) else _dense(X)
 
 
 def _dense(X: Array) -> Measured:
@@ -100,9 +102,11 @@ class Moments:
             self._widen(width)
         before = self.count[at]
         total = np.maximum(before + block.count, 1)
-        apart = block.mean - self.mean[at]
-        self.squares[at] += block.squares + apart**2 * (before * block.count / total)
-        self.mean[at] += apart * (block.count / total)
+        with np.errstate(over="ignore", invalid="ignore"):
+            apart = block.mean - self.mean[at]
+            between = apart**2 * (before * block.count / total)
+            self.squares[at] += block.squares + between
+            self.mean[at] += apart * (block.count / total)
         self.count[at] += block.count
 
     def add_block(self, X: Any) -> None:
@@ -125,7 +129,8 @@ class Moments:
         full.rows, full.count = self.rows, np.full_like(self.count, self.rows)
         full.mean = self.mean * (self.count / rows)
         left = self.count * ((rows - self.count) / rows)
-        full.squares = self.squares + self.mean**2 * left
+        with np.errstate(over="ignore", invalid="ignore"):
+            full.squares = self.squares + self.mean**2 * left
         return full
 
     def with_means(self) -> "Moments":
@@ -137,8 +142,15 @@ class Moments:
     def scales(self, centred: bool) -> Scales:
         """Unit spread about the mean, or else about 0; constant columns keep 1."""
         count = np.maximum(self.count, 1)
-        mean_square = self.squares / count + (0 if centred else self.mean**2)
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean_square = self.squares / count + (0 if centred else self.mean**2)
         spread = np.sqrt(mean_square)
+        if not np.isfinite(spread).all():
+            raise DataError(
+                f"column {int(np.argmin(np.isfinite(spread)))} has no finite spread: it"
+                " holds infinity, or values whose squares overflow; clean it, or leave"
+                " out --standardize"
+            )
         # What rounding leaves of a constant column is no spread.
         flat = spread <= 1e-12 * np.maximum(np.abs(self.mean), np.finfo(float).tiny)
         return Scales(self.mean if centred else None, np.where(flat, 1.0, spread))

@@ -264,8 +264,8 @@ class StoreWriter:
         free = shutil.disk_usage(self.path.parent).free
         if need > free:
             raise ConfigError(
-                f"cannot write {self.path}: it needs {need / 2**30:.1f} GiB and its"
-                f" folder has {free / 2**30:.1f} GiB free; use fewer rows or another"
+                f"cannot write {self.path}: it needs {need / 2**30:.3g} GiB and its"
+                f" folder has {free / 2**30:.3g} GiB free; use fewer rows or another"
                 " folder"
             )
 

@@ -8,6 +8,7 @@ import os
 import shutil
 from abc import ABC, abstractmethod
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -175,16 +176,58 @@ class Hdf5Writer(ColumnWriter):
             raise MissingPackage(
                 "HDF5 files need h5py; install it with: pip install h5py"
             ) from missing
-        self.file = h5py.File(self.temporary, "w")
+        self.raw = _Patient(self.temporary, "r+")
+        self.file = h5py.File(self.raw, "w")
         self.file.attrs.update(format="hpcsgd-prediction", format_version=1)
         self.file.attrs.update(columns=self.names, **self.attributes)
         self.file.create_dataset("prediction", self.shape, dtype=np.float64)
 
     def _write(self, values: Array, rows: slice) -> None:
         self.file["prediction"][rows] = values
+        self.raw.check()
 
     def _close(self) -> None:
         self.file.close()
+        self.raw.close()
+        self.raw.check()
+
+
+class _Patient(FileIO):
+    """Says that every write worked: HDF5 ends the interpreter where one fails."""
+
+    error: OSError | None = None
+
+    def check(self) -> None:
+        """Raise what HDF5 has not heard of, once: nothing is kept then."""
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+
+    def readinto(self, buffer: Any) -> int:
+        """HDF5 expects zeros behind the end."""
+        view = memoryview(buffer).cast("B")
+        got = super().readinto(view) or 0
+        view[got:] = bytes(len(view) - got)
+        return len(view)
+
+    def write(self, data: Any) -> int:
+        """All of it, or none."""
+        view = memoryview(data).cast("B")
+        size = len(view)
+        try:
+            while view and self.error is None:
+                view = view[super().write(view) :]
+        except OSError as error:
+            self.error = error
+        return size
+
+    def truncate(self, size: int | None = None) -> int:
+        """As `write`."""
+        try:
+            return super().truncate(size)
+        except OSError as error:
+            self.error = error
+            return size or 0
 
 
 WRITERS: dict[str, type[ColumnWriter]] = {

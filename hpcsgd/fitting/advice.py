@@ -52,6 +52,9 @@ def _without_minimum(result: Result) -> str:
     if abs(result.loss) * rows > NOTHING:
         return ""
     if problem["family"] == "poisson":
+        polish = result.report.get("polish") or {}
+        if polish.get("ended") == Ending.CONVERGED.value:
+            return ""  # a minimum there is: of targets that are small
         return (
             "all counts are 0, so that F has no minimum: the intercept falls without"
             " end; add rows with counts"

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.data.memory import RAGGED, refuse_masked, to_numbers
 from hpcsgd.data.there import is_there
 from hpcsgd.errors import DataError
 
@@ -47,11 +48,7 @@ def _numbers(data: Any) -> tuple[Any, list[str] | None]:
         return _from_polars(data)
     if hasattr(data, "columns") and hasattr(data, "dtypes"):
         return _from_pandas(data)
-    if isinstance(data, np.ma.MaskedArray):
-        raise DataError(
-            "X is a masked array, whose mask would be lost; fill it (X.filled(value))"
-            " or drop those rows"
-        )
+    refuse_masked("X", data)
     return _from_array(data), None
 
 
@@ -63,23 +60,20 @@ def to_column(name: str, values: Any) -> Any:
         values = values.to_numpy()
     elif is_there(values):
         values = values.get()
-    try:
-        return np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise DataError(
-            f"{name} is not numeric; encode it as numbers, labels as 0, 1, ..., for"
-            " example by numpy.unique(y, return_inverse=True)"
-        ) from error
+    return to_numbers(name, values)
 
 
 def _from_array(data: Any) -> Any:
     """Arrays and nested lists; objects that are numbers become numbers."""
-    array = np.asarray(data)
+    try:
+        array = np.asarray(data)
+    except ValueError as error:
+        raise DataError(RAGGED) from error
     if array.dtype.kind != "O":
         return array
     try:
         return array.astype(np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise DataError(
             "X holds objects that are no numbers; encode them, text and categories for"
             " example by scikit-learn's OneHotEncoder"

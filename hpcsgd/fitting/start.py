@@ -25,14 +25,31 @@ def make_start(given: Any) -> Start:
             "start must be a Result, weights, or a pair of weights and intercept"
         )
     weights, intercept = pair
-    w = np.asarray(weights, dtype=np.float64)
+    w = _numbers(weights)
     if w.ndim not in (1, 2) or not np.isfinite(w).all():
         raise ConfigError(
             f"start has weights of shape {w.shape} or values that are not finite; give"
             " (d,) or (d, K) finite numbers"
         )
-    b = None if intercept is None else np.asarray(intercept, dtype=np.float64)
-    return KnownModel(w.reshape(len(w), -1), None if b is None else b.reshape(1, -1))
+    w = w.reshape(len(w), -1)
+    if intercept is None:
+        return KnownModel(w, None)
+    b = _numbers(intercept).reshape(1, -1)
+    if b.size not in (1, w.shape[1]) or not np.isfinite(b).all():
+        raise ConfigError(
+            f"start has {b.size} numbers as the intercept, or such as are not finite;"
+            f" give {w.shape[1]} finite ones"
+        )
+    return KnownModel(w, b)
+
+
+def _numbers(given: Any) -> Array:
+    try:
+        return np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            "start must be a Result, weights, or a pair of weights and intercept"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -114,5 +131,7 @@ def _link(kind: str, total: Array) -> Array:
         logs = np.log(np.maximum(total, 1.0))
         found = logs - logs.mean()
     else:
-        found = np.log(np.maximum(total[1:], 1e-9) / total[0])
+        # Targets may be of any size; where all are 0 no intercept is best.
+        mean = total[1:] / total[0]
+        found = np.log(np.where(mean > 0.0, mean, 1e-9))
     return found

@@ -17,6 +17,9 @@ LOOKS = 60
 DONE = 1e-14  # of the mean residual's size: what its sum over all rows is worth
 SINGULAR = 1e-7  # of the largest curvature: what a difference makes of none
 STEP = 1e-5  # of the difference quotient for the curvature
+GRAIN = 2.0**10  # units in the last place of a score, which that step is at least
+REACH = 10.0  # of the first step
+FURTHER = 8.0  # so many times as far after a step that was cut
 
 
 @dataclass(frozen=True)
@@ -33,44 +36,51 @@ class _Look:
     loss: float
     slope: Array  # Σ p r, (K,)
     bend: Array  # ∂ of it, (K, K)
-    size: float  # Σ p |r|
+    worth: float  # what rounding leaves of a slope that is 0
 
 
 def level(rows: AllRows, scores: Array) -> Level:
     """The best shift of all scores (n, K) by the same K numbers."""
     shift = np.zeros(scores.shape[1])
     first = here = _look(rows, scores, shift)
+    reach = REACH
     for _ in range(LOOKS):
         if _is_flat(here):
             break
-        step = _newton(here)
+        step = _newton(here, reach)
         ahead = _look(rows, scores, shift + step)
         while not _is_lower(ahead, here, step) and np.abs(step).max() >= 1e-16:
+            reach = 0.5 * float(np.abs(step).max())
             step = 0.5 * step
             ahead = _look(rows, scores, shift + step)
         shift, here = shift + step, ahead
         if np.abs(step).max() < 1e-16:  # no step is better: from here it is the same
             break
+        if np.abs(step).max() >= reach:  # targets may be of any size
+            reach *= FURTHER
     return Level(shift, max(first.loss - here.loss, 0.0), _is_flat(here))
 
 
 def _is_flat(look: _Look) -> bool:
-    return bool(np.abs(look.slope).max() <= 10 * DONE * look.size)
+    return bool(np.abs(look.slope).max() <= look.worth)
 
 
 def _is_lower(ahead: _Look, before: _Look, step: Array) -> bool:
-    """Not past the point where the slope along the step has turned and grown."""
+    """Not so far past the point where the slope along the step turns."""
     if not np.isfinite(ahead.loss):
         return False
-    return bool(abs(ahead.slope @ step) <= abs(before.slope @ step))
+    there, here = float(ahead.slope @ step), abs(float(before.slope @ step))
+    # Residuals that are all at an end are as large on both sides.
+    return abs(there) <= (here if there <= 0.0 else 0.5 * here)
 
 
-def _newton(look: _Look) -> Array:
+def _newton(look: _Look, reach: float) -> Array:
     """The step; of classes, none where all scores grow alike."""
-    bend = look.bend
-    floor = 1e-3 * look.size * np.eye(len(bend)) if not bend.any() else 0.0
-    step: Array = -np.linalg.pinv(bend + floor, SINGULAR, hermitian=True) @ look.slope
-    return np.clip(step, -10.0, 10.0)
+    if not look.bend.any():  # all residuals are at an end: as far as it goes
+        downhill: Array = -look.slope * (reach / np.abs(look.slope).max())
+        return downhill
+    step = -np.linalg.pinv(look.bend, SINGULAR, hermitian=True) @ look.slope
+    return np.clip(step, -reach, reach)
 
 
 def _look(rows: AllRows, scores: Array, shift: Array) -> _Look:
@@ -78,10 +88,11 @@ def _look(rows: AllRows, scores: Array, shift: Array) -> _Look:
     words = np.zeros(2 + columns + columns * columns)
     if rows.grid.member == 0:
         residuals = rows.residuals(moved)
+        bend, rounding = _bend(rows, moved)
         words[0] = rows.loss(moved)
-        words[1] = np.abs(residuals).sum()
+        words[1] = 10 * DONE * np.abs(residuals).sum() + rounding
         words[2 : 2 + columns] = residuals.sum(axis=0)
-        words[2 + columns :] = _bend(rows, moved).reshape(-1)
+        words[2 + columns :] = bend.reshape(-1)
     rows.grid.world.sum(words, "evaluate")
     bend = words[2 + columns :].reshape(columns, columns)
     return _Look(
@@ -89,13 +100,15 @@ def _look(rows: AllRows, scores: Array, shift: Array) -> _Look:
     )
 
 
-def _bend(rows: AllRows, scores: Array) -> Array:
-    """∂(Σ p r)/∂β by differences, one column at a time."""
+def _bend(rows: AllRows, scores: Array) -> tuple[Array, float]:
+    """∂(Σ p r)/∂β by differences, and what the rounding of scores makes of Σ p r."""
     columns = scores.shape[1]
-    found = np.empty((columns, columns))
+    found, rounding = np.empty((columns, columns)), 0.0
+    width = max(STEP, GRAIN * float(np.spacing(np.abs(scores).max(initial=0.0))))
     for k in range(columns):
         away = np.zeros(columns)
-        away[k] = STEP
-        ahead = rows.residuals(scores + away).sum(axis=0)
-        found[k] = (ahead - rows.residuals(scores - away).sum(axis=0)) / (2 * STEP)
-    return found
+        away[k] = width
+        ahead = rows.residuals(scores + away) - rows.residuals(scores - away)
+        found[k] = ahead.sum(axis=0) / (2 * width)
+        rounding += float(np.abs(ahead * np.spacing(scores)).sum()) / (2 * width)
+    return found, rounding

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from hpcsgd.api import open_data
@@ -94,7 +95,9 @@ def sweep(
 def with_sweep(config: RunConfig, asked: Mapping[str, Any]) -> RunConfig:
     """`config` with what was `asked` in its section, checked."""
     given: dict[str, Any] = {
-        name: tuple(float(v) for v in value) if name in ("l2", "rate") else value
+        name: tuple(np.ravel(value).astype(float).tolist())
+        if name in ("l2", "rate")
+        else value
         for name, value in asked.items()
         if value is not None
     }

@@ -11,7 +11,9 @@ import pytest
 
 from hpcsgd.cli.flags import FLAGS, NEGATIVE, SWITCHES
 from hpcsgd.cli.parser import make_parser
+from hpcsgd.codecs import CODECS
 from hpcsgd.config import RunConfig
+from hpcsgd.methods import METHODS
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -127,6 +129,13 @@ def test_every_setting_is_documented():
         assert f"[{section}]" in text
         for key in table:
             assert re.search(rf"\b{key}\b", text), f"{section}.{key}"
+
+
+@pytest.mark.parametrize("key, names", [("method", METHODS), ("codec", CODECS)])
+def test_every_method_and_codec_is_in_its_row(key, names):
+    text = (ROOT / "docs" / "train.md").read_text()
+    row = re.search(rf"(?m)^\| {key} \| `--{key}` .*", text)[0]
+    assert set(names) <= set(re.split(r"[ ,:|]+", row))
 
 
 def test_every_flag_is_documented():

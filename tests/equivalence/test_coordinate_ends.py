@@ -103,6 +103,19 @@ def test_a_column_of_zeros_stays_where_the_penalty_wants_it():
     assert np.isfinite(result.weights).all()
 
 
+@pytest.mark.parametrize("away", [1e3, 1e6])
+def test_targets_far_from_zero_shift_the_intercept_alone(away):
+    """Residuals of huber losses are all at an end until the intercept is found."""
+    problem = make_problem("huber", n=60, d=4)
+    near, far = (
+        hpcsgd.fit(problem.X, "huber", problem.y + shift, alpha=0.01, l1_ratio=0.5)
+        for shift in (0.0, away)
+    )
+    np.testing.assert_allclose(far.weights, near.weights, atol=1e-4)
+    assert far.intercept - away == pytest.approx(near.intercept, abs=1e-4)
+    assert far.report["converged"]
+
+
 def test_too_few_epochs_are_said(caplog):
     problem = make_problem("gaussian", n=40, d=8)
     result = descend(

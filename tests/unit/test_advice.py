@@ -158,6 +158,16 @@ def test_a_large_gram_asks_for_fewer_steps():
     assert "twice as many sums" in said
 
 
+def test_exchanges_are_no_longer_than_an_epoch():
+    """Two steps an epoch are one exchange for every s above one."""
+    short = {"waited": 0.8, "batch": 8, "iterations": 6}
+    assert "--steps" not in advise(made_up(**short, steps=2))
+    assert "--steps" not in advise(made_up(**short, steps=3))
+    assert "--steps 2" in advise(made_up(**short, steps=1))
+    asked = advise(made_up(**short, products="direct", steps=1))
+    assert "--products gram --steps 2 sums once in 2 steps" in asked
+
+
 def test_words_that_cost_more_than_latency_ask_for_fewer_steps():
     """Waiting for 8 GB at a plain network's bandwidth is no latency to halve."""
     result = made_up(waited=0.7, batch=512, iterations=2000)

@@ -1,5 +1,7 @@
 """Arrays of other makers come block by block, from any row on, or are refused."""
 
+from itertools import pairwise
+
 import h5py
 import numpy as np
 import pytest
@@ -73,6 +75,21 @@ def test_a_small_budget_makes_small_blocks(files):
         assert max(sizes) < ROWS / 2, type(source)
 
 
+def test_sparse_rows_in_any_order_come_in_order(tmp_path):
+    """As SciPy saves them: columns of a row need not ascend, and may come twice."""
+    indptr, data = 2 * S.indptr, np.repeat(S.data, 2)
+    indices = np.concatenate(
+        [np.tile(S.indices[a:b][::-1], 2) for a, b in pairwise(S.indptr)]
+    )
+    twice = scipy.sparse.csr_array((data, indices, indptr), shape=S.shape)
+    scipy.sparse.save_npz(tmp_path / "u.npz", twice)
+    source = NpzSource(tmp_path / "u.npz")
+    found = list(source.blocks(source.outline(lambda _: None), 10**6))
+    assert all(block.X.has_canonical_format for block in found)
+    rows = np.concatenate([block.X.toarray() for block in found])
+    assert (rows == twice.toarray()).all() and (rows != 0).any()
+
+
 def refuse(make, error, said):
     with pytest.raises(error, match=said):
         source = make()
@@ -109,6 +126,14 @@ def test_what_cannot_be_read_is_one_sentence(files):
     refuse(lambda: NpzSource(files / "csc.npz"), DataError, "tocsr")
     refuse(lambda: NpzSource(files / "d.npz", x_name="Z"), DataError, "has no Z")
     refuse(lambda: Hdf5Source(files / "h.h5"), DataError, "--x-name")
+    with h5py.File(files / "l.h5", "w") as file:
+        file["X"] = h5py.ExternalLink("gone.h5", "X")
+        layout = h5py.VirtualLayout(X.shape, X.dtype)
+        layout[:] = h5py.VirtualSource("gone.h5", "X", X.shape)
+        file.create_virtual_dataset("V", layout)
+    refuse(lambda: Hdf5Source(files / "l.h5"), DataError, "a link that leads nowhere")
+    gone = lambda: Hdf5Source(files / "l.h5", x_name="V")  # noqa: E731
+    refuse(gone, DataError, "takes values from gone.h5, which does not exist")
     refuse(
         lambda: Hdf5Source(files / "h.h5", x_name="features", y_name="q"),
         DataError,

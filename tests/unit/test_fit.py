@@ -223,6 +223,21 @@ def test_it_begins_with_the_best_constant(family, grid):
         assert found == pytest.approx(null, rel=1e-6)
 
 
+@pytest.mark.parametrize("size", [1e-12, 1e-30, 1e30])
+def test_targets_of_log_links_may_be_of_any_size(size):
+    """Another unit of y is another intercept of a gamma model, and nothing else."""
+    problem = make_problem("gamma", n=61, d=5)
+    one, other = (
+        hpcsgd.fit(problem.X, "gamma", problem.y * unit, alpha=0.01)
+        for unit in (1.0, size)
+    )
+    np.testing.assert_allclose(other.weights, one.weights, atol=1e-6)
+    assert other.intercept == pytest.approx(one.intercept + np.log(size), rel=1e-7)
+    assert other.report["converged"]
+    small = hpcsgd.fit(problem.X, "poisson", problem.y * min(size, 1.0))
+    assert small.report["converged"] and not small.advice
+
+
 def test_a_rate_that_blows_up_is_tried_again_slower(monkeypatch):
     problem = make_problem("gaussian", n=60, d=5)
     monkeypatch.setattr("hpcsgd.auto_rate._smoothness", lambda *_: 0.02)
@@ -361,6 +376,30 @@ def test_settings_that_cannot_be_are_refused(more, words):
     options = {"family": "logistic", "y": problem.y} | more
     with pytest.raises(ConfigError, match=words):
         hpcsgd.fit(problem.X, **options)
+
+
+@pytest.mark.parametrize(
+    "start, words",
+    [
+        ((np.zeros(3), np.nan), "as the intercept.*give 1 finite"),
+        ((np.zeros(3), [1.0, 2.0]), "2 numbers as the intercept"),
+        ((np.full(3, np.inf), 0.0), "not finite"),
+        ("here", "must be a Result, weights, or a pair"),
+        ([[1.0, 2.0], [3.0]], "must be a Result, weights, or a pair"),
+    ],
+)
+def test_starts_that_are_none_are_refused(start, words):
+    X = np.eye(3)
+    with pytest.raises(ConfigError, match=words):
+        hpcsgd.fit(X, "gaussian", X[0], start=start)
+
+
+def test_weights_that_no_number_can_sum_are_refused():
+    X = np.eye(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(DataError, match="more than a float64.*by the largest"):
+            hpcsgd.fit(X, "gaussian", X[0], sample_weight=np.full(3, 1e308))
 
 
 def test_errors_come_from_data_as_they_do_in_training():

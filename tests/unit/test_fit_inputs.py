@@ -180,11 +180,29 @@ def test_missing_values_are_named(frame):
         (PROBLEM.X[:0], PROBLEM.y[:0], "give a matrix"),
         (PROBLEM.X, ["yes", "no"] * 30, "y is not numeric; encode"),
         (PROBLEM.X, PROBLEM.y[:-1], "give 60 values"),
+        (PROBLEM.X, np.ma.masked_less(PROBLEM.y, 0.0), "y is a masked array"),
+        (PROBLEM.X, pd.date_range("2020", periods=60), "y is not numeric"),
+        (PROBLEM.X, PROBLEM.y + 1j, "y is not numeric"),
+        ([[1.0, 2.0], [3.0]], [0, 1], "rows of different lengths"),
+        ([[10**400], [1]], [0, 1], "objects that are no numbers"),
     ],
 )
 def test_other_things_are_refused_in_one_sentence(X, y, words):
     with pytest.raises(DataError, match=words):
         fitted(X, y)
+
+
+def test_training_loses_no_mask_either():
+    """Nor do `evaluate` and `predict`, which read rows the same way."""
+    hidden = np.ma.masked_equal(PROBLEM.X, PROBLEM.X[3, 1])
+    for given in ({"X": hidden}, {"y": np.ma.masked_less(PROBLEM.y, 0.0)}):
+        with pytest.raises(DataError, match="is a masked array, whose mask"):
+            hpcsgd.train({}, **{"X": PROBLEM.X, "y": PROBLEM.y, **given})
+    result = fitted(PROBLEM.X)
+    with pytest.raises(DataError, match="X is a masked array"):
+        hpcsgd.predict(result, hidden)
+    with pytest.raises(DataError, match="offset is a masked array"):
+        hpcsgd.predict(result, PROBLEM.X, offset=hidden[:, 1])
 
 
 def test_family_and_y_are_not_mixed_up():

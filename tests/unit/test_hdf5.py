@@ -72,10 +72,25 @@ def test_files_that_are_none(tmp_path):
         ({"X": X, "y": X[:, :2]}, ["/y", "(8, 2)", "8 rows"]),
         ({"X": X, "y": X[:, 0], "offset": [1.0]}, ["/offset", "(1,)"]),
         ({"X": X, "y": X[:, 0], "sample_weight": None}, ["/sample_weight"]),
+        ({"X": X.astype(np.longdouble)}, ["/X", "at most 64 bits", "float128"]),
+        ({"X": h5py.SoftLink("/gone")}, ["/X", "a link that leads nowhere"]),
+        ({"X": X, "y": h5py.ExternalLink("gone.h5", "y")}, ["/y", "leads nowhere"]),
     ],
 )
 def test_contents_that_do_not_suit(tmp_path, content, words):
     refuse(write(tmp_path / "a.h5", **content), *words)
+
+
+def test_values_of_a_virtual_data_set_are_all_there(tmp_path):
+    """HDF5 would read zeros in the place of a file that is missing."""
+    write(tmp_path / "part.h5", X=X)
+    layout = h5py.VirtualLayout(X.shape, X.dtype)
+    layout[:] = h5py.VirtualSource("part.h5", "X", X.shape)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_virtual_dataset("X", layout, fillvalue=0.0)
+    assert (Hdf5Reader(tmp_path / "a.h5").read(ALL, ALL_COLUMNS) == X).all()
+    (tmp_path / "part.h5").unlink()
+    refuse(tmp_path / "a.h5", "/X takes values from part.h5, which does not exist")
 
 
 def test_a_file_without_targets_opens_and_has_none_to_give(tmp_path):
@@ -188,7 +203,7 @@ def test_places_that_cannot_be_written(tmp_path, monkeypatch):
         StoreWriter(tmp_path / "no" / "a.h5", 3, rows=8)
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(2**30, 2**30, 2**20))
-    with pytest.raises(ConfigError, match="needs 3.7 GiB .* 0.0 GiB free"):
+    with pytest.raises(ConfigError, match="needs 3.73 GiB .* 0.000977 GiB free"):
         StoreWriter(tmp_path / "a.h5", 1000, rows=10**6)
     assert os.listdir(tmp_path) == []
 
@@ -267,6 +282,9 @@ def test_a_foreign_csr_file_is_fine(tmp_path):
         ({"shape": (8, 3, 1)}, ["shape"]),
         ({"data": np.ones(22)}, ["do not belong together"]),
         ({"data": ["a"] * 23}, ["/X/data", "real numbers"]),
+        ({"indices": np.full(23, 0.7)}, ["/X/indices", "whole numbers", "float64"]),
+        ({"indptr": np.linspace(0, 23, 9)}, ["/X/indptr", "whole numbers"]),
+        ({"indptr": h5py.SoftLink("/gone")}, ["/X/indptr", "leads nowhere"]),
     ],
 )
 def test_csr_files_that_do_not_fit(tmp_path, changes, words):
@@ -280,6 +298,10 @@ def test_csr_files_that_do_not_fit(tmp_path, changes, words):
         ({"indices": np.full(23, -1)}, "columns outside of the matrix in rows 0 to 7"),
         ({"indptr": [0, 9, 3, 4, 5, 6, 7, 8, 23]}, "does not ascend in rows 0 to 7"),
         ({"indptr": [0, 1, 2, 3, 4, 5, 6, 99, 23]}, "does not ascend in rows 0 to 7"),
+        (
+            {"indptr": np.array([0, 9, 3, 4, 5, 6, 7, 8, 23], dtype=np.uint64)},
+            "does not ascend in rows 0 to 7",
+        ),
     ],
 )
 def test_csr_files_with_wrong_numbers(tmp_path, changes, said):

@@ -5,6 +5,7 @@ import pytest
 import scipy.sparse
 
 from hpcsgd.data.moments import Measured, Moments, measure
+from hpcsgd.errors import DataError
 
 RNG = np.random.default_rng(1)
 X = RNG.normal(1e4, 1, size=(999, 4)) * [1, 0, 2, 1]
@@ -48,6 +49,20 @@ def test_missing_values_are_the_mean_of_their_column():
     holes[:400, 2] = np.nan  # a block without any
     filled = np.where(np.isnan(holes), np.nanmean(holes, axis=0), holes)
     check(moments_of(np.array_split(holes, CUTS)).with_means(), filled)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", [np.inf, -np.inf, 1e200])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_column_without_a_spread_is_named(value, sparse):
+    """It would have become zeros, or NaN in every row."""
+    wide = X.copy()
+    wide[700, 2] = value
+    blocks = np.array_split(wide, CUTS)
+    if sparse:
+        blocks = [scipy.sparse.csr_array(block) for block in blocks]
+    with pytest.raises(DataError, match="column 2 has no finite spread"):
+        moments_of(blocks).with_zeros().scales(centred=not sparse)
 
 
 def test_columns_from_one_on():

@@ -1,5 +1,7 @@
 """The page of a report, and its figures: whole, safe, drawn without overlaps."""
 
+import errno
+import os
 import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
@@ -182,3 +184,17 @@ def test_a_place_that_cannot_be_written_is_a_sentence(strong, tmp_path):
         write_page(report, tmp_path / "file" / "report.html")
     with pytest.raises(ConfigError, match="cannot write figures"):
         write_figures(report, tmp_path / "file" / "f")
+
+
+def test_a_figure_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
+    def full(number):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "p.png"
+    path.write_text("earlier")
+    monkeypatch.setattr(os, "fsync", full)
+    figure, _ = plots.make_figure(1)
+    with pytest.raises(ConfigError, match="cannot write the figure .*: No space left"):
+        plots.saved(figure, path)
+    assert [file.name for file in tmp_path.iterdir()] == ["p.png"]
+    assert path.read_text() == "earlier"

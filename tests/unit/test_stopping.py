@@ -105,6 +105,17 @@ def test_a_gap_looks_where_the_intercept_should_be():
     assert first["loss"] - optimum(problem, {}, **sections) <= first["gap"]
 
 
+@pytest.mark.parametrize("family", ["gaussian", "huber"])
+@pytest.mark.parametrize(("size", "away"), [(1e6, 0.0), (1.0, 1e6), (1e12, 1e12)])
+def test_gaps_know_targets_of_any_size(family, size, away):
+    """The best intercept may be a million steps of Newton's first reach away."""
+    problem = make_problem(family)
+    problem.y[:] = problem.y * size + away
+    sections = {"problem": {"l2": 1e-3}, "schedule": {"epochs": 1}}
+    records = train_on(1, asked(problem, **sections), problem).history
+    assert all(record["gap"] > 0 for record in records)
+
+
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize("family", ["poisson", "softmax"])
 def test_gaps_do_not_depend_on_the_grid(family, grid):

@@ -13,6 +13,7 @@ from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.models import Model
 from hpcsgd.prediction import predict
 from hpcsgd.result import load_result
+from hpcsgd.sweeps.api import with_sweep
 from hpcsgd.sweeps.outcome import Sweep, load_sweep
 from hpcsgd.sweeps.settings import SweepConfig
 from hpcsgd.updates import UPDATES, make_update, unroll
@@ -61,6 +62,11 @@ def test_what_no_list_names_is_that_of_the_run():
 def test_what_makes_no_sweep_is_refused(section, sentence):
     with pytest.raises(ConfigError, match=sentence):
         RunConfig.parse({"sweep": section})
+
+
+def test_one_value_and_arrays_are_lists_too():
+    config = with_sweep(RunConfig(), {"l2": 0.5, "rate": np.array([0.1, 0.2])})
+    assert config.sweep.l2 == (0.5,) and config.sweep.rate == (0.1, 0.2)
 
 
 def test_lists_go_through_toml():

@@ -205,6 +205,8 @@ def test_what_torchrun_starts_is_a_group(tmp_path):
     {**AGENTS, **TASK, "RANK": "{}", "WORLD_SIZE": "2"},
 ])  # fmt: skip
 def test_one_rank_speaks_for_all(variables, monkeypatch):
+    monkeypatch.setenv("HPCSGD_EXPECT_RANKS", "")  # so that it is taken back
+    monkeypatch.delenv("HPCSGD_EXPECT_RANKS")
     for rank in (0, 1):
         for name, value in variables.items():
             monkeypatch.setenv(name, value.format(rank))

@@ -47,6 +47,21 @@ def pytest_configure(config):
     config.stash[PLACE] = os.environ.pop(COUNTS, None)
 
 
+@pytest.fixture(autouse=True)
+def same_environment():
+    """What a test leaves there would be heard by whichever comes next."""
+    before = _environment()
+    yield
+    left = {n for n, v in _environment().items() ^ before.items()}
+    assert not left, f"the test leaves {sorted(left)} of the environment changed"
+
+
+def _environment():
+    """But for pytest's own word, and NCCL's, which a program sets once and for all."""
+    own = ("PYTEST_CURRENT_TEST", "NCCL_")
+    return {n: v for n, v in os.environ.items() if not n.startswith(own)}
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item):
     began = time.perf_counter()

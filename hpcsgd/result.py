@@ -75,8 +75,8 @@ _ADVICE = {
         " auto to go on; the loss is that of the last evaluation"
     ),
     Status.INTERRUPTED: (
-        "interrupted; start the same command again with --resume auto to go on; the"
-        " loss is that of the last evaluation"
+        "start the same command again with --resume auto to go on; the loss is that of"
+        " the last evaluation"
     ),
     Status.DIVERGED: (
         "the loss grew without bound or is not finite; lower the rate"

@@ -199,8 +199,9 @@ def test_trainings_in_two_threads_are_those_of_each_alone(device, kind):
         for _ in range(3):
             found = threads.map(trained, problems)
             for one, own in zip(found, alone, strict=True):
-                size = np.abs(own).max()  # steps of a graph, or of blocks that meet
-                assert np.abs(one - own).max() <= (kind == "direct") * 1e-4 * size
+                # Steps of a graph, or of blocks that meet, round margins elsewhere.
+                within = {"gram": 0.0, "direct": 2e-3}[kind] * np.abs(own).max()
+                assert np.abs(one - own).max() <= within
 
 
 @pytest.mark.parametrize("d, batch", [(18, 8), (100_000, 32), (1_000_003, 16)])

@@ -11,7 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.15 python3.14 python3.13 python3.12 \
 ENV = OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 RUN = $(ENV) .venv/bin/python
 
-.PHONY: help environment demo test test-all test-slurm slurm-packages test-ulfm gpu mutants sanitize soak fuzz bench bench-cpu bench-data \
+.PHONY: help environment demo test test-quick test-all test-slurm slurm-packages test-ulfm gpu mutants sanitize soak fuzz bench bench-cpu bench-start bench-data \
   bench-peers bench-ddp bench-model peers check lint clean
 
 help:  ## this list
@@ -27,6 +27,9 @@ demo: environment  ## two MPI ranks: plain FP32 SGD beside CA-SGD, one table
 
 test: slurm-packages  ## the whole suite, real MPI ranks included
 	@$(RUN) -m tests.suite
+
+test-quick: environment  ## after each change: one case of each test that only computes
+	@$(RUN) -m tests.suite --quick
 
 test-%: environment  ## the tests of real ranks under mpiexec with that many, as test-4
 	@m=.venv/bin/mpiexec; [ -x $$m ] || m=mpiexec; HYDRA_LAUNCHER=fork $(ENV) $$m \
@@ -69,12 +72,12 @@ gpu:  ## on a machine with a GPU: its tests, its figures, its sanitizers; ARGS="
 	  $$p -m benchmarks.bench_gpu --since $$since $(ARGS) || code=$$?; exit $$code
 
 mutants: environment  ## faults planted in the GPU's kernels, which the tests have to see
-	@$(RUN) -m tests.kernels.mutants
+	@$(RUN) -m tests.helpers.kernels.mutants
 
 sanitize: environment  ## memcheck, racecheck, initcheck, synccheck of all kernels, without a GPU; ARGS=90
-	@$(RUN) -m tests.kernels.ptx.sanitize $(ARGS)
+	@$(RUN) -m tests.helpers.kernels.ptx.sanitize $(ARGS)
 
-soak: environment  ## 30 minutes of kills and resumes; MINUTES=5 for fewer
+soak: environment  ## 30 minutes of kills and resumes, then 80 starts under signals; MINUTES=5 for fewer
 	@$(RUN) -m tests.faults.soak --minutes $(or $(MINUTES),30)
 
 fuzz: environment build/fuzz_parse  ## 5 minutes of damaged text; FUZZ_SECONDS=60 for fewer
@@ -93,6 +96,9 @@ bench-cpu: environment  ## the compiled kernels beside NumPy
 
 bench: environment  ## ratios and overheads, into benchmarks/results/
 	@$(RUN) -m benchmarks.run
+
+bench-start: environment  ## CPU seconds of commands and imports that do nothing yet
+	@$(RUN) -m benchmarks.run bench_start
 
 # The other readers stay out of .venv: what is tested there must not lean on them.
 bench-data: environment  ## text beside other readers (in .venv-bench), ranks, store, streaming

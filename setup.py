@@ -66,6 +66,13 @@ setup(
         Extension("hpcsgd.backends._call", ["kernels/cpu/call.c"], optional=True),
         Extension("hpcsgd.data._parse", ["kernels/cpu/parse.c"], optional=True),
         Extension(
+            "hpcsgd.coordinate._sweep",
+            ["kernels/cpu/sweep.c"],
+            depends=["kernels/cpu/sweep_body.h"],
+            extra_compile_args=["-O3"],
+            optional=True,
+        ),
+        Extension(
             "hpcsgd.comm._casts",
             ["kernels/cpu/casts.c"],
             extra_compile_args=["-O3", "-fno-trapping-math"],

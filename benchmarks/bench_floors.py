@@ -3,8 +3,8 @@
 Four replicas that are threads of one process, logistic rows sorted by margin, λ = 0.05,
 fp64; the objective above its minimum, relative to that. All of it is exact: no clock is
 read. Rows and runs are those of the tests that hold the order of these figures
-(tests/contracts/codec.py, tests/unit/test_averages_laws.py, test_bagua_laws.py and
-test_anybatch.py), here at the rates and lengths of docs/.
+(tests/helpers: contracts/codec.py, averages_laws.py, bagua_laws.py, anybatch_laws.py),
+here at the rates and lengths of docs/.
 
     python -m benchmarks.run bench_floors
 """
@@ -16,10 +16,10 @@ import numpy as np
 
 from hpcsgd.agreement.decentralised import MixPairs
 from hpcsgd.agreement.decentralised_low import LowPrecision
-from tests.contracts.codec import gap_of
-from tests.harness import config_for, train_on
-from tests.unit import test_anybatch, test_bagua_laws
-from tests.unit.test_averages_laws import HARD, L2, OPTIMUM, gap, loss
+from tests.helpers import anybatch_laws, bagua_laws
+from tests.helpers.averages_laws import HARD, L2, OPTIMUM, gap, loss
+from tests.helpers.contracts.codec import gap_of
+from tests.helpers.harness import config_for, train_on
 
 DENSE = {"start": 0, "min_rate": 0}
 # Name -> codec, settings, the rate times L, and what the twin has: docs/methods.md.
@@ -81,8 +81,8 @@ def mixed():
 def twins():
     """Name -> gap of the method and of its twin, at 1/(4L) and at 1/(16L)."""
     pairs, low = MIXED["decentralized, shift_one"], MIXED["decentralized-low"]
-    same = MixPairs, "start", test_bagua_laws.always_the_same
-    in_bytes = LowPrecision, "_step", test_bagua_laws.without_feedback
+    same = MixPairs, "start", bagua_laws.always_the_same
+    in_bytes = LowPrecision, "_step", bagua_laws.without_feedback
     return {
         "the same pairs": beside_twin(pairs, 4.0, *same),
         "weights in bytes": beside_twin(low, 16.0, *in_bytes),
@@ -131,17 +131,17 @@ def anybatch():
     slow = np.tile(np.array([[1], [3], [3], [3]]), (1, 300))
     many = np.tile(np.array([[1], [1], [1], [15]]), (1, 200))
     drawn = {"sampling": {"mode": "replacement"}, "rate": {"value": 1.0}}
-    falling = test_anybatch.DECAYING
+    falling = anybatch_laws.DECAYING
     cases = {
-        "slow": (test_anybatch.sorted_problem(), slow, 10, falling),
-        "dice": (test_anybatch.sorted_problem(), dice, 10, falling),
-        "alike": (test_anybatch.alike_shards(), many, 2, drawn, 4),
+        "slow": (anybatch_laws.sorted_problem(), slow, 10, falling),
+        "dice": (anybatch_laws.sorted_problem(), dice, 10, falling),
+        "alike": (anybatch_laws.alike_shards(), many, 2, drawn, 4),
     }
     found = {}
     for name, of in cases.items():
         with tempfile.TemporaryDirectory() as folder:
             gaps = [
-                test_anybatch.gaps(Path(folder), *of, weighted=weighted)[0]
+                anybatch_laws.gaps(Path(folder), *of, weighted=weighted)[0]
                 for weighted in (True, False)
             ]
         last = 25 if name == "alike" else 1  # its rate does not fall

@@ -25,7 +25,7 @@ from benchmarks.gpu.predicted import (
 from benchmarks.gpu.resident import residents
 from benchmarks.gpu.sizes import Sizes
 from hpcsgd.backends.launch_gram import STAGES
-from tests.kernels.ptx.chain import Latencies
+from tests.helpers.kernels.ptx.chain import Latencies
 
 SIZES, KEPT = Sizes(), Latencies()
 BATCH, STEPS, COLS = SIZES.exchange

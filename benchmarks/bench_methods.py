@@ -110,6 +110,8 @@ def _base(shape: Shape, network: str) -> Figures:
         "problem": {"family": shape.family, "l2": shape.l2},
         "schedule": {"batch": BATCH, "epochs": shape.epochs},
         "precision": {"recipe": "fp32"},
+        # As many epochs as there are would be over before the usual second look.
+        "accordion": {"eta": 0.25, "interval": 1},
         "run": {**run, "fall_back": False},
     }
 

@@ -4,10 +4,39 @@ Names are loaded when they are first used, so that importing the package costs n
 and needs nothing; training in memory needs NumPy and SciPy only.
 """
 
+import _signal
 import sys
-from importlib import import_module
-from types import ModuleType
-from typing import Any
+
+
+def _is_command() -> bool:
+    """Whether this interpreter was started for `hpcsgd` or `python -m hpcsgd`."""
+    program = sys.argv[0] if "argv" in vars(sys) and sys.argv else ""
+    if program == "-m":  # the name of the module follows when the package is loaded
+        return bool({"hpcsgd", "-mhpcsgd"} & set(sys.orig_argv))
+    return program.rpartition("/")[2] == "hpcsgd"
+
+
+def _end_by_interrupts() -> bool:
+    """Let SIGINT end a command until `main` listens; True where it does from here on.
+
+    An exception would be a traceback amid imports. A program that imports the package
+    keeps its own handler.
+    """
+    usual = _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
+    try:
+        if usual and _is_command():
+            _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+            return True
+    except ValueError:
+        pass  # not the main thread, which alone sets handlers
+    return False
+
+
+# Before any other import, which an interrupt could meet.
+ENDED_BY_INTERRUPTS = _end_by_interrupts()
+
+from importlib import import_module  # noqa: E402
+from typing import Any  # noqa: E402
 
 __version__ = "0.1.0"
 
@@ -66,18 +95,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*__all__, *_ESTIMATORS])
-
-
-class _Package(ModuleType):
-    """This package: a file imported later does not hide the function of its name.
-
-    `import hpcsgd.load`, by whatever part of a run, would put the module where users
-    find the function `hpcsgd.load`.
-    """
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (isinstance(value, ModuleType) and name in _NAMES):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike
 
 from hpcsgd.api import open_data, open_session
 from hpcsgd.assembly.vocabulary import behind_network
+from hpcsgd.backends.blas import one_thread
 from hpcsgd.comm import open_world
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.turns import Turns, in_turns, twin
@@ -19,6 +20,7 @@ from hpcsgd.unread import check_read
 Config = RunConfig | Mapping[str, Mapping[str, Any]]
 
 
+@one_thread()
 def tick_tock(
     first: Config,
     second: Config,
@@ -62,7 +64,8 @@ def tick_tock(
     """
     configs = [_parsed(one) for one in (first, second)]
     _check(*configs)
-    comm = open_world(configs[0].run.comm) if world is None else world
+    run = configs[0].run
+    comm = open_world(run.comm, timeout=run.timeout) if world is None else world
     if not comm.serves_threads:
         raise ConfigError(
             "tick_tock calls MPI from two threads in turns and this MPI allows one; set"

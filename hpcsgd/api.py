@@ -7,12 +7,10 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from hpcsgd.agreement.kinds import is_on_disk
-from hpcsgd.assembly.live import Live
 from hpcsgd.assembly.notices import settle_grid
 from hpcsgd.auto_precision import settle_precision
+from hpcsgd.backends.blas import one_thread
 from hpcsgd.callbacks import Callback
-from hpcsgd.checkpoint import PRECISION_AUTO
 from hpcsgd.comm import open_world
 from hpcsgd.comm.base import Communicator
 from hpcsgd.config import RunConfig
@@ -20,7 +18,6 @@ from hpcsgd.coordinate.run import CoordinateRun
 from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.data.readers import RowReader, open_reader
 from hpcsgd.errors import ConfigError
-from hpcsgd.recheck import Recheck
 from hpcsgd.result import Result
 from hpcsgd.session import Session
 from hpcsgd.start import Start
@@ -28,6 +25,7 @@ from hpcsgd.timing import Clock
 from hpcsgd.unread import check_read
 
 
+@one_thread()
 def train(
     config: RunConfig | Mapping[str, Mapping[str, Any]] | None = None,
     *,
@@ -73,7 +71,8 @@ def train(
         raise ConfigError("[sweep] asks for several models; use hpcsgd.sweep")
     check_read(config)
     reader = open_data(config, X, y, sample_weight, offset)
-    comm = open_world(config.run.comm) if world is None else world
+    run = config.run
+    comm = open_world(run.comm, timeout=run.timeout) if world is None else world
     session = open_session(comm, config, reader, callbacks, began=began)
     result = session.run()
     # Not after an error: others may still be in a sum, and closing waits for them.
@@ -99,22 +98,8 @@ def open_session(
         return run
     config, notes = settle_precision(config, world, reader)
     session = Session(config, world, reader, callbacks or [], began, setup, notes)
-    session.rechecks = _rechecks(config, reader, notes)
     session.start = start
     return session
-
-
-def _rechecks(
-    config: RunConfig,
-    reader: Callable[[Communicator], RowReader],
-    notes: dict[str, Any],
-) -> Callable[[Live], Recheck] | None:
-    """Who looks again at what pilots chose; nobody where no weights can be held."""
-    found = notes.get(PRECISION_AUTO)
-    nobody = config.run.emulate_members or is_on_disk(config.agreement.kind)
-    if found is None or not config.precision.recheck or nobody:
-        return None
-    return lambda live: Recheck(live, reader, found)
 
 
 def open_data(

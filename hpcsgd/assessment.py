@@ -11,26 +11,27 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import xlogy
 
+from hpcsgd.backends.blas import one_thread
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.serial import SerialCommunicator
-from hpcsgd.data.memory import MemoryReader
 from hpcsgd.data.partition import split_range
 from hpcsgd.data.readers import RowReader, row_words
 from hpcsgd.data.targets import encode_known
 from hpcsgd.errors import DataError
-from hpcsgd.load import checked_weights
-from hpcsgd.prediction import Model, block_scores, blocks_of, check_columns, model_of
+from hpcsgd.families.base import least_losses
+from hpcsgd.loading import checked_weights
+from hpcsgd.prediction import (
+    Model,
+    block_scores,
+    blocks_of,
+    model_of,
+    open_rows,
+    rows_for,
+)
 from hpcsgd.result import Result
 
 Array = NDArray[Any]
-
-# family -> min over t of ℓ(t, y), which its deviance is measured from; others reach 0
-LEAST: dict[str, Callable[[Array], Array]] = {
-    "poisson": lambda y: y - xlogy(y, y),
-    "gamma": lambda y: 1.0 + np.log(y),
-}
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Judge:
     model: Model
     reader: RowReader
     rows: slice
+    preparation: str = ""  # a sentence on what was done to the rows, if anything
 
     def columns(self, rows: slice) -> tuple[Array, Array]:
         """Encoded targets and weights of these rows, (m,) each."""
@@ -83,11 +85,15 @@ class Judge:
     def value_sums(self, mean: float) -> Array:
         """Σcℓ, clips, Σc(y − μ)², Σc(y − ȳ)², Σc min ℓ."""
         family, sums = self.model.family, np.zeros(5)
-        least = LEAST.get(family.name, np.zeros_like)
         for scores, y, c in self.blocks():
+            least = least_losses(family, y)
             around_model = (y - family.mean(scores)[:, 0]) ** 2
             sums[:2] += self.loss_sums(scores, y, c)
-            sums[2:] += c @ around_model, c @ (y - mean) ** 2, c @ least(y)
+            sums[2:] += (
+                c @ around_model,
+                c @ (y - mean) ** 2,
+                c @ least,
+            )
         return sums
 
 
@@ -97,6 +103,7 @@ def _place(y: Array, model: Model) -> Array:
     return np.asarray(places).astype(np.intp)
 
 
+@one_thread()
 def evaluate_reader(
     result: Result, open_data: Callable[[], RowReader], world: Communicator
 ) -> dict[str, Any]:
@@ -119,9 +126,9 @@ def evaluate_reader(
 def _judge(
     result: Result, open_data: Callable[[], RowReader], world: Communicator
 ) -> Judge:
-    model, reader = model_of(result), open_data()
-    check_columns(model, reader)
-    return Judge(model, reader, split_range(reader.rows, world.size, world.rank))
+    model = model_of(result)
+    reader, said = rows_for(model, open_data())
+    return Judge(model, reader, split_range(reader.rows, world.size, world.rank), said)
 
 
 def _on_all_ranks(sentence: str) -> DataError:
@@ -136,6 +143,7 @@ def _figures(judge: Judge, total: float, sums: Array) -> dict[str, Any]:
     figures = {
         "family": model.family.name,
         "rows": judge.reader.rows,
+        **({"preparation": judge.preparation} if judge.preparation else {}),
         "mean_loss": loss,
         "penalty": penalty,
         "objective": loss + penalty,
@@ -169,6 +177,7 @@ def _value_figures(loss: float, total: float, sums: Array) -> dict[str, Any]:
     }
 
 
+@one_thread()
 def evaluate(
     result: Result,
     X: Any,
@@ -176,22 +185,29 @@ def evaluate(
     sample_weight: ArrayLike | None = None,
     offset: ArrayLike | None = None,
     world: Communicator | None = None,
+    *,
+    scaled: bool = False,
 ) -> dict[str, Any]:
     """Say how good a model is on rows that are in memory.
 
     Parameters
     ----------
     result : Result, a trained model
-    X : ndarray or scipy.sparse matrix, (n, d), rows with the columns of the training
+    X : array, frame or scipy.sparse matrix, (n, d), rows with the columns of the
+        training; names of a frame must be those of the training, in their order
     y : ndarray, (n,), targets; labels must be among those of the training
     sample_weight : ndarray, (n,), c_i >= 0; accuracy and errors count rows alone
     offset : ndarray, (n,), added to every score
     world : Communicator, ranks that share the rows; this one alone if None
+    scaled : False where the rows of X are raw: of a model that was trained on scaled
+        columns they are scaled with the means and scales of the training data; True
+        where X is scaled with these already
 
     Returns
     -------
     dict with family, rows, mean_loss (1/Σc) Σ c_i ℓ_i, penalty l1‖w‖₁ + (l2/2)‖w‖²,
-    objective (their sum, what training calls loss) and clipped_scores; classifiers add
+    objective (their sum, what training calls loss) and clipped_scores; preparation, a
+    sentence, where the training data was scaled; classifiers add
     accuracy, errors and errors_by_label, the others r2 = 1 − Σc(y − μ)²/Σc(y − ȳ)²
     and mean_deviance = (2/Σc) Σ c_i (ℓ_i − min_t ℓ(t, y_i))
 
@@ -204,5 +220,5 @@ def evaluate(
     True
     """
     ranks = world if world is not None else SerialCommunicator()
-    reader = MemoryReader(X, y, sample_weight, offset)
+    reader = open_rows(result, X, y, sample_weight, offset, scaled)
     return evaluate_reader(result, lambda: reader, ranks)

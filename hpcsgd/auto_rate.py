@@ -28,7 +28,7 @@ from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import DataError
 from hpcsgd.families.base import Family
-from hpcsgd.load import Loaded
+from hpcsgd.loading import Loaded
 from hpcsgd.objective import block_rows
 from hpcsgd.sections import UpdateConfig
 from hpcsgd.updates import ADAPTIVE

@@ -23,7 +23,7 @@ from hpcsgd.config import RunConfig
 from hpcsgd.data.readers import RowReader
 from hpcsgd.data.sampling import make_sampler
 from hpcsgd.data.stream import Route
-from hpcsgd.load import Loaded, load
+from hpcsgd.loading import Loaded, load
 from hpcsgd.memory import check_memory
 from hpcsgd.resume import earlier_choice
 from hpcsgd.sweeps.settings import split_of

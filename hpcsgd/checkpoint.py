@@ -5,6 +5,7 @@ ranks than it was saved by. `hpcsgd/capture.py` says what is in it.
 """
 
 import logging
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -17,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.files import own_folder
+from hpcsgd.retired import without_retired
 from hpcsgd.sealed import (
     Damaged,
     Unreadable,
@@ -87,8 +90,13 @@ class CheckpointConfig:
     keep: int = 2  # older ones are removed; larger = more to fall back on
 
     def __post_init__(self) -> None:
-        if self.every < 0 or self.seconds < 0:
-            raise ConfigError("[checkpoint] every and seconds must be at least 0")
+        if self.every < 0:
+            raise ConfigError(f"[checkpoint] every = {self.every} must be at least 0")
+        if not 0.0 <= self.seconds < math.inf:
+            raise ConfigError(
+                f"[checkpoint] seconds = {self.seconds!r} must be finite and at least"
+                " 0; 300 is usual, 0 goes by exchanges alone"
+            )
         if self.keep < 1:
             raise ConfigError(f"[checkpoint] keep = {self.keep} must be at least 1")
 
@@ -110,12 +118,13 @@ class Store:
     """The checkpoints of one run folder."""
 
     def __init__(self, run_folder: Path, keep: int) -> None:
+        self.run_folder = run_folder
         self.folder = run_folder / FOLDER
         self.keep = keep
 
     def write(self, checkpoint: Checkpoint) -> Path:
         """Add one, then remove what is too old; OSError where there is no room."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        own_folder(self.run_folder, FOLDER, make=True)
         for left in self.folder.glob(".*.part"):  # by a run that died while writing
             left.unlink(missing_ok=True)
         number = 1 + max(map(_number, self.paths()), default=0)
@@ -172,7 +181,7 @@ class Store:
 
     def _names(self) -> list[str]:
         try:
-            return os.listdir(self.folder)
+            return os.listdir(own_folder(self.run_folder, FOLDER))
         except FileNotFoundError:
             return []
 
@@ -186,6 +195,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise DataError(
             f"{path} holds arrays that make no state; take an earlier checkpoint"
         )
+    for name in {"config", ASKED} & set(document):
+        document[name] = without_retired(document[name])
     return Checkpoint(document, arrays)
 
 

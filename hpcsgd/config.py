@@ -15,6 +15,7 @@ from hpcsgd.codecs.settings import CodecConfig
 from hpcsgd.coordinate.settings import CoordinateConfig
 from hpcsgd.data.sampling import SamplingConfig
 from hpcsgd.errors import ConfigError
+from hpcsgd.files import open_entry
 from hpcsgd.methods import with_method
 from hpcsgd.mirror.settings import MirrorConfig
 from hpcsgd.polish.settings import PolishConfig
@@ -22,6 +23,7 @@ from hpcsgd.precision import PrecisionConfig
 from hpcsgd.problem import ProblemConfig
 from hpcsgd.products.choose import ProductsConfig
 from hpcsgd.rates import RateConfig
+from hpcsgd.retired import why_retired, without_retired
 from hpcsgd.schedule import Schedule
 from hpcsgd.sections import DataConfig, GridConfig, RunSection, UpdateConfig
 from hpcsgd.stopping import StopConfig
@@ -97,16 +99,23 @@ class RunConfig:
 
 
 def read_toml(path: str | Path) -> dict[str, dict[str, Any]]:
-    """The tables of a configuration file."""
+    """Return the tables of a configuration file, which a run may have written."""
+    is_of_a_run = Path(path).name == RESOLVED
     try:
-        with open(path, "rb") as file:
-            return tomllib.load(file)
+        with open(open_entry(Path(path)) if is_of_a_run else path, "rb") as file:
+            tables = tomllib.load(file)
+        return without_retired(tables) if is_of_a_run else tables
     except OSError as error:
         raise ConfigError(
             f"cannot read the configuration {path}: {error.strerror}; check the name"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}; mend that line") from error
+    except RecursionError as error:
+        raise ConfigError(
+            f"{path} has tables or lists nested more deeply than any setting is; write"
+            " each setting in the table of its section"
+        ) from error
 
 
 def apply_settings(
@@ -129,6 +138,7 @@ def apply_settings(
     return merged
 
 
+RESOLVED = "resolved.toml"  # what a run writes into its folder
 # Texts that may be a number, and then need no quotes.
 COUNTS = {("agreement", key) for key in ("hierarchical", "groups", "periods")}
 _HINTS: dict[Any, dict[str, Any]] = {}
@@ -150,6 +160,9 @@ def _section(name: str, kind: type[Any], table: Mapping[str, Any]) -> Any:
 
 def _reject_unknown(place: str, given: Iterable[str], known: Iterable[str]) -> None:
     unknown = sorted(set(given) - set(known))
+    for key in unknown:
+        if said := why_retired(place.strip("[]"), key):
+            raise ConfigError(said)
     if unknown:
         raise ConfigError(f"{place} unknown: {unknown}; known: {sorted(known)}")
 

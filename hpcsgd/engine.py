@@ -1,5 +1,6 @@
 """The training loop: exchanges, agreements, looks, in that order."""
 
+import logging
 from collections.abc import Iterator
 from time import perf_counter
 from typing import Any
@@ -10,12 +11,12 @@ from hpcsgd.callbacks.guards import MemberCheck
 from hpcsgd.comm.grid import Grid
 from hpcsgd.energy import Meter
 from hpcsgd.evaluation import Evaluation
-from hpcsgd.events import alarm_text, note, too_coarse
-from hpcsgd.fall_back import Outgrown
+from hpcsgd.events import alarm_text, note
 from hpcsgd.finisher import UNFINISHED, Unfinished
 from hpcsgd.good_states import GoodStates
 from hpcsgd.looks import BROKEN, GAP, Looks
 from hpcsgd.pace import Pace
+from hpcsgd.polish.separation import NO_MINIMUM
 from hpcsgd.products.base import Group, Product, State
 from hpcsgd.products.hooks import NO_HOOKS, Hooks
 from hpcsgd.products.watcher import UNWATCHED, Unwatched
@@ -24,8 +25,8 @@ from hpcsgd.result import Status
 from hpcsgd.saving import Saver
 from hpcsgd.stopping import StopConfig
 from hpcsgd.timing import Clock
-from hpcsgd.unchecked import UNCHECKED, Unchecked
 
+log = logging.getLogger(__name__)
 ENDINGS = {
     Wish.STOP: Status.STOPPED,
     Wish.PREEMPT: Status.PREEMPTED,
@@ -55,7 +56,6 @@ class Engine:
         monitor: Unwatched = UNWATCHED,
         states: GoodStates | None = None,
         falls_back: bool = False,
-        recheck: Unchecked = UNCHECKED,
         hooks: Hooks = NO_HOOKS,
         finisher: Unfinished = UNFINISHED,
         stop: StopConfig = NO_GOAL,
@@ -75,14 +75,13 @@ class Engine:
         self.monitor = monitor
         self.falls_back = falls_back  # False: an alarm is noted, and no more
         self.states = states or GoodStates(0, active=False)
-        self.recheck = recheck
         self.hooks = hooks
         self.finisher = finisher
         self.stop = stop
         self.meter = Meter(())  # of energy; the session has one that outlives legs
         self.alarm: dict[str, Any] | None = None  # that ended it
-        self.outgrown: Outgrown | None = None  # so did this, in a good state
         self.wish = Wish.NONE
+        self.has_minimum = True  # False: F was found to fall without end
 
     def run(self, state: State, groups: Iterator[Group | None]) -> tuple[State, Status]:
         """Train on from where the view stands; returns the last (good) state."""
@@ -99,8 +98,6 @@ class Engine:
         with self.grid.world.working("writing what was recorded"):
             self.recorder.finish(first, self.view.exchanges)
         self.product.finish()
-        if self.outgrown is not None:  # nothing is over: replicas stay as they are
-            return self._end(state, status, FALLING)
         self.agreement.settle(state, self.view.exchanges)
         if status.is_finished:
             self.hooks.settle(state, self.view.exchanges)
@@ -133,21 +130,37 @@ class Engine:
             return self.wish
 
         if self.finisher is UNFINISHED:
-            if status is Status.COMPLETED and self.stop.on != "none":
-                self.stop.warn(self.view.history)
+            self._judge_goal(state, status)
             return state, status
         self.clock.start()
         self.meter.resume()
         state, wish = self.finisher.finish(state, self.view, tell)
         self.meter.pause()
         self.clock.lap("polish")
+        self.has_minimum = self.finisher.has_minimum
         return state, ENDINGS.get(wish, status)
+
+    def _judge_goal(self, state: State, status: Status) -> None:
+        """Warn where there is a goal and no minimum, or where it is not reached."""
+        ended = status in (Status.COMPLETED, Status.CONVERGED)
+        if self.stop.on == "none" or not ended:
+            return
+        if self.evaluation.lacks_minimum(state, self.view.exchanges):
+            self.has_minimum = False
+            log.warning("%s (--l2)", NO_MINIMUM, extra={"on_all_ranks": True})
+        elif status is Status.COMPLETED:
+            self.stop.warn(self.view.history, self._null_excess())
 
     def _is_there(self) -> bool:
         """Whether the last evaluation found the goal reached; asked of all ranks."""
         if self.stop.on == "none":
             return False
-        return bool(self.grid.world.max_flag(self.stop.is_reached(self.view.history)))
+        reached = self.stop.is_reached(self.view.history, self._null_excess())
+        return bool(self.grid.world.max_flag(reached))
+
+    def _null_excess(self) -> float:
+        """Return F of the null model above its bound, which a small gap is held to."""
+        return self.evaluation.null_excess() if self.stop.on == "gap" else 0.0
 
     def _end(self, state: State, status: Status, said: str) -> tuple[State, Status]:
         self.view.status = said
@@ -224,9 +237,6 @@ class Engine:
         if measures and self._measure(state):
             return Status.DIVERGED
         is_there = measures and self._is_there()
-        goes_on = answer < Wish.STOP and not is_there
-        if epoch_ends and goes_on and self._outgrows(state):
-            return Status.STOPPED
         began = perf_counter()
         if saves or is_there or answer >= Wish.SAVE:
             self.saver.save(state, self.view)
@@ -244,20 +254,6 @@ class Engine:
         note(self.view, "gap", alarm_text(alarm), looked_at=alarm["exchange"], **facts)
         self.alarm = alarm if self.falls_back else None
         return self.falls_back
-
-    def _outgrows(self, state: State) -> bool:
-        """Whether the recipe is too coarse from here on, and another one takes over."""
-        over = self.view.exchanges == self.pace.exchanges
-        if over or not self.recheck.is_due(self.view.epoch):
-            return False
-        found = self.recheck.look(state, self.view)
-        if found is None:
-            return False
-        if found.rung is None or not self.falls_back:
-            too_coarse(self.view, found)
-            return False
-        self.outgrown = found
-        return True
 
     def _evaluates(self, epoch: int) -> bool:
         every = self.pace.evaluate_every

@@ -12,6 +12,9 @@ from hpcsgd.backends.looks import all_finite
 from hpcsgd.callbacks.base import View
 from hpcsgd.objective import Losses, Objective, Slope
 from hpcsgd.optimality import gap_of, gradient_of
+from hpcsgd.polish.certificate import null_excess
+from hpcsgd.polish.rows import open_rows
+from hpcsgd.polish.separation import is_separated, may_lack_minimum
 from hpcsgd.products.base import Array, State
 
 log = logging.getLogger(__name__)
@@ -29,8 +32,11 @@ class Evaluation:
         columns: int,
         own: slice,
         takes: str = "loss",
+        has_intercept: bool = False,
     ) -> None:
         self.objective = objective
+        self.has_intercept = has_intercept
+        self._null_excess: float | None = None
         self.known: Slope | None = None  # at the last evaluation, where it was taken
         self.takes = takes  # gradient, gap: what is taken beside the loss
         self.agreement = agreement
@@ -98,6 +104,33 @@ class Evaluation:
         if self.takes == "gradient":
             return gradient_of(self.objective, own, intercept).as_dict(with_gap=False)
         return gap_of(self.objective, own, intercept).as_dict(with_gap=True)
+
+    def null_excess(self) -> float:
+        """Return F of the null model less the least that F could be, taken once.
+
+        Collective: a few words, and no pass over the rows.
+        """
+        if self._null_excess is None:
+            rows = open_rows(self.objective, self.columns)
+            self._null_excess = null_excess(rows, self.has_intercept)
+        return self._null_excess
+
+    def lacks_minimum(self, state: State, exchanges: int) -> bool:
+        """Return whether F has no minimum, since the model makes no error on any row.
+
+        Collective. One pass over the rows, where nothing holds the weights back.
+        """
+        objective = self.objective
+        is_plain = type(objective) is Objective and objective.models is None
+        if not is_plain or not may_lack_minimum(
+            objective.family.name, objective.penalty
+        ):
+            return False
+        seen = self.agreement.consensus(state, exchanges).glance()
+        intercept = None if seen.intercept is None else seen.intercept[0]
+        rows = open_rows(objective, self.columns)
+        own = seen.weights[self.own, : self.columns].astype(np.float64)
+        return is_separated(rows, rows.start(own, intercept))
 
     def _show(self, found: Losses, view: View) -> None:
         """Of several models the least loss stands for all: it is their best that a run

@@ -4,7 +4,7 @@ import logging
 from typing import Any
 
 from hpcsgd.callbacks.base import View
-from hpcsgd.fall_back import Outgrown, Rung
+from hpcsgd.fall_back import Rung
 
 log = logging.getLogger(__name__)
 ONCE = {"on_all_ranks": True}  # all ranks note the same events
@@ -39,26 +39,7 @@ def alarm_text(alarm: dict[str, Any]) -> str:
     )
 
 
-def loss_text(found: Outgrown) -> str:
-    """What pilots on the way found, as a sentence."""
-    return (
-        f"loss expected {100 * found.gap:.2g} % off from here, and"
-        f" {100 * found.tolerance:.2g} % is allowed"
-    )
-
-
-def too_coarse(view: View, found: Outgrown) -> Event:
-    """A recipe that pilots no longer find good enough, and no other to go on with."""
-    return note(
-        view,
-        "precision",
-        f"after epoch {view.epoch}: {loss_text(found)}; it goes on as it is",
-        gap=found.gap,
-        tolerance=found.tolerance,
-    )
-
-
-Cause = dict[str, Any] | Outgrown | None  # an alarm, a recheck, or a divergence
+Cause = dict[str, Any] | None  # an alarm, or a divergence
 
 
 def fallen(view: View, rung: Rung, cause: Cause, stopped: int, there: int) -> Event:
@@ -92,7 +73,4 @@ def _reason(cause: Cause) -> tuple[str, str, dict[str, float]]:
     """In a word, in a phrase, in figures."""
     if cause is None:
         return "diverged", "weights or a loss without bound", {}
-    if isinstance(cause, Outgrown):
-        figures = {"gap": cause.gap, "tolerance": cause.tolerance}
-        return "precision", loss_text(cause), figures
     return "gap", "a gap", {key: cause[key] for key in ("gap", "tolerance")}

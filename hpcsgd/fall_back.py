@@ -37,15 +37,6 @@ class Rung:
         return f"{name} {self.before} -> {self.after}"
 
 
-@dataclass(frozen=True)
-class Outgrown:
-    """A recipe that `--precision auto` chose, and that is too coarse from here on."""
-
-    gap: float  # of the loss, predicted for what is left of the run
-    tolerance: float
-    rung: Rung | None  # what to go on with; None: there is nothing wider
-
-
 def next_rung(config: RunConfig, product: str) -> Rung | None:
     """What to change next, None at the top; `config` has its steps decided."""
     schedule, recurs = config.schedule, product in RECURS

@@ -11,11 +11,13 @@ from hpcsgd.columns import Columns
 from hpcsgd.comm.ledger import Entry
 from hpcsgd.errors import ConfigError
 from hpcsgd.evaluation import Evaluation
-from hpcsgd.optimality import gap_at, gap_of
+from hpcsgd.optimality import gap_at
 from hpcsgd.polish import newton
+from hpcsgd.polish.certificate import Certificate
 from hpcsgd.polish.lbfgs import Ask, Ending, Lbfgs, Stand
 from hpcsgd.polish.point import Landscape, Point
 from hpcsgd.polish.rows import open_rows
+from hpcsgd.polish.separation import NO_MINIMUM, is_separated, may_lack_minimum
 from hpcsgd.polish.settings import PolishConfig
 from hpcsgd.products.base import Array, State
 
@@ -29,6 +31,11 @@ REMEDY = {
         "%d passes were not enough (gradient %.2g of the residuals, not %.2g); raise"
         " polish.passes, or set a ridge penalty (--l2)"
     ),
+    Ending.UNCERTIFIED: (
+        "after %d passes the gradient is small (%.2g of the residuals, tol %.2g), but F"
+        " may be %.2g above its optimum, and not %.2g; rows or columns of very"
+        " different size hide it: scale them, or raise the ridge penalty (--l2)"
+    ),
     Ending.STUCK: (
         "after %d passes no lower loss was found (gradient %.2g of the residuals, not"
         " %.2g); scores may lie beyond the range of exp: scale the columns, or lower"
@@ -41,6 +48,7 @@ class Unfinished:
     """The protocol, and what a run has that ends with its last step."""
 
     facts: dict[str, Any] | None = None  # of what was done, for the report
+    has_minimum = True  # False: F falls without end
 
     def finish(self, state: State, view: View, tell: Tell) -> tuple[State, Wish]:
         """The state to return, and the wish that ended it early.
@@ -86,27 +94,43 @@ class Finisher(Unfinished):
             if not stand.passes:
                 return tuple(0 for _ in WISHES)
             view.loss = stand.loss
-            known = {"gradient": stand.gradient, **self._bound(land, point)}
+            known = {"gradient": stand.gradient, **self._bound(steps.land, point)}
             wish = tell({**known, "passes": stand.passes})
             return tuple(int(wish is one) for one in WISHES)
 
-        steps = make_steps(land, settings, ask)
+        certificate = Certificate(settings.tol) if self._has_gap else None
+        steps = make_steps(land, settings, ask, certificate)
         point, ending = steps.run(weights, intercept)
-        final = self._settled(point, intercept is not None)
-        self._measure(final, steps, view)
+        final = self._settled(point, steps)
+        self._measure(final, point, steps, view)
+        if certificate is not None and ending.is_good:
+            # The judge is the gap of the weights as they are returned.
+            is_met = certificate.meets(steps.land, self.gap, view.loss)
+            ending = Ending.UNCERTIFIED if is_met is False else ending
+        penalty, family = objective.penalty, objective.family.name
+        endless = may_lack_minimum(family, penalty) and is_separated(
+            steps.land.rows, point.scores
+        )
+        limit = None if certificate is None else certificate.limit
         more = {"gap": self.gap} if self._has_gap else {}
         self.facts = _facts(steps, ending, view, self.gradient) | {
             "messages": said.calls - before.calls,
             "words": said.words - before.words,
             **more,
+            **({"gap_limit": limit} if self._has_gap else {}),
         }
-        self._say(steps.last, ending)
+        self.has_minimum = not endless
+        if endless:
+            log.warning("polish: %s (--l2)", NO_MINIMUM, extra=ONCE)
+        else:
+            self._say(steps.last, ending, limit)
         tell({"gradient": self.gradient, **more, "passes": steps.passes})
         return final, _granted(steps.last) if ending is Ending.ASKED else Wish.NONE
 
     @property
     def _has_gap(self) -> bool:
-        return self.settings.gap or self.bounds_passes
+        has_ridge = self.evaluation.objective.penalty.l2 > 0.0
+        return (self.settings.gap and has_ridge) or self.bounds_passes
 
     def _bound(self, land: Landscape, point: Point) -> dict[str, Any]:
         """The gap of a pass, where it was asked for: one pass more."""
@@ -115,35 +139,52 @@ class Finisher(Unfinished):
         intercept = point.intercept if land.has_intercept else None
         return {"gap": gap_at(land.rows, point.weights, intercept, point.scores).gap}
 
-    def _settled(self, point: Point, has_intercept: bool) -> State:
-        """The point as a state, its intercept the same bits on all ranks."""
+    def _settled(self, point: Point, steps: Lbfgs) -> State:
+        """Return the point as a state, its intercept the same bits on all ranks."""
         weights, grid = point.weights, self.columns.grid
+        own = point.intercept
+        if steps.centers is not None:
+            own = own - steps.centers.moved(self.evaluation.objective, weights)
         if self.columns.whole:
             weights = Columns(grid, self.columns.parts, whole=False).join(weights)
-        intercept = grid.world.broadcast(point.intercept, 0, "evaluate")
-        return State(weights, intercept[None, :] if has_intercept else None)
+        intercept = grid.world.broadcast(own, 0, "evaluate")
+        return State(weights, intercept[None, :] if steps.land.has_intercept else None)
 
-    def _measure(self, final: State, steps: Lbfgs, view: View) -> None:
-        """F and ‖∇F‖ anew, from the weights alone."""
-        objective, own = self.evaluation.objective, self.evaluation.own
+    def _measure(self, final: State, point: Point, steps: Lbfgs, view: View) -> None:
+        """Take F, ‖∇F‖ and the gap of the weights as they are returned.
+
+        The gap is that of the weights with the tangents at the point's scores.
+        """
+        rows = steps.land.rows
+        objective, weights = rows.objective, final.weights[self.evaluation.own]
         intercept = None if final.intercept is None else final.intercept[0]
-        slope = objective.slope(final.weights[own], intercept)
+        if intercept is not None and steps.centers is not None:
+            intercept = intercept + steps.centers.moved(objective, weights)
+        slope = objective.slope(weights, intercept)
         self.gradient, view.loss = objective.norm(slope), slope.loss
         if self._has_gap:
-            self.gap = gap_of(objective, final.weights[own], intercept).gap
+            exact = rows.start(weights, intercept)
+            self.gap = gap_at(rows, weights, intercept, point.scores, exact).gap
         self.evaluation.clipped = slope.clips
 
-    def _say(self, stand: Stand, ending: Ending) -> None:
+    def _say(self, stand: Stand, ending: Ending, limit: float | None) -> None:
         if ending in REMEDY:
-            figures = (stand.passes, stand.relative, self.settings.tol)
+            figures: tuple[Any, ...] = (stand.passes, stand.relative, self.settings.tol)
+            if ending is Ending.UNCERTIFIED:
+                figures += self.gap, limit
             log.warning(f"polish: {REMEDY[ending]}", *figures, extra=ONCE)
         else:
             said = ("polish: %s after %d passes", ending.value, stand.passes)
             log.info(*said, extra=ONCE)
 
 
-def make_steps(land: Landscape, settings: PolishConfig, ask: Ask) -> Lbfgs:
-    """Those of the kind that was asked for; `auto` where there may be both."""
+def make_steps(
+    land: Landscape,
+    settings: PolishConfig,
+    ask: Ask,
+    certificate: Certificate | None,
+) -> Lbfgs:
+    """Return steps of the kind that was asked for; `auto` where there may be both."""
     columns, scores = land.rows.objective.shard.total_columns, land.rows.columns
     small = newton.is_small(columns, scores)
     if settings.kind == "newton" and not small:
@@ -152,8 +193,8 @@ def make_steps(land: Landscape, settings: PolishConfig, ask: Ask) -> Lbfgs:
             f" are {(columns + 1) * scores}; use kind = 'lbfgs'"
         )
     if settings.kind == "lbfgs" or not small:
-        return Lbfgs(land, settings, ask)
-    steps = newton.Newton(land, settings, ask)
+        return Lbfgs(land, settings, ask, certificate)
+    steps = newton.Newton(land, settings, ask, certificate)
     steps.after = 0 if settings.kind == "newton" else newton.PATIENCE
     return steps
 

@@ -3,12 +3,16 @@
 import fcntl
 import os
 import socket
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 from hpcsgd.errors import ConfigError
+from hpcsgd.files import open_entry
 
 NAME = ".in-use"
+TRIES, PAUSE = 5, 0.02  # to lock it, and seconds between two
 
 
 class FolderLock:
@@ -21,9 +25,10 @@ class FolderLock:
     def take(self) -> None:
         """Refuse where another run has it."""
         while self.file is None:
-            file = open(self.path, "a+", encoding="utf-8")  # noqa: SIM115
+            number = open_entry(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+            file = open(number, "a+", encoding="utf-8")  # noqa: SIM115
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock(file)
             except BlockingIOError as error:
                 raise ConfigError(
                     f"--out {self.path.parent} is in use by {_owner(file)}; choose"
@@ -41,9 +46,38 @@ class FolderLock:
     def release(self) -> None:
         """Let the next one in."""
         if self.file is not None:
-            self.path.unlink(missing_ok=True)  # while it is still ours
+            # While it is still ours; the folder may be gone, or have become a file.
+            with suppress(OSError):
+                self.path.unlink()
             self.file.close()
             self.file = None
+
+
+def user_of(folder: Path) -> str:
+    """Return who trains in `folder`, or "" where nobody does or it cannot be known."""
+    try:
+        with open(
+            open_entry(folder / NAME), encoding="utf-8", errors="replace"
+        ) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return _owner(file)
+    except OSError:
+        pass
+    return ""
+
+
+def _lock(file: IO[str]) -> None:
+    """Lock it for this process alone, also where `user_of` looks just then."""
+    for left in reversed(range(TRIES)):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if not left:
+                raise
+            time.sleep(PAUSE)
 
 
 def _owner(file: IO[str]) -> str:

@@ -6,6 +6,7 @@ together; `ulimit -v` limits each process by itself.
 
 import os
 import resource
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,16 +35,18 @@ class Limit:
     held: int = 0  # of this process, not yet taken off `free`
     raise_it: str = ""  # how to get more
     shared: bool = True  # by all ranks of a node and the files the system keeps
+    whole: bool = False  # `free` is for whole processes, and what they hold counts
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What one rank needs, and the limits that it is under."""
+    """What one rank needs beside what its process holds, and the limits it is under."""
 
     node: str
     process: int
     need: int
     limits: Sequence[Limit]
+    holds: int = 0  # of the process, whatever the rank needs
 
 
 @dataclass(frozen=True)
@@ -75,11 +78,13 @@ def _budget(limit: Limit, claims: Sequence[Claim], share: float) -> Budget:
         (c, own) for c in claims for own in c.limits if own.holder == limit.holder
     ]
     held = {claim.process: own.held for claim, own in sharers}
+    # Ranks may be threads of one process: what that holds counts once, for the first.
+    holds = {claim.process: claim.holds for claim, own in sharers if own.whole}
     free = max(min(own.free for _, own in sharers) - sum(held.values()), 0)
     return Budget(
         limit=limit,
         free=int(free * share) if limit.shared else free,
-        needs=[claim.need for claim, _ in sharers],
+        needs=[claim.need + holds.pop(claim.process, 0) for claim, _ in sharers],
     )
 
 
@@ -93,6 +98,12 @@ def system_limits(
         *_of_slurm(root, environ),
         *_of_process(root),
     ]
+
+
+def resident_bytes(root: Path = ROOT) -> int:
+    """Return what this process holds in memory now; where it is unknown, its peak."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return _pages(root, 1) or peak * (1 if sys.platform == "darwin" else 1024)
 
 
 def _of_machine(root: Path) -> Iterator[Limit]:

@@ -66,7 +66,7 @@ METHODS = {
     "bytegrad": ddp("bytegrad", "8 bits a word, added in pieces, with feedback"),
     "nuqsgd": ddp("nuqsgd", "gradients are rounded by dice to powers of two"),
     "alq": ddp("alq", "as nuqsgd, with levels that follow the gradients"),
-    "amq": ddp("amq", "as nuqsgd, with powers of a number that follows them"),
+    "amq": ddp("amq", "levels are powers of a number that follows the gradients"),
     "powersgd": ddp("powersgd", "matrices of low rank, with error feedback"),
     "infinity": Method(
         "weights and states on disk, tile by tile through memory",

@@ -7,7 +7,7 @@ same of every precision.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,8 @@ class Objective:
     penalty: Penalty  # of this member's columns
     read: Callable[[slice], Any]  # local rows -> this member's columns, exact
     models: Models | None = None  # several at once
+    # Rows looked at together; 0: as many as their width allows.
+    block: int = field(default=0, kw_only=True)
 
     def loss(self, weights: Array, intercept: Array | None) -> tuple[float, int]:
         """F at this member's slice of w (d_c, K) and the intercept (K,); clips.
@@ -161,7 +163,7 @@ class Objective:
 
     def _blocks(self) -> Iterator[slice]:
         """The local rows that are looked at together, one block after the other."""
-        step = block_rows(self.shard.total_columns)
+        step = self.block or block_rows(self.shard.total_columns)
         for start in range(0, self.shard.height, step):
             yield slice(start, min(start + step, self.shard.height))
 

@@ -69,7 +69,7 @@ class Penalty:
             small = weights.dtype.type(step * self.l1)
             weights -= np.clip(weights, -small, small)
         if self.is_bounded:
-            lower, upper = self._bounds(weights)
+            lower, upper = self.bounds(weights)
             np.minimum(np.maximum(weights, lower, out=weights), upper, out=weights)
         return weights
 
@@ -87,7 +87,7 @@ class Penalty:
             slope + self.l1 * np.sign(weights),
         )
         # Weights may have been float32, and so what was a bound for them.
-        lower, upper = self._bounds(weights, np.float32)
+        lower, upper = self.bounds(weights, np.float32)
         rounded = weights.astype(np.float32)
         held = ((rounded <= lower) & (pull > 0.0)) | ((rounded >= upper) & (pull < 0.0))
         return np.where(held, 0.0, pull)
@@ -103,11 +103,11 @@ class Penalty:
         if self.l2 == 0.0 and self.l1:
             # Where l1 holds the slope, 0 is a minimum, and so may be more.
             free = np.where(pull, free, np.where(np.abs(slope) < self.l1, 0.0, weights))
-        lower, upper = self._bounds(weights)
+        lower, upper = self.bounds(weights)
         return np.asarray(np.minimum(np.maximum(free, lower), upper))
 
-    def _bounds(self, weights: Array, dtype: Any = None) -> tuple[Array, Array]:
-        """Both as they meet these weights."""
+    def bounds(self, weights: Array, dtype: Any = None) -> tuple[Array, Array]:
+        """Return both bounds, shaped so that they meet these weights."""
         lower, upper = (
             np.asarray(bound, dtype=dtype or weights.dtype)
             for bound in (self.lower, self.upper)

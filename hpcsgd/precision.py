@@ -109,7 +109,6 @@ class PrecisionConfig:
 
     recipe: str = "fp32"
     tolerance: float = 0.005  # loss gap to fp64 that `auto` may choose a recipe with
-    recheck: bool = True  # whether `auto` looks again after epochs 1, 2, 4, 8, ...
     matrix: str | None = None
     margin: str | None = None
     margin_sum: str | None = None

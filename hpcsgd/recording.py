@@ -87,7 +87,6 @@ class Recorder:
             self.facts, [*earlier.legs, leg], earlier.states | self.states
         )
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             write_recording(self.path, found)
         except OSError as error:
             # The model is worth more than its certificate.

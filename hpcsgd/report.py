@@ -17,6 +17,7 @@ from hpcsgd.backends.rounded import RoundedBackend
 from hpcsgd.backends.ways import ways
 from hpcsgd.energy import total
 from hpcsgd.from_disk.model import NAME, model_of
+from hpcsgd.loading import Loaded
 from hpcsgd.products.base import State
 from hpcsgd.profiling import profile
 from hpcsgd.result import Result, Status
@@ -54,6 +55,7 @@ def report(
         history=history,
         ledger=live.grid.world.ledger.as_dict(),
         config=live.config.tables(),
+        preparation=live.loaded.preparation,
         report=_facts(live, began, setup)
         | ({ON_FILE: NAME} if isinstance(weights, np.memmap) else {})
         | _judged(live)
@@ -117,6 +119,7 @@ def _facts(live: Live, began: float, setup: Mapping[str, float]) -> dict[str, An
         **_of_all_ranks(live),
         "transport": grid.world.transport,
         "source": live.loaded.source,
+        **named(live.loaded),
         "data_fingerprint": live.loaded.fingerprint,
         "resumes": live.capture.resumes,
         "checkpoints_written": live.engine.saver.written,
@@ -135,7 +138,8 @@ def _agreement(live: Live) -> dict[str, Any]:
 def _polished(live: Live) -> dict[str, Any]:
     """What came after the last step, if anything did."""
     facts = live.engine.finisher.facts
-    return {} if facts is None else {"polish": facts}
+    found = {} if facts is None else {"polish": facts}
+    return found if live.engine.has_minimum else {**found, "has_minimum": False}
 
 
 def _precision(live: Live) -> dict[str, str]:
@@ -194,6 +198,11 @@ def _versions() -> dict[str, str]:
         "scipy": scipy.__version__,
         "kernels": cpu.instructions() or "NumPy",
     }
+
+
+def named(loaded: Loaded) -> dict[str, Any]:
+    """The names of the columns, where the data has any."""
+    return {} if loaded.names is None else {"feature_names": loaded.names}
 
 
 def where_it_ran() -> dict[str, Any]:

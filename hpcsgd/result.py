@@ -5,14 +5,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from enum import Enum
+from os.path import realpath
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.data.preparation import Preparation, preparation_from
 from hpcsgd.errors import DataError
 from hpcsgd.files import write_text
+from hpcsgd.retired import without_retired
 from hpcsgd.sealed import check_schema, read_sealed, write_sealed
 from hpcsgd.weights_file import (
     HASH,
@@ -58,6 +61,9 @@ class Status(Enum):
         return self in (Status.COMPLETED, Status.CONVERGED)
 
 
+WORSE = "worse"  # what tables call runs that went to their end, which lies above
+ROUNDING = 1e-6  # of a loss: weights in float32 are no closer
+
 REQUEUE = 75  # start me again: what sysexits.h calls a temporary failure
 
 _EXIT_CODES = {
@@ -84,6 +90,14 @@ _ADVICE = {
         " the precision; the weights kept are the last ones with a good loss"
     ),
 }
+
+
+def is_worse(loss: float, first: float) -> bool:
+    """Return whether a run whose loss was `first` ended above that, at `loss`.
+
+    By more than `ROUNDING` of it; losses that are not finite are no answer.
+    """
+    return bool(np.isfinite(loss) and loss - first > ROUNDING * abs(first))
 
 
 class Unsaved(DataError):
@@ -116,6 +130,8 @@ class Result:
     loss : float, the full objective on all rows in float64
     history : list of dicts, one for each evaluation
     ledger : purpose -> calls, words, bytes, wire_bytes, seconds of rank 0
+    preparation : what was done to the rows of the training before they were stored:
+        means and scales of their columns, unit rows; None where that is not known
     """
 
     status: Status
@@ -128,12 +144,27 @@ class Result:
     ledger: dict[str, dict[str, Any]]
     config: dict[str, dict[str, Any]]
     report: dict[str, Any]  # seconds, grid, classes, versions, what ran how
+    preparation: Preparation | None = None
+
+    @property
+    def feature_names(self) -> list[str] | None:
+        """Names of the columns, where the data of the training had any."""
+        names: list[str] | None = self.report.get("feature_names")
+        return names
 
     @property
     def events(self) -> list[dict[str, Any]]:
         """Alarms, and what was done about them."""
         found = self.report.get("events")
         return list(found) if isinstance(found, list) else []
+
+    @property
+    def is_worse(self) -> bool:
+        """True where it went to its end, and F there is above F where it began."""
+        if not self.status.is_good or not self.history:
+            return False
+        first = self.history[0]["loss"]  # None in a file where it was not finite
+        return first is not None and is_worse(self.loss, first)
 
     @property
     def advice(self) -> str:
@@ -158,11 +189,16 @@ class Result:
             "iterations": self.iterations,
             "exchanges": self.exchanges,
             **self.report,
+            "preparation": self._prepared(),
             "ledger": self.ledger,
             "weights_sha256": self.weights_sha256,
             "history": self.history,
             "config": self.config,
         }
+
+    def _prepared(self) -> dict[str, Any] | None:
+        """What was done to the rows, without the moments."""
+        return None if self.preparation is None else self.preparation.describe()
 
     def json(self) -> str:
         """One document; a number that is not finite is written as null."""
@@ -193,17 +229,24 @@ class Result:
         for name in ("weights", "intercept"):
             del document[name]
         document["status"] = self.status.value
+        document[PREPARATION] = self._prepared()
         if ON_FILE in self.report:  # a seal is of what it holds, and these lie beside
             document[HASH] = self.weights_sha256
         return document
 
     def arrays(self) -> dict[str, Array]:
-        """The weights, unless they have a file of their own, and the intercept."""
+        """The weights, unless they have a file of their own, the intercept, and the
+        means and scales of columns.
+        """
         arrays = {} if ON_FILE in self.report else {"weights": self.weights}
+        if self.preparation is not None:
+            arrays |= self.preparation.arrays()
         if self.intercept is not None:
             arrays["intercept"] = np.asarray(self.intercept)
         return arrays
 
+
+PREPARATION = "preparation"  # in its document; earlier versions did not write it
 
 # What a result's document holds besides the arrays.
 SCHEMA = {
@@ -221,7 +264,8 @@ SCHEMA = {
 def load_result(path: str | Path) -> Result:
     """Read a result back from result.h5 or from the folder that holds it."""
     path = Path(path)
-    path = path / "result.h5" if path.is_dir() else path
+    # A name that the user gives may be a link; an entry of a folder may not.
+    path = path / "result.h5" if path.is_dir() else Path(realpath(path))
     if not path.exists():
         raise DataError(f"{path} does not exist; name a run folder or its result.h5")
     return restore(path, *read_sealed(path, KIND, VERSION))
@@ -231,6 +275,7 @@ def restore(path: Path, document: Any, arrays: Mapping[str, Array]) -> Result:
     """The result of which a sealed file at `path` holds these."""
     check_schema(path, document, SCHEMA)
     kept = {key: document[key] for key in SCHEMA}
+    kept["config"] = without_retired(kept["config"])
     status, intercept = _status(path, kept.pop("status")), arrays.get("intercept")
     weights, beside = arrays.get("weights"), kept["report"].get(ON_FILE)
     if beside is not None:
@@ -238,11 +283,32 @@ def restore(path: Path, document: Any, arrays: Mapping[str, Array]) -> Result:
         weights = read_beside(path.parent / str(beside), columns)
     if weights is None or not _fits(weights, intercept):
         raise DataError(f"{path} holds no weights that make a model; train it again")
-    result = Result(status=status, weights=weights, intercept=intercept, **kept)
+    result = Result(
+        status=status,
+        weights=weights,
+        intercept=intercept,
+        preparation=_preparation(path, document, arrays, len(weights)),
+        **kept,
+    )
     said = None if beside is None else document.get(HASH)  # earlier ones do not say
     if said is not None and result.weights_sha256 != said:
         raise other_values(path.parent / str(beside))
     return result
+
+
+def _preparation(
+    path: Path, document: Any, arrays: Mapping[str, Array], columns: int
+) -> Preparation | None:
+    """What was done to the rows; None of a result that does not say."""
+    said = document.get(PREPARATION)
+    if said is None:
+        return None
+    check_schema(path, document, {PREPARATION: {"columns": str, "unit_rows": bool}})
+    found = preparation_from(arrays, said["unit_rows"])
+    moments = found.arrays().values()
+    if found.columns != said["columns"] or any(len(a) != columns for a in moments):
+        raise DataError(f"{path} lacks means and scales of its columns; train it again")
+    return found
 
 
 def _status(path: Path, name: str) -> Status:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
+from os.path import realpath
 from pathlib import Path
 from stat import S_ISDIR
 from typing import Any
@@ -112,7 +113,7 @@ def _document(run: RunSection) -> dict[str, Any] | None:
     """What decides settings in the newest whole checkpoint; `resume` says the rest."""
     path = Path(run.out or "") if run.resume == "auto" else Path(run.resume)
     with suppress(OSError):
-        paths = Store(path, 1).paths() if path.is_dir() else [path]
+        paths = Store(path, 1).paths() if path.is_dir() else [Path(realpath(path))]
         for one in paths:
             with suppress(DataError):
                 said = read_checkpoint(one).document
@@ -139,7 +140,7 @@ def _find(run: RunSection) -> tuple[Path, Checkpoint] | None:
         return Store(Path(run.out), 1).newest(tidies=True)
     path = Path(run.resume)
     if not _is_folder(path):
-        return path, read_checkpoint(path)
+        return path, read_checkpoint(Path(realpath(path)))
     # The folder of another run is read, not written.
     found = Store(path, 1).newest(tidies=_is_same(path, run.out))
     if found is None:

@@ -1,5 +1,6 @@
 """What a run leaves on disk; nothing of an earlier run is lost."""
 
+import os
 from pathlib import Path
 
 from hpcsgd.agreement.anybatch_rounds import NAME as ROUNDS
@@ -8,7 +9,7 @@ from hpcsgd.callbacks.history import as_lines, in_order
 from hpcsgd.checkpoint import FOLDER, Store
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
-from hpcsgd.files import write_text
+from hpcsgd.files import read_entry_text, reason, write_text
 from hpcsgd.folder_lock import FolderLock
 from hpcsgd.recording import NAME
 from hpcsgd.result import Result, Unsaved, saving
@@ -74,6 +75,14 @@ class RunFolder:
         """Save the result; what could not be saved and why, or ""."""
         if self.path is None:
             return ""
+        # `save` would make a folder of which nothing but the result is left.
+        if not self.path.is_dir():
+            path = self.path / "result.h5"
+            return (
+                f"{path} cannot be written (its folder was removed, or replaced by a"
+                " file, during the run); keep the folder of a run that"
+                f" trains, {self._way_on()}"
+            )
         try:
             result.save(self.path)
             self._complete_history(self.path / HISTORY, result)
@@ -91,7 +100,7 @@ class RunFolder:
         """Write it once more where a disk was full when a line came."""
         lines = as_lines(in_order(result.history, result.events))
         with saving(path):
-            if not path.is_file() or path.read_text(encoding="utf-8") != lines:
+            if not path.is_file() or read_entry_text(path) != lines:
                 write_text(path, lines)
 
     def _write_rounds(self, path: Path, result: Result) -> None:
@@ -113,16 +122,16 @@ class RunFolder:
 
     def _unwritable(self, error: OSError) -> ConfigError:
         return ConfigError(
-            f"cannot write into --out {self.path}: {error.strerror};"
+            f"cannot write into --out {self.path}: {reason(error)};"
             " choose a folder that can be written"
         )
 
     def _put_aside(self, folder: Path) -> None:
-        found = [folder / name for name in FILES if (folder / name).exists()]
+        found = [folder / name for name in FILES if os.path.lexists(folder / name)]
         if not found:
             return
         number = 1
-        while (folder / f"earlier-{number}").exists():
+        while os.path.lexists(folder / f"earlier-{number}"):
             number += 1
         earlier = folder / f"earlier-{number}"
         earlier.mkdir()

@@ -8,6 +8,7 @@ no filters, nothing stored elsewhere, and never a pickle.
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.errors import DataError, MissingPackage
-from hpcsgd.files import replace_file
+from hpcsgd.files import open_entry, replace_file
 
 Array = NDArray[Any]
 HEADER_BYTES = 512
@@ -75,7 +76,7 @@ def read_sealed(
 def is_sealed(path: Path, kind: str) -> bool:
     """True where the file says that it is of this kind; nothing more is checked."""
     try:
-        with open(path, "rb") as file:
+        with open(open_entry(path), "rb") as file:
             found = HEADER.match(file.read(HEADER_BYTES))
     except OSError:
         return False
@@ -140,16 +141,20 @@ def unreadable(path: Path, error: OSError) -> Unreadable:
 def _checked(path: Path, kind: str, version: int) -> bytes:
     """Everything after the header, once it is what the header says."""
     try:
-        content = path.read_bytes()
+        with open(open_entry(path), "rb") as file:
+            header = file.read(HEADER_BYTES)
+            _check_first_line(path, header, kind, version)
+            found = HEADER.fullmatch(header)
+            if found is None:
+                raise _refusal(path, "its header is not what was written", Damaged)
+            # Asked before it is read: a file may claim to be longer than memory.
+            size = os.fstat(file.fileno()).st_size - HEADER_BYTES
+            if size != int(found[3]):
+                why = f"it has {size} of {int(found[3])} bytes"
+                raise _refusal(path, why, Damaged)
+            image = file.read(size)
     except OSError as error:
         raise unreadable(path, error) from error
-    _check_first_line(path, content, kind, version)
-    found = HEADER.fullmatch(content[:HEADER_BYTES])
-    if found is None:
-        raise _refusal(path, "its header is not what was written", Damaged)
-    image = content[HEADER_BYTES:]
-    if len(image) != int(found[3]):
-        raise _refusal(path, f"it has {len(image)} of {int(found[3])} bytes", Damaged)
     if hashlib.sha256(image).hexdigest() != found[4].decode():
         raise _refusal(path, "its bytes are not those that were written", Damaged)
     return image

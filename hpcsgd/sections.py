@@ -11,6 +11,7 @@ DEVICES = ("cpu", "cuda")
 TRANSPORTS = ("auto", "nccl", "mpi-cuda", "mpi-host")
 DRIVERS = ("independent", "mpio")
 MOST_EXCHANGES = 1_000_000  # between two looks
+MOST_EMULATED = 2**20  # members
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,11 @@ class RunSection:
                 raise ConfigError(
                     f"[run] {name} = {value} must be at least {least}; {remedy}"
                 )
+        if self.emulate_members > MOST_EMULATED:
+            raise ConfigError(
+                f"[run] emulate_members = {self.emulate_members} must be at most"
+                f" {MOST_EMULATED}; no machine has more ranks"
+            )
         if self.evaluate not in MEASURES:
             known = ", ".join(MEASURES)
             raise ConfigError(f"[run] evaluate = {self.evaluate!r}; known: {known}")

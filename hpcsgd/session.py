@@ -26,7 +26,7 @@ from hpcsgd.data.readers import RowReader
 from hpcsgd.energy import Meter, make_meter
 from hpcsgd.errors import DeviceLost
 from hpcsgd.events import Cause, fallen
-from hpcsgd.fall_back import Outgrown, Rung, moved, next_rung
+from hpcsgd.fall_back import Rung, moved, next_rung
 from hpcsgd.products import KEEPS
 from hpcsgd.report import report
 from hpcsgd.result import Result, Status
@@ -35,7 +35,6 @@ from hpcsgd.run_folder import RunFolder
 from hpcsgd.start import Start
 from hpcsgd.survive import ended_by, last_common, smaller_grid
 from hpcsgd.timing import Clock
-from hpcsgd.unchecked import Unchecked
 
 log = logging.getLogger(__name__)
 ONCE = {"on_all_ranks": True}  # all ranks would say it alike
@@ -66,7 +65,6 @@ class Session:
         self.lost = 0  # ranks
         self.asked: RunConfig | None = None  # before the first fall-back
         self.start: Start | None = None  # None: at zero, or at a checkpoint
-        self.rechecks: Callable[[Live], Unchecked] | None = None
         self.wish = Wish.NONE  # of callbacks, in the leg before
         self.meter: Meter | None = None  # of energy, over all legs
 
@@ -187,9 +185,6 @@ class Session:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             state, status = live.engine.run(live.state, groups)
         log.debug("training: %s", live.task.clock)
-        if live.engine.outgrown is not None:
-            self._goes_wider(live, live.engine.outgrown)
-            return None
         damage = find_damage(live) if status is Status.DIVERGED else ""
         if status is Status.DIVERGED and not damage and self._falls_back(live):
             return None
@@ -221,11 +216,6 @@ class Session:
         self._change(live, rung, alarm, stopped)
         return True
 
-    def _goes_wider(self, live: Live, found: Outgrown) -> None:
-        """Stand where it is, with the recipe that is good enough from here on."""
-        assert found.rung is not None
-        self._change(live, found.rung, found, live.engine.view.exchanges)
-
     def _change(self, live: Live, rung: Rung, cause: Cause, stopped: int) -> None:
         """From the state of the engine on, other settings."""
         engine = live.engine
@@ -247,8 +237,6 @@ class Session:
         """What a leg after a fall-back has from the one before it."""
         if PRECISION_AUTO in self.notes:
             live.capture.facts[PRECISION_AUTO] = self.notes[PRECISION_AUTO]
-        if self.rechecks is not None:
-            live.engine.recheck = self.rechecks(live)
         if live.chosen.rival is not None and self.world.rank == 0:
             keeps = live.product_name in KEEPS
             live.engine.callbacks.append(PaceCheck(live.chosen, keeps))

@@ -31,7 +31,9 @@ class Signals(Callback):
 
     Before training there is nothing to save: a signal then ends the program at once,
     on all ranks: one that just left would wait for the others when MPI is finalised,
-    and they for it.
+    and they for it. Slurm sends its notice to every rank of a step, and each of them
+    leaves by itself: an MPI_Abort would make srun kill ranks that are about to leave
+    and report 137, which asks for no requeue.
     """
 
     def __init__(
@@ -90,6 +92,8 @@ class Signals(Callback):
         wish = WISHES[signal.Signals(number)]
         self.wish = max(self.wish, wish)
         if not self.started:
+            if wish is Wish.PREEMPT and "SLURM_STEP_ID" in os.environ:
+                self.leave(CODES[wish])
             self.end_all(CODES[wish])
 
     def _listen(self, end: int) -> None:

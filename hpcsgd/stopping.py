@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcsgd.errors import ConfigError
+from hpcsgd.optimality import gap_limit
 
 log = logging.getLogger(__name__)
 ONCE = {"on_all_ranks": True}  # all ranks would say it alike
@@ -35,8 +36,13 @@ class StopConfig:
                 f"[stop] patience = {self.patience} must be at least 1; 5 is usual"
             )
 
-    def is_reached(self, history: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether the last of these records says so."""
+    def is_reached(
+        self, history: Sequence[Mapping[str, Any]], null_excess: float = 0.0
+    ) -> bool:
+        """Return whether the last of these records reaches the goal.
+
+        `null_excess` is F₀ of `gap_limit`, for a gap.
+        """
         if self.on == "none" or not history:
             return False
         if self.on == "loss":
@@ -44,12 +50,14 @@ class StopConfig:
         if self.on == "validation":
             return self._falls_no_more([_held(one) for one in history])
         found = history[-1].get(self.on)
-        return found is not None and float(found) <= self.limit(history)
+        return found is not None and float(found) <= self.limit(history, null_excess)
 
-    def limit(self, history: Sequence[Mapping[str, Any]]) -> float:
-        """What the gradient, or the gap, has to come down to."""
+    def limit(
+        self, history: Sequence[Mapping[str, Any]], null_excess: float = 0.0
+    ) -> float:
+        """Return what the gradient, or the gap, has to come down to."""
         if self.on == "gap":
-            return self.tol * abs(float(history[-1]["loss"]))
+            return gap_limit(self.tol, float(history[-1]["loss"]), null_excess)
         return self.tol * max(1.0, float(history[0].get("gradient") or 0.0))
 
     def _falls_no_more(self, losses: Sequence[float]) -> bool:
@@ -60,7 +68,9 @@ class StopConfig:
         best = min((one for one in before if math.isfinite(one)), default=math.inf)
         return min(since) >= best - self.tol * abs(best)
 
-    def warn(self, history: Sequence[Mapping[str, Any]]) -> None:
+    def warn(
+        self, history: Sequence[Mapping[str, Any]], null_excess: float = 0.0
+    ) -> None:
         """Say that the epochs are over and the goal is not reached."""
         remedy = (
             "raise --epochs, lower the rate, or go on to the optimum with --polish or"
@@ -80,7 +90,7 @@ class StopConfig:
             "the goal is not reached: %s %s, not %.3g; %s",
             self.on,
             "is not known" if found is None else f"{found:.3g}",
-            self.limit(history) if history else self.tol,
+            self.limit(history, null_excess) if history else self.tol,
             remedy,
             extra=ONCE,
         )

@@ -10,6 +10,7 @@ from hpcsgd.formats import FOR_MATRICES, get_format
 from hpcsgd.rounding import round_through
 
 Array = NDArray[Any]
+ENCODED = 2**20  # bytes rounded together: what rounding takes beside them stays small
 
 # formats that NumPy itself does not have, as ml_dtypes calls them
 NARROW = {
@@ -31,10 +32,29 @@ def _narrow(name: str) -> Any:
 
 
 def encode(values: Array, name: str) -> Array:
-    """`values` rounded to nearest even into the storage of format `name`."""
+    """`values` rounded to nearest even into the storage of format `name`.
+
+    Many values are rounded a megabyte at a time: rounding takes several times their
+    bytes.
+    """
     form = get_format(name)
     if form.is_wide:
         return np.ascontiguousarray(values, dtype=form.dtype)
+    if values.nbytes <= ENCODED or values.ndim == 0:
+        return _encode(values, name)
+    if values.ndim > 1 and values.flags.c_contiguous:  # rows may be long
+        return encode(values.reshape(-1), name).reshape(values.shape)
+    step = max(ENCODED * len(values) // values.nbytes, 1)
+    encoded = np.empty(values.shape, dtype=form.dtype)
+    for first in range(0, len(values), step):
+        part = slice(first, first + step)
+        encoded[part] = _encode(values[part], name)
+    return encoded
+
+
+def _encode(values: Array, name: str) -> Array:
+    """The same of a few rows, in a format narrower than float32."""
+    form = get_format(name)
     if name == "tf32" or values.dtype == np.float64:
         values = values.astype(values.dtype, order="C")  # a copy to round, once
         round_through(values, name)

@@ -37,6 +37,7 @@ READ_BY: dict[str, tuple[str, ...]] = {
     "update.clip_at update.clip_over": ("update.clip=norm|value|percentile",),
     "coordinate.form coordinate.tol": ("update.kind=coordinate",),
     "rate.decay": ("rate.kind=inverse|inverse-sqrt",),
+    "rate.milestones rate.factor": ("rate.kind=milestones",),
     "sampling.block sampling.window": ("sampling.mode=blocks",),
     "stop.tol": ("stop.on=gap|gradient|loss|validation",),
     "stop.patience": ("stop.on=loss|validation",),

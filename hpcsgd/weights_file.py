@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.errors import DataError
+from hpcsgd.files import check_entry
 
 Array = NDArray[Any]
 WORDS_AT_ONCE = 2**16  # of weights that may be a view of a file
@@ -47,6 +48,7 @@ def put_beside(weights: Array, path: Path) -> None:
 def read_beside(path: Path, columns: int | None) -> Array:
     """A view of the weights of so many columns; None: of any."""
     try:
+        check_entry(path)
         found: Array = np.load(path, mmap_mode="r")
         if columns is not None and len(found) != columns:
             raise ValueError(f"{len(found)} columns, not {columns}")

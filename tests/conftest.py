@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests import launcher
-from tests.suite import COUNTS
+from tests.helpers import launcher
+from tests.helpers.cases import mark_repeats
+from tests.suite import COUNTS, UNRUN
 
 # One BLAS thread a rank: thread ranks and real ranks share two cores here.
 for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
-pytest_plugins = ["tests.plugin_ranks"]
+pytest_plugins = ["tests.helpers.plugin_ranks"]
 
 HERE = Path(__file__).parent
 BUDGET_MINUTES = {  # on two cores
@@ -31,7 +32,6 @@ BUDGET_MINUTES = {  # on two cores
     **{"faults": 4, "estimators": 2, "examples": 1},
 }
 SEGMENTS, PLACE = pytest.StashKey(), pytest.StashKey()
-UNRUN = pytest.StashKey()  # a sentence on tests that did not run
 KINDS = {"passed": ["passed"], "failed": ["failed", "error"], "skipped": ["skipped"]}
 _used: dict[str, float] = defaultdict(float)
 
@@ -40,11 +40,18 @@ def pytest_addoption(parser):
     parser.addoption(
         "--require-gpu", action="store_true", help="tests of a GPU fail without one"
     )
+    parser.addoption("--quick", action="store_true", help="one case of each test")
 
 
 def pytest_configure(config):
     """For this run alone: runs that tests start are not counted."""
     config.stash[PLACE] = os.environ.pop(COUNTS, None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Before pytest selects by markers."""
+    mark_repeats(items, config.getoption("quick"))
 
 
 @pytest.fixture(autouse=True)
@@ -57,8 +64,11 @@ def same_environment():
 
 
 def _environment():
-    """But for pytest's own word, and NCCL's, which a program sets once and for all."""
-    own = ("PYTEST_CURRENT_TEST", "NCCL_")
+    """Return all variables but those that pytest or a library sets once and for all.
+
+    NCCL's are for the whole program; scikit-learn's first import sets those of OpenMP.
+    """
+    own = ("PYTEST_CURRENT_TEST", "NCCL_", "KMP_")
     return {n: v for n, v in os.environ.items() if not n.startswith(own)}
 
 

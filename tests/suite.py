@@ -1,13 +1,15 @@
-"""The whole suite on all cores: python -m tests.suite [arguments of pytest]
+"""The suite on all cores: python -m tests.suite [--quick] [arguments of pytest]
 
 First what only computes, side by side, a worker a core, and beside it the jobs of a
 Slurm, which mostly wait; then what starts ranks and commands of its own, one by one,
 so that nothing else is on the cores that it counts on. Without pytest-xdist, or on one
-core, all of it is one ordinary run.
+core, all of it is one ordinary run. With --quick only the first group runs, without
+compiled kernels and commands, and one case of each test.
 """
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,13 +17,17 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 COMPUTE = (
-    *("architecture", "equivalence", "estimators", "gpu", "jobs", "kernels"),
-    *("precision", "traffic", "unit"),
+    *("architecture", "cli", "contracts", "equivalence", "estimators", "gpu", "jobs"),
+    *("kernels", "precision", "traffic", "unit"),
 )
+SLOW = ("cli", "estimators", "kernels")  # which --quick leaves out
 WAITS = ("slurm",)  # for a scheduler, most of its time
 COUNTS = "HPCSGD_TEST_COUNTS"  # a file that each run appends what it counted to
+UNRUN = pytest.StashKey()  # a sentence on tests that did not run
 
 
 def parts(count):
@@ -35,6 +41,12 @@ def parts(count):
     return beside, [(*workers, *(f"tests/{n}" for n in COMPUTE)), tuple(alone)]
 
 
+def quick_part(count):
+    """Return the arguments of pytest for the run after each change."""
+    workers = ("-n", str(min(count, 8))) if find_spec("xdist") else ()
+    return (*workers, *(f"tests/{name}" for name in COMPUTE if name not in SLOW))
+
+
 def cores():
     """Those that this process may use."""
     if hasattr(os, "sched_getaffinity"):
@@ -46,11 +58,15 @@ def main(arguments):
     """0 where every run is good; the last lines are of all runs together."""
     codes = []
     beside, alone = parts(cores())
+    if "--quick" in arguments:
+        beside, alone = (), [quick_part(cores())]
     with tempfile.TemporaryDirectory() as folder:
         counts = Path(folder) / "counts"
         settings = {"cwd": HERE.parent, "env": {**os.environ, COUNTS: str(counts)}}
         with in_background(command(beside, arguments), settings, codes):
-            codes.append(subprocess.run(command(alone[0], arguments), **settings))
+            # Jobs have time limits that count the start of their ranks.
+            nice = command(alone[0], arguments, nice=10 if beside else 0)
+            codes.append(subprocess.run(nice, **settings))
         for one in alone[1:]:
             codes.append(subprocess.run(command(one, arguments), **settings))
         lines = counts.read_text().splitlines() if counts.exists() else []
@@ -62,9 +78,11 @@ def main(arguments):
     return max(done.returncode for done in codes)
 
 
-def command(part, arguments):
+def command(part, arguments, nice=0):
     """That runs a part of the suite; nothing where there is none."""
-    return [sys.executable, "-m", "pytest", "-q", *part, *arguments] if part else []
+    first = ["nice", "-n", str(nice)] if nice and shutil.which("nice") else []
+    run = [sys.executable, "-m", "pytest", "-q"]
+    return [*first, *run, *part, *arguments] if part else []
 
 
 @contextmanager

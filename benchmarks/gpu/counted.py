@@ -11,12 +11,12 @@ import numpy as np
 
 from hpcsgd.backends import launch_gram, launch_recurrence, launch_steps
 from hpcsgd.backends.kernel_table import build_of
-from tests.kernels.emulator import empty, on_device
-from tests.kernels.exchanges import exchange, in_tiles, results, setting_of
-from tests.kernels.problems import numbers, stored
-from tests.kernels.ptx.chain import FREE, Interval, intervals
-from tests.kernels.ptx.counts import SECTOR, CountedKernel, Counts
-from tests.kernels.walks import walk_of
+from tests.helpers.kernels.emulator import empty, on_device
+from tests.helpers.kernels.exchanges import exchange, in_tiles, results, setting_of
+from tests.helpers.kernels.problems import numbers, stored
+from tests.helpers.kernels.ptx.chain import FREE, Interval, intervals
+from tests.helpers.kernels.ptx.counts import SECTOR, CountedKernel, Counts
+from tests.helpers.kernels.walks import walk_of
 
 ARCH, PROCESSORS = "90", 132
 FLOPS = 2 * 16 * 8 * 16  # of an mma of 16-bit values

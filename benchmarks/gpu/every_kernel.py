@@ -16,7 +16,7 @@ from hpcsgd.backends.kernel_table import FAMILIES, Build, serves
 
 DIFFERS = 3  # what this exits with
 ONCE = (1,)  # seeds are of the emulation
-ALONE = ("test_gram_wgmma",)  # what no GPU has run yet: a fault ends a process
+ALONE = ("gram_wgmma",)  # what no GPU has run yet: a fault ends a process
 KINDS = {
     ctypes.c_int: np.int32,
     ctypes.c_uint: np.uint32,
@@ -27,7 +27,7 @@ KINDS = {
 
 
 class OnGpu:
-    """Looks like tests.kernels.emulator.Kernel, and runs on a GPU."""
+    """Looks like tests.helpers.kernels.emulator.Kernel, and runs on a GPU."""
 
     device: Any
     launched = 0
@@ -94,38 +94,38 @@ def _inside(
 
 
 def calls() -> dict[str, Callable[[Any], None]]:
-    """Module of tests.kernels -> its launches, on small arrays."""
+    """Module of tests.helpers.kernels.checks -> its launches, on small arrays."""
     some = "bf16"
     return {
-        "test_average": lambda m: m.agrees(257, 300),
-        "test_cast": lambda m: (
+        "average": lambda m: m.agrees(257, 300),
+        "cast": lambda m: (
             m.casts_agree(some),
             m.gather_agrees(some, *m.SIZES[1], False),
             m.gather_agrees(some, *m.SIZES[1], True),
         ),
-        "test_columns": lambda m: m.agrees(some, *m.SIZES[-1]),
-        "test_csr_kernels": _csr,
-        "test_direct_steps": lambda m: m.launches_agree(
+        "columns": lambda m: m.agrees(some, *m.SIZES[-1]),
+        "csr": _csr,
+        "direct_steps": lambda m: m.launches_agree(
             m.walk_of(*m.SIZES[1], some), some, seeds=ONCE
         ),
-        "test_gather_steps": lambda m: m.launches_agree(
+        "gather_steps": lambda m: m.launches_agree(
             m.walk_of(*m.SIZES[1], some), some, seeds=ONCE
         ),
-        "test_gram": _gram,
-        "test_margin": lambda m: m.agrees(some, *m.SIZES[1]),
-        "test_pack": lambda m: m.agrees(m.STARTS[-2]),
-        "test_parts": lambda m: m.adds_as_the_host(*m.SIZES[3], 0, None),
-        "test_pieces": lambda m: m.rows_agree(*m.SIZES[1], some),
-        "test_recurrence": _recurrence,
-        "test_rules": lambda m: (
+        "gram": _gram,
+        "margin": lambda m: m.agrees(some, *m.SIZES[1]),
+        "pack": lambda m: m.agrees(m.STARTS[-2]),
+        "parts": lambda m: m.adds_as_the_host(*m.SIZES[3], 0, None),
+        "pieces": lambda m: m.rows_agree(*m.SIZES[1], some),
+        "recurrence": _recurrence,
+        "rules": lambda m: (
             *(m.agrees(name, 257, first=0) for name in m.RULES),
             m.sums_agree(257),
         ),
-        "test_round": lambda m: m.agrees(some),
-        "test_sample": lambda m: m.agrees(True),
-        "test_softmax": lambda m: m.check(None),
-        "test_update": lambda m: m.agrees(some, *m.SIZES[1]),
-        "test_gram_wgmma": _gram_wgmma,
+        "round": lambda m: m.agrees(some),
+        "sample": lambda m: m.agrees(True),
+        "softmax": lambda m: m.check(None),
+        "update": lambda m: m.agrees(some, *m.SIZES[1]),
+        "gram_wgmma": _gram_wgmma,
     }
 
 
@@ -172,7 +172,7 @@ def wrong(names: Sequence[str]) -> int:
     OnGpu.device, OnGpu.launched, found = CudaDevice(), 0, 0
     for name in names:
         launches = calls()[name]
-        module = import_module(f"tests.kernels.{name}")
+        module = import_module(f"tests.helpers.kernels.checks.{name}")
         emulated, module.Kernel = module.Kernel, OnGpu
         try:
             launches(module)

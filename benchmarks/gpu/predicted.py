@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.gpu.counted import Asked
-from tests.kernels.ptx.chain import SCHEDULERS, Latencies
+from tests.helpers.kernels.ptx.chain import SCHEDULERS, Latencies
 
 FROM_MEMORY = 479  # cycles of a load, arXiv:2402.13499, table IV (H100)
 MMA_SHARE = 0.629  # of the rate of wgmma that mma.sync reaches, 2402.13499

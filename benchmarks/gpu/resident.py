@@ -5,8 +5,8 @@ from typing import Any
 
 from hpcsgd.backends import launch_gram, launch_recurrence, launch_steps
 from hpcsgd.backends.kernel_table import build_of, number_of
-from tests.kernels import nvrtc
-from tests.kernels.emulator import source_of
+from tests.helpers.kernels import nvrtc
+from tests.helpers.kernels.emulator import source_of
 
 REGISTERS, WARPS, OF_CUDA = 65536, 64, 1024  # of a processor; bytes of every block
 WHOLE = 1024  # bytes: a processor has so much more than a block may have, sm_80 and 90

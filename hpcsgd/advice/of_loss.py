@@ -24,6 +24,8 @@ def motion(result: Result) -> str:
     if len(stretches) < 2:
         return _whole_fall(result)
     last = stretches[-1][1]
+    if result.is_worse:
+        return _whole_fall(result)
     if abs(last) < FLAT:
         return f"flat since epoch {flat_since(result)}"
     return f"{'still falling' if last > 0 else 'now rising'} {_percent(last)} an epoch"
@@ -55,6 +57,11 @@ def about_loss(result: Result) -> Iterator[str]:
     last = stretches[-1][1]
     if last <= -FLAT:
         yield f"the loss rises: a smaller rate (--rate {rate / 3:.3g})"
+    elif result.is_worse:
+        yield (
+            "the loss ended above where it began: a smaller rate (--rate"
+            f" {rate / 10:.3g})"
+        )
     elif last >= FLAT:
         yield (
             f"the loss still falls: more epochs (--epochs {2 * epochs})"

@@ -13,6 +13,7 @@ import numpy as np
 
 from hpcsgd.comm.grid import Grid
 from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.files import read_entry_text
 from hpcsgd.products.base import Array
 
 NAME = "rounds.csv"  # in a run folder
@@ -133,7 +134,7 @@ def read_script(path: str, replicas: int, rounds: int, most: int) -> Array:
     where = Path(path)
     where = where / NAME if where.is_dir() else where
     try:
-        lines = where.read_text().split()
+        lines = read_entry_text(where).split()
     except OSError as error:
         raise DataError(
             f"cannot read [agreement] replay = {path!r}: {error.strerror}; give the"

@@ -4,7 +4,11 @@ from collections.abc import Iterator
 from typing import Any
 
 AS_DENSE = "all words went as they are"
-ADAPT = ("alq", "amq")
+# codec -> what it is until its levels adapt
+ADAPT = {
+    "alq": "it was nuqsgd",
+    "amq": "its levels were powers of 1/2",
+}
 
 
 def still_before(config: Any, exchanges: int) -> str:
@@ -14,6 +18,13 @@ def still_before(config: Any, exchanges: int) -> str:
     """
     if config.grid.replicas == 1:
         return ""
+    first, epochs = config.accordion.interval + 1, config.schedule.epochs
+    meanwhile = _until_a_look(config)
+    if meanwhile and epochs <= first:
+        return (
+            f"{meanwhile} until accordion.interval + 1 = {first} epochs, and the run"
+            f" had {epochs}"
+        )
     for setting, first, meanwhile in _beginnings(config):
         if exchanges <= first:
             return (
@@ -21,6 +32,13 @@ def still_before(config: Any, exchanges: int) -> str:
                 f" {exchanges}"
             )
     return ""
+
+
+def _until_a_look(config: Any) -> str:
+    """Return what it is before two looks at its gradients; "" if it does not look."""
+    if config.agreement.kind == "growing":
+        return "its batches were small"
+    return "it compressed little" if config.agreement.codec == "accordion" else ""
 
 
 def _beginnings(config: Any) -> Iterator[tuple[str, int, str]]:
@@ -32,4 +50,4 @@ def _beginnings(config: Any) -> Iterator[tuple[str, int, str]]:
     if name == "powersgd":
         yield "codec.start", codec.start, AS_DENSE
     if name in ADAPT:
-        yield "codec.adapt", codec.adapt, "it was nuqsgd"
+        yield "codec.adapt", codec.adapt, ADAPT[name]

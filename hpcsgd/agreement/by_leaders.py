@@ -70,6 +70,7 @@ class ByLeaders:
     def __init__(self, groups: Groups, sender: Sender) -> None:
         self.groups, self.sender = groups, sender
         self.codec = sender.codec
+        self.wants_norm = sender.wants_norm
         self.overlap: Overlap = sender.overlap
         self._words = 1  # of the tail
 
@@ -80,9 +81,17 @@ class ByLeaders:
         if self.groups.leads:
             self.sender.begin(buffer, moment)
 
+    def measure(self, buffer: Buffer) -> None:
+        """Add all tiles inside; the norm is that of the sum of a group."""
+        for tile in buffer:
+            self.groups.inside.reduce(tile.flat, PURPOSE)
+        if self.groups.leads:
+            self.sender.measure(buffer)
+
     def send(self, buffer: Buffer, tile: Tile) -> None:
         """Add inside; between groups it travels while the next tile is computed."""
-        self.groups.inside.reduce(tile.flat, PURPOSE)
+        if not self.wants_norm:  # it was added to be measured
+            self.groups.inside.reduce(tile.flat, PURPOSE)
         if self.groups.leads:
             self.sender.send(buffer, tile)
 

@@ -101,7 +101,8 @@ class Gradient(Asked, Agreement):
     ) -> None:
         """Add Yᵀr of a batch; after the last one, say it and step.
 
-        A tile is sent as soon as it is there, and the next one computed meanwhile.
+        A tile is sent as soon as it is there, and the next one computed meanwhile;
+        where the norm of all tiles is wanted, they are sent after the last one.
         """
         self._left -= 1
         self._flag_overflow()
@@ -115,8 +116,11 @@ class Gradient(Asked, Agreement):
             self._add(tile.gradient, self._columns(rows, tile), residuals)
             self._finish_tile(state, tile)
             task.clock.lap("update")
-            self.sender.send(self.buffer, tile)
+            if not self.sender.wants_norm:
+                self.sender.send(self.buffer, tile)
             task.clock.start()  # what a sum takes is booked by the ledger
+        if self.sender.wants_norm:
+            self._send_whole()
         self._step(state, task)
 
     def after_exchange(self, state: State, exchanges: int) -> None:
@@ -194,9 +198,15 @@ class Gradient(Asked, Agreement):
         """Say nothing, and step along."""
         self.buffer.say_nothing()
         self.sender.begin(self.buffer, self._moment)
+        self._send_whole()
+        self._step(state, None)
+
+    def _send_whole(self) -> None:
+        """Send all tiles, which are complete."""
+        if self.sender.wants_norm:
+            self.sender.measure(self.buffer)
         for tile in self.buffer:
             self.sender.send(self.buffer, tile)
-        self._step(state, None)
 
     def _begin(self, number: int) -> None:
         self.buffer.clear()

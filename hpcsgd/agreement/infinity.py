@@ -74,10 +74,14 @@ class Infinity(Gradient):
     def open(self) -> None:
         """Make the files of a run that begins, on all ranks together."""
         if not self.is_open:
-            self.grid.world.together(self.lock.take)
+            self.grid.world.together(self._take_place)
             self.run = str(self.grid.world.exchange_objects(uuid4().hex)[0])
             said = self._document(0)
             self.opened = self.place.fresh(self.grid, self.layout, said)
+
+    def _take_place(self) -> None:
+        self.place.check()
+        self.lock.take()
 
     @property
     def is_open(self) -> bool:
@@ -94,7 +98,7 @@ class Infinity(Gradient):
         """Open the files of a run that goes on, at the last step that all ranks have;
         the exchanges that it stands after, and how many were an epoch then.
         """
-        self.grid.world.together(self.lock.take)
+        self.grid.world.together(self._take_place)
         self.run = run
         self.opened = self.place.earlier(self.grid, self.layout, run)
         said = self.store.document

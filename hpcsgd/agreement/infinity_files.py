@@ -13,8 +13,10 @@ import numpy as np
 from hpcsgd.agreement.infinity_network import ALONE, TOGETHER
 from hpcsgd.comm.grid import Grid
 from hpcsgd.errors import DataError
+from hpcsgd.files import own_folder
 from hpcsgd.products.base import Array, State
 from hpcsgd.tiles import Layout, Store, columns_for
+from hpcsgd.tiles.files import unreadable
 from hpcsgd.tiles.generation import Generation, generations, place_in, remove
 from hpcsgd.tiles.pipeline import RING
 from hpcsgd.tiles.plan import PAGE
@@ -37,6 +39,15 @@ class Place:
     height: int  # columns of a tile
     direct: bool
     sync: bool
+    is_of_a_run: bool = False  # it lies in the run folder: nobody has named it
+
+    def check(self) -> None:
+        """Refuse a link in place of a folder of the run."""
+        if self.is_of_a_run:
+            try:
+                own_folder(self.folder.parent, self.folder.name)
+            except OSError as error:
+                raise unreadable(self.folder, error) from error
 
     def layout(
         self, grid: Grid, widths: dict[str, int], dtype: np.dtype[Any]

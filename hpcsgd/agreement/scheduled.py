@@ -120,8 +120,11 @@ class Scheduled(Gradient):
             tile = self.buffer.tiles[number]
             self._add(tile.gradient, self._columns(rows, tile), residuals)
             task.clock.lap("update")
-            self._is_ready(number, tile)
+            if not self.sender.wants_norm:
+                self._is_ready(number, tile)
             task.clock.start()
+        if self.sender.wants_norm:
+            self._all_are_ready()
 
     def after_exchange(self, state: State, exchanges: int) -> None:
         """Where this replica had no rows: nothing, zero times, in the same order."""
@@ -130,8 +133,7 @@ class Scheduled(Gradient):
             self._begin(exchanges - 1)
             self.buffer.say_nothing()
             self.sender.begin(self.buffer, self._moment)
-            for number in self.order:
-                self._is_ready(number, self.buffer.tiles[number])
+            self._all_are_ready()
         if self.tuning is not None:
             self.tuning.after_exchange(state)
         self.check.after_exchange(state, exchanges, self._alike(state))
@@ -179,6 +181,12 @@ class Scheduled(Gradient):
 
     def _pieces(self, tile: Tile) -> Sequence[Any]:
         return self.wire.pieces(self.buffer, tile, self.partition)
+
+    def _all_are_ready(self) -> None:
+        if self.sender.wants_norm:
+            self.sender.measure(self.buffer)
+        for number in self.order:
+            self._is_ready(number, self.buffer.tiles[number])
 
     def _is_ready(self, number: int, tile: Tile) -> None:
         self._travels[number] = True

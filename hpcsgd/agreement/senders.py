@@ -2,11 +2,12 @@
 
 A sender is told when the residuals are known (`begin`), when the sums of a tile are
 (`send`), and asked for what all replicas said (`receive`), in the order of the tiles.
+Where it `wants_norm` all tiles are computed and measured before the first is sent.
 """
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -26,9 +27,16 @@ class Sender(Protocol):
 
     overlap: Overlap
     codec: str  # what it is called, for people
+    wants_norm: bool  # True: `measure` comes between the last sums and the first `send`
 
     def begin(self, buffer: Buffer, moment: Moment) -> None:
         """The tail of the buffer is complete."""
+
+    def measure(self, buffer: Buffer) -> None:
+        """So are all tiles: find the norm of this replica's gradient.
+
+        Collective over the members of a replica.
+        """
 
     def send(self, buffer: Buffer, tile: Tile) -> None:
         """So is this tile: begin to say it."""
@@ -47,6 +55,7 @@ class Plain:
     """Sums in place, the tail with the first of them."""
 
     codec = "identity"
+    wants_norm = False
 
     def __init__(self, replicas: Communicator) -> None:
         self.replicas = replicas
@@ -57,6 +66,9 @@ class Plain:
     def begin(self, buffer: Buffer, moment: Moment) -> None:
         """Nothing to do: the tail goes along."""
         self._tail = buffer.tail
+
+    def measure(self, buffer: Buffer) -> None:
+        """Nothing depends on the norm."""
 
     def send(self, buffer: Buffer, tile: Tile) -> None:
         """Start the sum of what was just written."""
@@ -94,9 +106,11 @@ class Coded:
     replicas: Communicator
     codecs: dict[int, Codec]  # by the first column of their tile
     codec: str
+    members: Communicator  # who hold the other columns of this replica's gradient
     overlap: Overlap = field(init=False)
 
     def __post_init__(self) -> None:
+        self.wants_norm = any(codec.wants_norm for codec in self.codecs.values())
         self.overlap = Overlap(self.replicas)
         self._lines = {first: ReplicaLine(self.replicas) for first in self.codecs}
         self._finish: list[Finish] = []
@@ -111,14 +125,18 @@ class Coded:
         with self.overlap.posting():
             self._arrive = self.replicas.start_sum(tail, PURPOSE).wait
 
+    def measure(self, buffer: Buffer) -> None:
+        """Sum the squares of all tiles over members, one word; R / Σn comes to it."""
+        squares = [np.square(tile.flat, dtype=np.float64).sum() for tile in buffer]
+        total = self.members.sum(np.array([sum(squares)]), PURPOSE)
+        norm = self._scale_of_sums() * float(np.sqrt(total[0]))
+        self._moment = replace(self._moment, norm=norm)
+
     def send(self, buffer: Buffer, tile: Tile) -> None:
         """Encode, and send."""
         codec = self._codec(tile)
-        if self._scale is None:
-            with self.overlap.waiting():
-                self._scale = self.replicas.size / float(self.tail()[-1])
         part = tile.flat
-        part *= self._scale * self._unit(codec)
+        part *= self._scale_of_sums() * self._unit(codec)
         line = self._lines[tile.columns.start]
         with self.overlap.posting():
             self._finish.append(codec.start(part, line, self._moment))
@@ -141,6 +159,13 @@ class Coded:
         for codec in self.codecs.values():
             total.update(codec.facts())
         return dict(total)
+
+    def _scale_of_sums(self) -> float:
+        """Return R / Σn, for which the first who asks waits."""
+        if self._scale is None:
+            with self.overlap.waiting():
+                self._scale = self.replicas.size / float(self.tail()[-1])
+        return self._scale
 
     def _codec(self, tile: Tile) -> Codec:
         return self.codecs[tile.columns.start]

@@ -1,14 +1,22 @@
 """Slow momentum over any agreement that averages.
 
-Where a slow step is due, all replicas agree on x̄ by the base's own full average, and
+Wang, Tantia, Ballas and Rabbat, "SlowMo: Improving communication-efficient distributed
+SGD with slow momentum", ICLR 2020, Algorithm 1: where slow step t is due, all replicas
+agree on x̄ by the base's own full average, and
 
-    u ← β u + (x_old − x̄)        x ← x_old − α u        x_old ← x
+    u_t = β u_{t−1} + (x_old − x̄) / γ_t        x ← x_old − α γ_t u_t        x_old ← x
 
-u here is the paper's times the rate, which both of its lines have: nothing is divided
-by a rate that may be zero or change between the lines. α = 1, β = 0 is the base, to the
-bit. With one replica it is a look-ahead optimiser, with `fedavg` below it FedAvgM.
+γ_t is the rate of the last step before slow step t, of the replica with most rows. What
+is kept is v_t = γ_t u_t, in units of weights,
+
+    v_t = β (γ_t / γ_{t−1}) v_{t−1} + (x_old − x̄)        x ← x_old − α v_t
+
+so that nothing is divided under a constant rate. α = 1, β = 0 is the base, to the bit.
+With one replica it is a look-ahead optimiser, with `fedavg` below it FedAvgM.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from hpcsgd.agreement.average import Average
@@ -26,15 +34,16 @@ BASES: dict[str, type[Average]] = {
     "hierarchical": Hierarchical,
     "fedavg": FedAvg,
 }
-START, MOMENTUM = "slow_start", "slow_momentum"  # x_old and u
+START, MOMENTUM = "slow_start", "slow_momentum"  # x_old and v
 
 
 class SlowMo(Agreement):
     """`rate` α and `momentum` β of the slow steps, every `slow_period` exchanges.
 
-    A `slow_period` of 0 is whenever the base agrees. The slow state is one array a
-    replica, or with `shards` a part on each: then the average is a reduce-scatter and
-    a gather, with the slow step between them.
+    A `slow_period` of 0 is whenever the base agrees. `fast_rate` gives γ after so many
+    exchanges, from 1 on. The slow state is one array a replica, or with `shards` a part
+    on each: then the average is a reduce-scatter and a gather, with the slow step
+    between them.
     """
 
     def __init__(
@@ -43,6 +52,7 @@ class SlowMo(Agreement):
         classes: int,
         rate: float,
         momentum: float,
+        fast_rate: Callable[[int], float],
         slow_period: int = 0,
         sharded: bool = False,
     ) -> None:
@@ -51,6 +61,7 @@ class SlowMo(Agreement):
         self.classes = classes
         self.rate = rate
         self.momentum = momentum
+        self.fast_rate = fast_rate
         self.slow_period = slow_period
         self.shards = Shards(base, classes) if sharded else None
 
@@ -63,6 +74,7 @@ class SlowMo(Agreement):
             terms.classes,
             asked.slow_rate,
             asked.slow_momentum,
+            terms.last_rate,
             asked.slow_period,
             asked.slow_sharded,
         )
@@ -86,7 +98,7 @@ class SlowMo(Agreement):
         return self.base.trains(number)
 
     def prepare(self, state: State) -> None:
-        """x_old and u of the weights, and of the intercept beside them."""
+        """x_old and v of the weights, and of the intercept beside them."""
         self.base.prepare(state)
         own = self._own(state.weights[:, : self.classes])
         for name in (START, MOMENTUM):
@@ -117,13 +129,14 @@ class SlowMo(Agreement):
         """The base's own doing, but where a slow step is due: then one full average."""
         if not self.is_slow(exchanges):
             self.base.after_exchange(state, exchanges)
-        elif self.shards is not None:
-            self.shards.average(state, exchanges, self._walk)
-            self._walk_intercept(state)
+            return
+        beta = self._decay(exchanges)
+        if self.shards is not None:
+            self.shards.average(state, exchanges, partial(self._walk, beta))
         else:
             self.base.conclude(state, exchanges, "agreement")
-            self._walk(state, state.weights[:, : self.classes])
-            self._walk_intercept(state)
+            self._walk(beta, state, state.weights[:, : self.classes])
+        self._walk_intercept(beta, state)
 
     def conclude(self, state: State, exchanges: int, purpose: str) -> None:
         """The base's average: what is left at the end of a run is no slow step."""
@@ -164,20 +177,32 @@ class SlowMo(Agreement):
             return rows[self.shards.part(len(rows))]
         return rows
 
-    def _walk(self, state: State, weights: Array) -> None:
-        slow = state.memory
-        slow_step(weights, slow[START], slow[MOMENTUM], self.rate, self.momentum)
+    def _decay(self, exchanges: int) -> float:
+        """Return β γ_t / γ_{t−1} of the slow step that is due after `exchanges`.
 
-    def _walk_intercept(self, state: State) -> None:
+        Slow step t − 1 follows from the schedule, so that a run that goes on needs no
+        more than v. Before the first one v is 0, whatever it is multiplied by; behind a
+        rate that has fallen to 0 nothing moves, and v is 0 again.
+        """
+        earlier = (k for k in range(exchanges - 1, 0, -1) if self.is_slow(k))
+        before = self.fast_rate(next(earlier, exchanges))
+        return self.momentum * (self.fast_rate(exchanges) / before) if before else 0.0
+
+    def _walk(self, beta: float, state: State, weights: Array) -> None:
+        slow = state.memory
+        slow_step(weights, slow[START], slow[MOMENTUM], self.rate, beta)
+
+    def _walk_intercept(self, beta: float, state: State) -> None:
         if state.intercept is not None:
             slow, own = state.shared, state.intercept[:1]
-            slow_step(own, slow[START], slow[MOMENTUM], self.rate, self.momentum)
+            slow_step(own, slow[START], slow[MOMENTUM], self.rate, beta)
 
 
 def slow_step(mean: Array, start: Array, slow: Array, rate: float, beta: float) -> None:
-    """x̄ becomes x in place, as x̄ + (1 − α) Δ − α β u with Δ = x_old − x̄.
+    """Make x̄ the new x in place, as x̄ + (1 − α) Δ − α β v with Δ = x_old − x̄.
 
-    The same as x_old − α (β u + Δ), and x̄ itself where α = 1 and β = 0.
+    `slow` is v, `beta` what is left of it: x is x_old − α (β v + Δ), and x̄ itself where
+    α = 1 and β = 0.
     """
     change = start - mean
     if rate != 1.0:

@@ -18,11 +18,13 @@ class Steps:
     l2: float
     rates: Callable[[int, int], Array]  # (first step, count) -> rates
     each: int  # exchanges of an epoch, those of the largest replica
+    drops: Callable[[int], int] = lambda step: 0  # step -> milestones that are passed
 
     def moment(self, number: int) -> Moment:
         """Exchange `number` of the run, from 0 on."""
         now, then = self.rates(number, 2)
-        return Moment(number, number // self.each, float(now), float(then))
+        drops = self.drops(number)
+        return Moment(number, number // self.each, float(now), float(then), drops)
 
     def prepare(self, state: State, columns: int) -> None:
         """Room for what the rule keeps, K words a column, and of the intercept."""

@@ -1,5 +1,6 @@
 """What is known where an agreement is made; every row takes what it needs of it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ class Terms:
     exchanges_per_epoch: int
     seed: int
     settings: Any  # the section [agreement]
+    # Exchanges done, from 1 -> rate of the last step of the replica with most rows.
+    last_rate: Callable[[int], float]
 
     @property
     def share(self) -> float:

@@ -47,7 +47,7 @@ from hpcsgd.config import RunConfig
 from hpcsgd.data.partition import lengths, split_range
 from hpcsgd.data.sampling import plan_groups
 from hpcsgd.data.shard import Shard
-from hpcsgd.load import Loaded
+from hpcsgd.loading import Loaded
 from hpcsgd.products.any_batches import AnyBatches
 from hpcsgd.products.base import Array, Product, State, Task
 from hpcsgd.products.micro import AtOnce, MicroBatches
@@ -96,7 +96,8 @@ def make_gradient(
     `device`: who sums gradients, where that is not the host.
     """
     each, shard = feed.exchanges_per_epoch, loaded.shard
-    rate = make_rate(config.rate, config.schedule.epochs * each)
+    epochs = config.schedule.epochs
+    rate = make_rate(config.rate, epochs * each, epochs)
 
     def buckets(columns: int, itemsize: int) -> int:
         """One where nobody waits for them, or to cut sparse rows would save nothing."""
@@ -109,7 +110,7 @@ def make_gradient(
     kind = _kind(config, words.agreement, grid, shard.total_rows)
     rule = make_rule(config.update, words.update)
     means = Means(
-        steps=Steps(rule, config.problem.l2, rate.at, each),
+        steps=Steps(rule, config.problem.l2, rate.at, each, rate.drops),
         backend=_backend(kind, task, device),
         columns=task.columns,
         held=shard.columns,
@@ -274,4 +275,4 @@ def _between(
         codecs[tile.columns.start] = codec
         for name, kept in codec.kept.items():
             state.kept[f"codec_{number}_{name}"] = kept
-    return Coded(speakers, codecs, agreement.codec)
+    return Coded(speakers, codecs, agreement.codec, grid.members)

@@ -11,7 +11,7 @@ from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
 from hpcsgd.data.stream import Streamed
 from hpcsgd.errors import ConfigError
-from hpcsgd.load import Loaded
+from hpcsgd.loading import Loaded
 from hpcsgd.mirror import Mirror, make_mirror
 from hpcsgd.products.base import Array
 

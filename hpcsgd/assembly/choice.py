@@ -19,7 +19,7 @@ from hpcsgd.data.partition import split_range
 from hpcsgd.data.stream import Streamed
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
-from hpcsgd.load import Loaded
+from hpcsgd.loading import Loaded
 from hpcsgd.machine_file import Known, MachineFile
 from hpcsgd.products import GATHERS, KEEPS
 from hpcsgd.products.base import Task

@@ -8,7 +8,7 @@ from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.columns import Columns
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
-from hpcsgd.load import Loaded
+from hpcsgd.loading import Loaded
 from hpcsgd.products.base import Product, Task
 from hpcsgd.products.watcher import UNWATCHED
 

@@ -33,7 +33,14 @@ def evaluation_of(parts: Parts, agreement: Agreement) -> Evaluation:
     if isinstance(agreement, Sharded) and agreement.stage == 3:
         objective = SlicedObjective(**vars(objective), tiles=agreement.tiles)
     takes = _measure(parts.config, several=task.models is not None)
-    return Evaluation(objective, agreement, task.columns, own, takes)
+    return Evaluation(
+        objective,
+        agreement,
+        task.columns,
+        own,
+        takes,
+        has_intercept=parts.config.problem.intercept,
+    )
 
 
 def _measure(config: RunConfig, several: bool) -> str:

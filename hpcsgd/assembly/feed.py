@@ -1,7 +1,7 @@
 """The groups of a whole run, in order: sampling, rates and plans put together."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from hpcsgd.data.sampling import Sampler, make_sampler, plan_groups
 from hpcsgd.products.any_batches import Stream
 from hpcsgd.products.base import Group
 from hpcsgd.products.plan import Planner
+from hpcsgd.rates import make_rate
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,25 @@ def make_feed(
         return feed
     chunks = [size for (size,) in plan_groups(height, schedule.batch, 1)]
     return Rounds(**vars(feed), stream=Stream(feed.sampler, planner, chunks))
+
+
+def last_rate(config: RunConfig, rows: int) -> Callable[[int], float]:
+    """Return what gives the rate of the last step of exchange k = 1, 2, ... of a run.
+
+    `rows` are those of the largest replica. Models of a sweep have rates in one
+    proportion: theirs is that of `[rate] value`, or of 1 where it names none.
+    """
+    schedule, value = config.schedule, config.rate.value or 1.0
+    plans = plan_groups(rows, schedule.batch, schedule.steps)
+    each = steps_in(plans)
+    rate = make_rate(replace(config.rate, value=value), schedule.epochs * each)
+
+    def after(exchanges: int) -> float:
+        epoch, index = divmod(exchanges - 1, len(plans))
+        steps = epoch * each + steps_in(plans[: index + 1])
+        return float(rate.at(steps - 1, 1)[0])
+
+    return after
 
 
 def steps_in(plans: list[tuple[int, ...]]) -> int:

@@ -1,5 +1,6 @@
 """The GPU of this rank, and how arrays on it travel to those of others."""
 
+import logging
 import os
 from collections.abc import Iterable, Sequence
 
@@ -13,7 +14,9 @@ from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError, MissingPackage
 from hpcsgd.products.base import Task
 
+log = logging.getLogger(__name__)
 NCCL, BY_HOST = "nccl", "mpi-host"
+SHARED = "share_gpus = true, and NCCL needs a GPU for each rank; leave it out"
 
 
 def take_gpu(share_gpus: bool) -> Device:
@@ -125,15 +128,32 @@ def _is_wide(task: Task) -> bool:
 def _transport(
     asked: str, share_gpus: bool, device: Device, world: Communicator
 ) -> str:
-    """`auto`: NCCL where every rank has it, and a GPU of its own."""
+    """Return the transport: of `auto` NCCL where every rank has it, and its own GPU.
+
+    Ranks on several GPUs whose sums then go through the host are told why.
+    """
     if asked != "auto":
         return asked
-    own = not share_gpus and _has_nccl(device)
-    return NCCL if all(world.exchange_objects(own)) else BY_HOST
+    why = SHARED if share_gpus else _why_no_nccl(device)
+    answers = world.exchange_objects((device.layer.place, why))
+    lacking = [rank for rank, (_, why) in enumerate(answers) if why]
+    if not lacking:
+        return NCCL
+    if world.rank == 0 and len({place for place, _ in answers}) > 1:
+        log.warning(
+            "arrays on GPUs travel through the host (transport = %s), which is slower"
+            " than NCCL: %s%s",
+            BY_HOST,
+            "" if share_gpus else f"rank {lacking[0]} has none: ",
+            answers[lacking[0]][1],
+            extra={"on_all_ranks": True},
+        )
+    return BY_HOST
 
 
-def _has_nccl(device: Device) -> bool:
+def _why_no_nccl(device: Device) -> str:
+    """Return why NCCL cannot be loaded, with the remedy; nothing where it can."""
     try:
-        return device.layer.nccl is not None
-    except MissingPackage:
-        return False
+        return "" if device.layer.nccl is not None else "CuPy finds none"
+    except MissingPackage as missing:
+        return str(missing)

@@ -36,7 +36,7 @@ from hpcsgd.engine import Engine
 from hpcsgd.errors import ConfigError
 from hpcsgd.families.grouped import for_models
 from hpcsgd.formats import get_format
-from hpcsgd.load import Loaded
+from hpcsgd.loading import Loaded
 from hpcsgd.products import GATHERS, RECURS, get_product
 from hpcsgd.products.base import Product, State, Task
 from hpcsgd.products.clip import Clip, make_clip
@@ -257,7 +257,8 @@ def _feed(
 ) -> Feed:
     schedule, rows = config.schedule, loaded.shard.total_rows
     own = plan_groups(loaded.shard.height, schedule.batch, schedule.steps)
-    rates = rates_of(config.rate, task.models, schedule.epochs * steps_in(own))
+    epochs = schedule.epochs
+    rates = rates_of(config.rate, task.models, epochs * steps_in(own), epochs)
     l2, backend = config.problem.l2, words.backend
     planner = Planner(words.update, l2, rates, backend, task.models)
     matrix = loaded.shard.matrix

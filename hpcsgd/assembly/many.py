@@ -58,11 +58,11 @@ def check_many(config: RunConfig) -> None:
 
 
 def rates_of(
-    config: RateConfig, models: Models | None, total_steps: int
+    config: RateConfig, models: Models | None, total_steps: int, epochs: int
 ) -> Callable[[int, int], Array]:
     """(first step, count) -> rates, (s,) of one model or (s, settings) of several."""
     if models is None:
-        return make_rate(config, total_steps).at
-    shape = make_rate(replace(config, value=1.0), total_steps)
+        return make_rate(config, total_steps, epochs).at
+    shape = make_rate(replace(config, value=1.0), total_steps, epochs)
     values = np.array([rate for _, rate in models.settings])
     return lambda first, count: np.multiply.outer(shape.at(first, count), values)

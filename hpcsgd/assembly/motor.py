@@ -6,6 +6,7 @@ from hpcsgd.agreement import AGREEMENTS, Agreement, Infinity, Terms
 from hpcsgd.agreement.kinds import is_on_disk
 from hpcsgd.assembly.engine_parts import Parts
 from hpcsgd.assembly.evaluating import evaluation_of
+from hpcsgd.assembly.feed import last_rate
 from hpcsgd.assembly.hooks import make_hooks
 from hpcsgd.assembly.recorder import recorder_of
 from hpcsgd.callbacks.base import Callback, View
@@ -143,6 +144,7 @@ def _agreement(parts: Parts) -> Agreement:
         exchanges_per_epoch=parts.feed.exchanges_per_epoch,
         seed=config.sampling.seed,
         settings=config.agreement,
+        last_rate=last_rate(config, lengths(total, replicas)[0]),
     )
     return AGREEMENTS[parts.words.agreement].of(terms)
 

@@ -9,7 +9,7 @@ from hpcsgd.sections import GridConfig
 
 log = logging.getLogger(__name__)
 # Agreements that do something on one replica, too, and what is no agreement.
-ALONE = ("auto", "none", "growing", "offload", "infinity", "anybatch")
+ALONE = ("auto", "none", "growing", "offload", "infinity")
 
 
 def settle_grid(config: RunConfig, ranks: int) -> RunConfig:
@@ -21,10 +21,16 @@ def settle_grid(config: RunConfig, ranks: int) -> RunConfig:
     if ranks == 1 or not is_open or is_other:
         return config
     rows = config.schedule.batch * config.agreement.accumulate
+    is_timed = config.agreement.kind == "anybatch"
     log.info(
         "%s is for replicas and no grid was given: each of %d ranks is one (--grid"
-        " %dx1), so that a step of all has %d x %d rows",
-        *(_name(config), ranks, ranks, ranks, rows),
+        " %dx1), so that %s %d x %d rows",
+        _name(config),
+        ranks,
+        ranks,
+        "a round of all has at most" if is_timed else "a step of all has",
+        ranks,
+        rows,
         extra={"on_all_ranks": True},
     )
     return replace(config, grid=GridConfig(replicas=ranks, members=1))

@@ -9,7 +9,7 @@ from hpcsgd.agreement.kinds import is_on_disk
 from hpcsgd.config import RunConfig
 from hpcsgd.data.unheld import Unheld
 from hpcsgd.formats import get_format
-from hpcsgd.load import Loaded
+from hpcsgd.loading import Loaded
 from hpcsgd.precision import Precision
 from hpcsgd.products.base import Task
 from hpcsgd.updates import Rule
@@ -43,6 +43,7 @@ def place_of(config: RunConfig, loaded: Loaded, task: Task, rule: Rule) -> Place
         height=height,
         direct=asked.direct,
         sync=asked.sync,
+        is_of_a_run=not asked.store,
     )
 
 

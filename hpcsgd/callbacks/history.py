@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.callbacks.base import Callback, View
+from hpcsgd.files import open_entry
 from hpcsgd.result import finite
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class History(Callback):
             self._warn(error)
 
     def _write(self, path: Path, records: Sequence[dict[str, Any]]) -> None:
-        number = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        number = open_entry(path, os.O_RDWR | os.O_CREAT)
         with open(number, "r+b") as file:
             if file.seek(0, os.SEEK_END) < self.end:  # somebody has emptied it
                 self.lines = self.end = 0

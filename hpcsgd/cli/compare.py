@@ -12,11 +12,18 @@ from rich.table import Table
 
 from hpcsgd import plots
 from hpcsgd.cli import launch, logs
+from hpcsgd.cli.commands import COMMANDS
 from hpcsgd.cli.flags import FLAGS, SWITCHES
 from hpcsgd.cli.ranks import on_all_ranks
-from hpcsgd.cli.train import add_settings, check_data, overlaid, progress
+from hpcsgd.cli.train import (
+    add_settings,
+    check_data,
+    overlaid,
+    progress,
+)
 from hpcsgd.comm.base import Communicator
 from hpcsgd.config import RunConfig, read_toml
+from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.errors import ConfigError, MissingPackage
 from hpcsgd.loss_plots import loss_curves
 from hpcsgd.study.compare import check, compare
@@ -34,10 +41,10 @@ from hpcsgd.study.settings import (
     parse_setting,
 )
 
-WIDTH = 150  # where standard output is no terminal
+WIDTH = 160  # where standard output is no terminal
 COLUMNS = (
     *("global batch", "s", "products", "precision", "final loss", "gap"),
-    *("syncs", "words", "bytes", "seconds", "speed-up"),
+    *("syncs", "words", "bytes", "wire bytes", "seconds", "speed-up"),
 )
 # A flag's name stands for the setting behind it.
 SHORT = {flag[2:]: setting for flag, setting, _ in (*FLAGS, *SWITCHES)}
@@ -52,10 +59,12 @@ def add_parser(commands: Any) -> None:
     """Add `compare` to the commands."""
     parser = commands.add_parser(
         "compare",
-        help="train several settings or methods on the same data, in one table",
+        help=COMMANDS["compare"],
         description="Train several settings or methods on the same data and ranks, in"
         " turns, and print one table. Flags and the file say what all share; with"
-        " --methods, --batch is that of all replicas together.",
+        " --methods, --batch is that of all replicas together. Rows that step by Adam"
+        " or Adagrad beside a rate for SGD have a rate of their own, unless they say"
+        " rate=.",
         allow_abbrev=False,
     )
     add_settings(parser)
@@ -91,6 +100,7 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     base, entries = what_to_compare(arguments)
     check(entries, arguments.repeats, arguments.allow_unequal)
     check_data(base)
+    launch.check_readable(base.data.path)
     if arguments.plot:
         plots.require()
     if launch.must_relaunch(arguments.ranks):
@@ -143,12 +153,13 @@ def _compare(
         base.run.comm,
         action,
         show=lambda found: _show(found, base.run.out, arguments),
-        code=lambda found: 1 if found.diverged else 0,
+        code=lambda found: 1 if found.diverged or found.worse else 0,
+        timeout=base.run.timeout,
     )
 
 
 def _show(found: Comparison, out: str | None, arguments: argparse.Namespace) -> None:
-    """Save, draw and print; what diverged is said on standard error."""
+    """Save, draw and print; what learnt nothing is said on standard error."""
     if out:
         found.save(Path(out))
         try:
@@ -166,6 +177,18 @@ def _show(found: Comparison, out: str | None, arguments: argparse.Namespace) -> 
         print("\n".join(_notes(found)), end="\n" if _notes(found) else "", flush=True)
     for name in found.diverged:
         print(f"hpcsgd: {name} diverged; lower its rate (rate=...)", file=sys.stderr)
+    for row in found.rows:
+        if row.worse:
+            print(f"hpcsgd: {_on_worse(row)}", file=sys.stderr)
+
+
+def _on_worse(row: Row) -> str:
+    """Return the sentence on a row that ended above where it began."""
+    first = row.result.history[0]["loss"]
+    return (
+        f"{row.name} ended above where it began (loss {row.result.loss:.4g}, from"
+        f" {first:.4g}); lower its rate (rate=...)"
+    )
 
 
 def _draw(found: Comparison, arguments: argparse.Namespace, path: Path | str) -> None:
@@ -206,13 +229,29 @@ def _notes(found: Comparison) -> list[str]:
     notes = [f"{refusal.name}: {REFUSED}: {refusal.why}" for refusal in found.refused]
     notes += [f"{name}: {why}" for name, why in found.before.items()]
     notes += [
-        f"{', '.join(names)}: steps by {rule}, not by {found.reference.update}: its gap"
-        " is of the rule, and of a rate meant for another"
+        f"{', '.join(names)}: steps by {_rule(found, rule, names)}, not by"
+        f" {_rule(found, found.reference.update, [found.reference.name])}: its gap is"
+        " of the rule and of its rate"
         for rule, names in found.others.items()
     ]
     if found.baseline:
         notes.insert(0, f"{MARK.strip()} the baseline of methods that send fewer bytes")
     return notes
+
+
+def _rule(found: Comparison, rule: str, names: list[str]) -> str:
+    """Return a rule and the rates of these rows, where it has any."""
+    if rule == COORDINATE:
+        return rule
+    rates = dict.fromkeys(f"{row.rate:g}" for row in found.rows if row.name in names)
+    return f"{rule} at a rate of {' or '.join(rates)}"
+
+
+def _gap(found: Comparison, row: Row) -> str:
+    """Return the gap, or what became of a row that learnt nothing."""
+    if row.diverged or row.worse:
+        return row.status
+    return f"{100 * found.loss_gap(row):+.4f} %"
 
 
 def _cells(found: Comparison, row: Row) -> tuple[str, ...]:
@@ -226,10 +265,11 @@ def _cells(found: Comparison, row: Row) -> tuple[str, ...]:
         report["products"] + ahead,
         row.setting.config.precision.recipe,
         f"{row.result.loss:.6f}",
-        "diverged" if row.diverged else f"{100 * found.loss_gap(row):+.4f} %",
+        _gap(found, row),
         str(row.traffic("calls")),
         str(row.traffic("words")),
         str(row.traffic("bytes")),
+        f"{row.wire_bytes:.0f}",
         f"{row.seconds:.3f}",
         f"{found.speed_up(row):.2f}x",
     )

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from hpcsgd.cli.commands import COMMANDS
+
 FOLDER = "/"  # among endings: a folder is wanted, or will do
 # metavar -> endings of the files it stands for; others name theirs, or none
 KNOWN: dict[str, tuple[str, ...]] = {
@@ -48,7 +50,7 @@ def add_parser(commands: Any) -> None:
     """Add `completion` to the commands."""
     parser = commands.add_parser(
         "completion",
-        help="print a completion script for a shell",
+        help=COMMANDS["completion"],
         description='For example: eval "$(hpcsgd completion bash)"',
         allow_abbrev=False,
     )

@@ -7,6 +7,8 @@ from typing import Any
 
 from hpcsgd.assessment import evaluate_reader
 from hpcsgd.cli import launch
+from hpcsgd.cli.commands import COMMANDS
+from hpcsgd.cli.ranks import add_comm
 from hpcsgd.comm import open_world
 from hpcsgd.data.readers import open_reader
 from hpcsgd.result import finite, load_result
@@ -23,22 +25,24 @@ def add_parser(commands: Any) -> None:
     """Add `evaluate` to the commands."""
     parser = commands.add_parser(
         "evaluate",
-        help="say how good a model is on data",
+        help=COMMANDS["evaluate"],
         description="Loss, objective, and accuracy or R^2 of a model on a file.",
         allow_abbrev=False,
     )
     parser.add_argument("model", metavar="MODEL", help="run folder or its result.h5")
     parser.add_argument("data", metavar="DATA", help="file with rows and targets")
     parser.add_argument("--ranks", type=int, metavar="N", help="start N MPI ranks")
+    add_comm(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Evaluate here or under mpiexec; the first rank speaks."""
+    launch.check_readable(arguments.data)
     if launch.must_relaunch(arguments.ranks):
-        return launch.relaunch(arguments.ranks, argv)
-    world = open_world()
+        return launch.relaunch(arguments.ranks, argv, comm=arguments.comm)
+    world = open_world(arguments.comm)
     result = world.together(lambda: load_result(arguments.model))
     figures = evaluate_reader(result, lambda: open_reader(Path(arguments.data)), world)
     if world.rank == 0:

@@ -3,7 +3,8 @@
 from typing import Any
 
 from hpcsgd.agreement import AGREEMENTS
-from hpcsgd.cli.words import gib, rate, steps
+from hpcsgd.cli.ranks import COMM_HELP
+from hpcsgd.cli.words import gib, numbers, rate, steps
 from hpcsgd.codecs import CODECS
 from hpcsgd.comm.network import NETWORKS
 from hpcsgd.coordinate.settings import COORDINATE
@@ -66,6 +67,16 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ),
     ("--rate-kind", "rate.kind", {"choices": list(RATES), "help": "rate schedule"}),
     (
+        "--milestones",
+        "rate.milestones",
+        {
+            "type": numbers,
+            "metavar": "E,E,...",
+            "help": "epochs after which --rate-kind milestones multiplies the rate by"
+            " rate.factor (0.1)",
+        },
+    ),
+    (
         "--update",
         "update.kind",
         {"choices": [*UPDATES, *ADAPTIVE, COORDINATE], "help": "step rule"},
@@ -124,11 +135,7 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (
         "--comm",
         "run.comm",
-        {
-            "metavar": "KIND",
-            "help": "how ranks speak: auto, serial, mpi, tcp (no MPI is needed), or"
-            " file:PATH, tcp whose ranks meet at this file",
-        },
+        {"metavar": "KIND", "help": COMM_HELP},
     ),
     ("--out", "run.out", {"metavar": "DIR", "help": "run folder to write"}),
     (

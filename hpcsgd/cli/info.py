@@ -10,6 +10,7 @@ from importlib import metadata
 from typing import Any
 
 import hpcsgd
+from hpcsgd.cli.commands import COMMANDS
 
 PACKAGES = ("numpy", "scipy", "h5py", "mpi4py", "ml_dtypes", "jinja2", "rich", "cupy")
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile", "sve", "bf16")
@@ -19,7 +20,7 @@ def add_parser(commands: Any) -> None:
     """Add `info` to the commands."""
     parser = commands.add_parser(
         "info",
-        help="versions, MPI, CPU, kernels, GPUs, transports, Slurm, methods",
+        help=COMMANDS["info"],
         allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")

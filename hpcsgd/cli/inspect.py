@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.checkpoint import ON_DISK, Checkpoint, read_checkpoint
+from hpcsgd.checkpoint import ON_DISK, Checkpoint, Store, read_checkpoint
+from hpcsgd.cli.commands import COMMANDS
 from hpcsgd.config import RunConfig, read_toml
 from hpcsgd.errors import DataError
+from hpcsgd.files import read_entry_text, reason
+from hpcsgd.folder_lock import user_of
 from hpcsgd.result import Result, finite, load_result
 from hpcsgd.run_folder import FILES
 from hpcsgd.sealed import is_sealed
@@ -23,7 +26,7 @@ def add_parser(commands: Any) -> None:
     """Add `inspect` to the commands."""
     parser = commands.add_parser(
         "inspect",
-        help="say what a run folder, a model or a checkpoint is",
+        help=COMMANDS["inspect"],
         description="Status, loss, weights, settings and origin of what training left.",
         allow_abbrev=False,
     )
@@ -131,13 +134,28 @@ KINDS: dict[str, tuple[Callable[[Path], bool], Callable[[Path], Facts]]] = {
 
 def _unfinished(path: Path) -> Facts:
     """What a run that has not ended, or was cut off, has said so far."""
-    facts: Facts = {"status": "unfinished: there is no result.h5"}
+    facts: Facts = {"status": "unfinished: there is no result.h5", "run": _way_on(path)}
     if (path / "resolved.toml").exists():
         facts["settings"] = changed(read_toml(path / "resolved.toml"))
     history = path / "history.jsonl"
     if history.exists():
-        facts["evaluated"] = _last_record(history.read_text().splitlines())
+        facts["evaluated"] = _last_record(read_entry_text(history).splitlines())
     return facts
+
+
+def _way_on(path: Path) -> str:
+    """Who trains in the folder; where nobody does, how to go on."""
+    user = user_of(path)
+    if user:
+        return f"under way: {user}"
+    ended = "ended without a result"
+    try:
+        saved = Store(path, 1).paths()
+    except OSError as error:
+        return f"{ended}; its checkpoints cannot be read ({reason(error)})"
+    if not saved:
+        return f"{ended} and without a checkpoint; train again"
+    return f"{ended}; --resume auto goes on from {saved[0].name}"
 
 
 def _last_record(lines: list[str]) -> Any:
@@ -170,8 +188,16 @@ def result_facts(result: Result) -> Facts:
         "settings": changed(result.config),
         "ledger": {k: v for k, v in result.ledger.items() if v["calls"]},
         "source": source_facts(report["source"]),
+        **preparation_facts(result),
         "versions": report["versions"],
     }
+
+
+def preparation_facts(result: Result) -> Facts:
+    """What was done to the rows of the training, where they were not raw."""
+    if result.preparation is None or result.preparation.is_raw:
+        return {}
+    return {"preparation": result.preparation.describe()}
 
 
 def weight_facts(result: Result) -> Facts:
@@ -222,7 +248,7 @@ def source_facts(source: Facts) -> Facts:
 def agreement(folder: Path, result: Result) -> str:
     """Whether result.json and resolved.toml speak of the model in result.h5."""
     try:
-        said = json.loads((folder / "result.json").read_text())["weights_sha256"]
+        said = json.loads(read_entry_text(folder / "result.json"))["weights_sha256"]
     except FileNotFoundError:
         return "result.json is missing"
     except (OSError, ValueError, KeyError, TypeError):

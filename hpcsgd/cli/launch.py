@@ -5,15 +5,17 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from hpcsgd.cli import THREAD_SETTINGS
-from hpcsgd.cli.job import OWN_CODES, Job, say_how_it_ended
-from hpcsgd.comm import EXPECTED, FILE, is_launched, launched_size
+from hpcsgd.cli.job import NOTED, OWN_CODES, Job, say_how_it_ended
+from hpcsgd.comm import EXPECTED, FILE, STORE, is_launched, launched_size
 from hpcsgd.comm.launched import AGENT, OWN_RANK, has_agent, launched
-from hpcsgd.errors import ConfigError
+from hpcsgd.errors import ConfigError, DataError
 
 MPI_RANK_NAMES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
+RANK_NAMES = (OWN_RANK, *MPI_RANK_NAMES, "SLURM_PROCID")
 
 # What starts ranks without MPI.
 SPAWN = [sys.executable, "-m", "hpcsgd.cli.spawn"]
@@ -39,6 +41,41 @@ def speaks() -> bool:
     return launcher_rank() in (None, 0)
 
 
+def sees_rank_0() -> bool:
+    """True where rank 0 of the same launch is alive, on this node."""
+    own = _above(os.getpid())
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (folder / "environ").read_bytes().split(b"\0")
+            is_first = any(f"{name}=0".encode() in words for name in RANK_NAMES)
+            if is_first and own & _above(int(folder.name)):
+                return True
+    return False
+
+
+def _above(pid: int) -> set[int]:
+    """The parent of a process and the parent of that one, of which none is init."""
+    found: list[int] = []
+    for _ in range(2):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        pid = int(fields[1])
+        if pid <= 1:
+            break
+        found.append(pid)
+    return set(found)
+
+
+def check_readable(path: str) -> None:
+    """Refuse a file that is not there, or that this user cannot read.
+
+    Before ranks meet: others would wait in the start of MPI for one that has left.
+    """
+    if not os.path.exists(path):
+        raise DataError(f"{path} does not exist; check the name")
+    if not os.access(path, os.R_OK):
+        raise DataError(f"{path} cannot be read by this user; check its permissions")
+
+
 def hear_again() -> None:
     """In a rank of ours: SIGUSR2 ends it until it trains, whatever mpiexec ignores."""
     ignored = signal.getsignal(signal.SIGUSR2) is signal.SIG_IGN
@@ -56,20 +93,24 @@ def relaunch(
 ) -> int:
     """Run `python -m hpcsgd argv` on `ranks` ranks; its exit code.
 
-    They are of MPI, unless `comm` says otherwise or there is none. A run that was to
-    go on without a lost rank and could not asks to be requeued.
+    They are of MPI, unless `comm` or the environment says otherwise. A run that was
+    to go on without a lost rank and could not asks to be requeued.
     """
     if ranks < 1:
         raise ConfigError(
             f"--ranks {ranks}: at least 1 rank is needed, for example --ranks 2"
         )
     command = [sys.executable, "-m", "hpcsgd", *argv]
-    launcher = SPAWN if is_without_mpi(comm) else mpiexec(shrinks)
-    job = Job([*launcher, "-n", str(ranks)], command, _environment(ranks))
-    code = job.run()
-    say_how_it_ended(code, keeps_checkpoints, remedy)
-    if code in OWN_CODES:
-        return code
+    count = ["-n", str(ranks)]
+    if is_without_mpi(comm):
+        full = [*SPAWN, *count]
+    else:
+        full = [*mpiexec(shrinks), *count, *NOTED]
+    job = Job(full, command, _environment(ranks), survives=shrinks)
+    ending = job.run()
+    say_how_it_ended(ending, keeps_checkpoints, remedy)
+    if ending.code in OWN_CODES:
+        return ending.code
     from hpcsgd.result import REQUEUE
 
     return REQUEUE if shrinks and keeps_checkpoints else 1
@@ -89,9 +130,9 @@ def must_relaunch(ranks: int | None) -> bool:
 
 
 def is_without_mpi(comm: str) -> bool:
-    """Whether ranks are to speak through TCP: asked for, or all that there is."""
+    """Whether ranks are to speak through TCP, which is always asked for."""
     if comm == "auto":
-        return _mpiexec() is None
+        return STORE in os.environ
     return comm == "tcp" or comm.startswith(FILE)
 
 

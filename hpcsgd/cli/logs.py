@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from hpcsgd.cli import launch
+from hpcsgd.cli.numbers import not_negative
 
 ROOT = "hpcsgd"
 CHATTY = logging.getLogger("hpcsgd.session")  # a few lines a run
@@ -30,7 +31,7 @@ def add_progress(parser: Any) -> None:
     """How much is said while it runs."""
     parser.add_argument(
         "--progress",
-        type=float,
+        type=not_negative,
         default=10.0,
         metavar="SECONDS",
         help="between progress lines when the output is no terminal; 0 = none",

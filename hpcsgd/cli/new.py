@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from hpcsgd.cli.commands import COMMANDS
 from hpcsgd.cli.template import template
 from hpcsgd.errors import ConfigError
 from hpcsgd.files import write_text
@@ -13,7 +14,7 @@ def add_parser(commands: Any) -> None:
     """Add `new` to the commands."""
     parser = commands.add_parser(
         "new",
-        help="write a configuration file with every setting explained",
+        help=COMMANDS["new"],
         description="Every section and key at its default, with what it does.",
         allow_abbrev=False,
     )

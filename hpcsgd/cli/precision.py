@@ -10,7 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from hpcsgd import plots
-from hpcsgd.cli import logs
+from hpcsgd.cli import launch, logs
+from hpcsgd.cli.commands import COMMANDS
+from hpcsgd.cli.numbers import not_negative
 from hpcsgd.cli.train import add_settings, check_data, configuration
 from hpcsgd.comm.network import parse_network
 from hpcsgd.config import RunConfig
@@ -28,7 +30,7 @@ def add_parser(commands: Any) -> None:
     """Add `precision` to the commands."""
     parser = commands.add_parser(
         "precision",
-        help="say what number formats cost and gain on your data",
+        help=COMMANDS["precision"],
         description="Bound and measure the error of every field of the precision on"
         " groups of real rows, run pilots of the recipes, and recommend one.",
         allow_abbrev=False,
@@ -49,7 +51,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--tolerance",
-        type=float,
+        type=not_negative,
         default=0.005,
         metavar="SHARE",
         help="loss gap that the recommendation may have; 0.005",
@@ -64,6 +66,7 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Look at the data in this process, and print."""
     config = configuration(arguments)
     check_data(config)
+    launch.check_readable(config.data.path)
     if arguments.ranks not in (None, 1):
         raise ConfigError(
             "precision looks at the data in one process; say --members C for a run"

@@ -6,9 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.cli import launch
+from hpcsgd.cli.commands import COMMANDS
 from hpcsgd.data.readers import open_reader
 from hpcsgd.data.writers import open_writer
-from hpcsgd.prediction import KINDS, check_what, column_names, model_of, predict_blocks
+from hpcsgd.prediction import (
+    KINDS,
+    check_what,
+    column_names,
+    model_of,
+    predict_prepared,
+    rows_for,
+)
 from hpcsgd.result import load_result
 
 
@@ -16,7 +24,7 @@ def add_parser(commands: Any) -> None:
     """Add `predict` to the commands."""
     parser = commands.add_parser(
         "predict",
-        help="write what a model says about data",
+        help=COMMANDS["predict"],
         description="Predict every row of a file; targets are not needed.",
         allow_abbrev=False,
     )
@@ -37,9 +45,9 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     result, what, path = load_result(arguments.model), arguments.what, arguments.out
     model = model_of(result)
     check_what(model, what)
-    reader = open_reader(Path(arguments.data))
+    reader, preparation = rows_for(model, open_reader(Path(arguments.data)))
     # The first block before the file: what is wrong with the data leaves no trace.
-    blocks = predict_blocks(result, reader, what)
+    blocks = predict_prepared(model, reader, what)
     block = next(blocks)
     names = column_names(model, what)
     facts = {"what": what, "family": model.family.name}
@@ -49,8 +57,12 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
         for block in blocks:
             writer.append(block)
     said = {"path": path, "rows": reader.rows, "columns": names, **facts}
+    if preparation:
+        said["preparation"] = preparation
     if arguments.json:
         print(json.dumps(said, indent=2))
     else:
         print(f"{path}: {what} of {reader.rows} rows, {len(names)} column(s)")
+        if preparation:
+            print(preparation)
     return 0

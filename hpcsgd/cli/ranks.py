@@ -2,28 +2,54 @@
 
 import sys
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpcsgd.cli import logs
 from hpcsgd.comm import open_world
-from hpcsgd.comm.base import Communicator
+from hpcsgd.comm.start_limit import TIMEOUT
 from hpcsgd.errors import HpcsgdError
 
+if TYPE_CHECKING:  # it needs NumPy, which `hpcsgd --help` does not wait for
+    from hpcsgd.comm.base import Communicator
+
 T = TypeVar("T")
+COMM_HELP = (
+    "how ranks communicate: auto (what the launcher's variables say), serial, mpi, tcp"
+    " (no MPI is needed), or file:PATH, tcp whose ranks meet at this file"
+)
+
+
+def add_comm(parser: Any, default: str | None = "auto") -> None:
+    """Add --comm to a command whose configuration does not hold it."""
+    parser.add_argument("--comm", default=default, metavar="KIND", help=COMM_HELP)
+
+
+_met: list[bool] = []  # whether this process has been in a world
+
+
+def has_met() -> bool:
+    """Whether the ranks have met, so that an error of one can reach the others."""
+    return bool(_met)
 
 
 def on_all_ranks(
     comm: str,
-    action: Callable[[Communicator], T],
+    action: Callable[["Communicator"], T],
     show: Callable[[T], None],
     code: Callable[[T], int],
+    timeout: float = TIMEOUT,
 ) -> int:
     """Work on the world of `comm`, show the result on rank 0; the exit code.
+
+    From the start on no rank waits longer than `timeout` seconds for one that does
+    nothing; 0 = for ever.
 
     `code` judges what all ranks hold alike, so that none has to be told: rank 0 may
     have left already, its reader gone.
     """
-    world = open_world(comm)
+    world = open_world(comm, timeout=timeout)
+    _met.append(True)
+    world.watch(timeout)
     logs.set_rank(world.rank, world.size)
     result = _or_abort(world, lambda: action(world))
     if world.rank == 0:
@@ -32,7 +58,7 @@ def on_all_ranks(
     return code(result)
 
 
-def _or_abort(world: Communicator, action: Callable[[], T]) -> T:
+def _or_abort(world: "Communicator", action: Callable[[], T]) -> T:
     """Run `action`; an error that only this rank knows ends them all."""
     try:
         return action()

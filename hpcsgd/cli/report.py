@@ -4,6 +4,7 @@ import argparse
 import json
 from typing import Any
 
+from hpcsgd.cli.commands import COMMANDS
 from hpcsgd.study.report import PAGE, make_report, write_figures, write_page
 
 
@@ -11,7 +12,7 @@ def add_parser(commands: Any) -> None:
     """Add `report` to the commands."""
     parser = commands.add_parser(
         "report",
-        help="make a page with figures of studies, runs or comparisons",
+        help=COMMANDS["report"],
         description="Read the folders of studies, runs (--out) and comparisons, and"
         " write one HTML page with all figures and tables in it; it needs no network.",
         allow_abbrev=False,

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from hpcsgd.cli.job import end_with_parent
 from hpcsgd.comm.launched import EXPECTED, OWN_RANK
 from hpcsgd.comm.tcp.where import FILE, STORE
+from hpcsgd.ends import note_end
 
 GRACE = 10.0  # seconds for the others to end where one has failed
 LOOK = 0.05  # seconds between looks at the ranks
@@ -44,8 +45,13 @@ def _own(rank: int, ranks: int) -> dict[str, str]:
 def _ends(started: Sequence["subprocess.Popen[bytes]"]) -> list[int]:
     """Their exit codes; who is still there some time after a failure is killed."""
     failed = 0.0
-    while any(one.poll() is None for one in started):
+    left = dict(enumerate(started))
+    while left:
         time.sleep(LOOK)
+        for rank, one in list(left.items()):
+            if one.poll() is not None:
+                note_end(rank, one.returncode)
+                del left[rank]
         if not failed and any(one.poll() for one in started):
             failed = time.monotonic()
         if failed and time.monotonic() - failed > GRACE:

@@ -6,12 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpcsgd.cli import launch, logs
+from hpcsgd.cli.commands import COMMANDS
 from hpcsgd.cli.ranks import on_all_ranks
-from hpcsgd.cli.train import add_settings, check_data, exit_code, overlaid, progress
+from hpcsgd.cli.train import (
+    add_settings,
+    check_data,
+    exit_code,
+    overlaid,
+    progress,
+)
 from hpcsgd.cli.words import numbers
 from hpcsgd.comm.base import Communicator
 from hpcsgd.config import RunConfig, read_toml
 from hpcsgd.errors import ConfigError
+from hpcsgd.result import WORSE
 from hpcsgd.signals import Signals
 from hpcsgd.sweeps.api import with_sweep
 from hpcsgd.sweeps.outcome import Sweep
@@ -41,7 +49,7 @@ def add_parser(commands: Any) -> None:
     """Add `sweep` to the commands."""
     parser = commands.add_parser(
         "sweep",
-        help="train many models with one Gram",
+        help=COMMANDS["sweep"],
         description="Train a model for every penalty, rate and fold at once; flags"
         " override the TOML file.",
         allow_abbrev=False,
@@ -58,6 +66,7 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Check the configuration, then train here or under mpiexec."""
     config = configuration(arguments)
     check_data(config)
+    launch.check_readable(config.data.path)
     check_read(config)
     if launch.must_relaunch(arguments.ranks):
         shrinks = config.run.on_failure == "shrink"
@@ -90,6 +99,7 @@ def _sweep(config: RunConfig, arguments: argparse.Namespace) -> int:
         action,
         show=lambda found: _show(found, arguments),
         code=lambda found: exit_code(found.outcome),
+        timeout=config.run.timeout,
     )
 
 
@@ -119,6 +129,8 @@ def _below(found: Sweep) -> list[str]:
     products = outcome.ledger["products"]
     try:
         best = f"model {found.best}{_named(vars(found.models[found.best]))}"
+        if found.ending(found.best) == WORSE:
+            best += ", which ended above where it began; use smaller rates"
     except ConfigError as error:
         best = f"not known: {error}"
     return [

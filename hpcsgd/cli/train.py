@@ -7,6 +7,7 @@ from typing import Any
 
 from hpcsgd.callbacks.base import Callback
 from hpcsgd.cli import launch, logs
+from hpcsgd.cli.commands import COMMANDS
 from hpcsgd.cli.flags import FLAGS, NEGATIVE, SWITCHES
 from hpcsgd.cli.profile import show_profile
 from hpcsgd.cli.ranks import on_all_ranks
@@ -26,7 +27,7 @@ def add_parser(commands: Any) -> None:
     """Add `train` to the commands."""
     parser = commands.add_parser(
         "train",
-        help="train a model",
+        help=COMMANDS["train"],
         description="Train a generalized linear model; flags override the TOML file.",
         allow_abbrev=False,
     )
@@ -78,6 +79,7 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Check the configuration, then train here or under mpiexec."""
     config = configuration(arguments)
     check_data(config)
+    launch.check_readable(config.data.path)
     check_read(config)
     if launch.must_relaunch(arguments.ranks):
         shrinks = config.run.on_failure == "shrink"
@@ -130,6 +132,7 @@ def _train(config: RunConfig, arguments: argparse.Namespace) -> int:
         action,
         show=lambda result: _show(result, arguments),
         code=exit_code,
+        timeout=config.run.timeout,
     )
 
 

@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from hpcsgd.cli import launch, logs
+from hpcsgd.cli.commands import COMMANDS
+from hpcsgd.cli.numbers import not_negative
 from hpcsgd.cli.ranks import on_all_ranks
 from hpcsgd.cli.train import add_settings, check_data, overlaid
 from hpcsgd.comm.base import Communicator
@@ -35,7 +37,7 @@ def add_parser(commands: Any) -> None:
     """Add `tune` to the commands."""
     parser = commands.add_parser(
         "tune",
-        help="measure this machine and choose products, steps, grid and recipe",
+        help=COMMANDS["tune"],
         description="Measure the network and the kernels on your data, predict every"
         " setting that is open, run the best five for a moment, and write the choice"
         " for `hpcsgd train`. Flags and the file say what is not open.",
@@ -56,7 +58,7 @@ def add_parser(commands: Any) -> None:
         "--out", dest="tuned", metavar="FILE.toml", help="write what was chosen"
     )
     parser.add_argument(
-        "--seconds", type=float, default=30.0, metavar="T", help="to spend; 30"
+        "--seconds", type=not_negative, default=30.0, metavar="T", help="to spend; 30"
     )
     parser.add_argument(
         "--allow-replicas",
@@ -78,6 +80,7 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Here, under one mpiexec, or under one for each number of ranks."""
     asked = question(arguments)
     check_data(asked.config)
+    launch.check_readable(asked.config.data.path)
     counts = parse_ranks(arguments.ranks)
     for path in (arguments.tuned, arguments.write_machine):
         _check_place(path)
@@ -151,7 +154,8 @@ def _tune(asked: Question, arguments: argparse.Namespace) -> int:
     def show(found: Tuning) -> None:
         _finish(document(found), arguments)
 
-    return on_all_ranks(asked.config.run.comm, action, show, code=lambda _: 0)
+    run = asked.config.run
+    return on_all_ranks(run.comm, action, show, code=lambda _: 0, timeout=run.timeout)
 
 
 def _several(

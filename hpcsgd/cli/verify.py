@@ -5,8 +5,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from hpcsgd.cli.commands import COMMANDS
 from hpcsgd.errors import ConfigError, DataError
 
+UNDECIDED = 3  # exit code: nothing fails, and something cannot be decided
 WORDS = {"products": "for products", "agreement": "to agree"}
 
 
@@ -14,7 +16,7 @@ def add_parser(commands: Any) -> None:
     """Add `verify` to the commands."""
     parser = commands.add_parser(
         "verify",
-        help="check a finished run, and write a certificate",
+        help=COMMANDS["verify"],
         description="Replay recorded exchanges as plain SGD in extended precision;"
         " recount messages; recompute the loss.",
         allow_abbrev=False,
@@ -46,20 +48,30 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
             "the data is not what the run was trained on; name the right file with"
             " --data"
         )
-    if not found.ok:
+    if found.failed:
         failed = ", ".join(found.failed)
         print(f"hpcsgd: verify: does not hold: {failed}", file=sys.stderr)
-    return 0 if found.ok else 1
+        return 1
+    if found.undecided:
+        undecided = ", ".join(found.undecided)
+        print(f"hpcsgd: verify: cannot decide: {undecided}", file=sys.stderr)
+        return UNDECIDED
+    return 0
 
 
 def table(found: Any) -> str:
     """One line for each check."""
-    words = {True: "holds", False: "FAILS", None: "not checked"}
     lines = [
-        f"{check.name:14} {words[check.ok]:12} {_figures(check)}".rstrip()
+        f"{check.name:14} {_verdict(check):12} {_figures(check)}".rstrip()
         for check in found.checks
     ]
     return "\n".join([*lines, f"again: {found.facts['command']}"])
+
+
+def _verdict(check: Any) -> str:
+    if check.undecided:
+        return "UNDECIDED"
+    return {True: "holds", False: "FAILS", None: "not checked"}[check.ok]
 
 
 def _figures(check: Any) -> str:

@@ -43,6 +43,7 @@ class Accordion(Codec):
         self.unbiased = all(codec.unbiased for codec in both)
         self.wants_feedback = kind.wants_feedback
         self.has_own_memory = kind.has_own_memory
+        self.wants_norm = any(codec.wants_norm for codec in both)
         self.mean_roundoff = max(codec.mean_roundoff for codec in both)
         total = bucket.remember(TOTAL)
         self.regime = Regime(total, asked.eta, asked.interval)
@@ -70,8 +71,13 @@ class Accordion(Codec):
         """Decide where that is due, then as the codec in force."""
         if not self.in_steps:
             self.see(part, moment)
-        ahead = self._decide(line, moment) if self.regime.is_due(moment) else 0
+        before, ahead = self._in_force, 0
+        if self.regime.is_due(moment):
+            ahead = self._decide(line, moment)
+        self.regime.note_drop(moment)
         codec = self._in_force
+        if codec is not before:
+            codec.take_over(before)
         codec.needs_own = self.needs_own
         finish = codec.start(part, line, moment)
 
@@ -107,12 +113,10 @@ class Accordion(Codec):
 
     def _decide(self, line: Line, moment: Moment) -> int:
         """Replica 0 does; the bytes that it took."""
-        square, before = self._square, self._in_force
+        square = self._square
         mode = np.array([self.regime.verdict(moment, square)], dtype=np.int32)
         line.broadcast(mode)
         self.regime.turn(bool(mode[0]), moment, square)
-        if self._in_force is not before:
-            self._in_force.take_over(before)
         return MODE_BYTES
 
 

@@ -27,8 +27,8 @@ class AccordionConfig:
     codec: str = "powersgd"  # whose settings turn (codec accordion)
     low: str = ""  # its settings while gradients change, as "rank=2"; none = usual ones
     high: str = ""  # and while they do not, as "rank=1, min_rate=0"
-    eta: float = 0.25  # change of the norm that is critical; larger = saves more
-    interval: int = 1  # epochs from one look to the next; larger = turns later
+    eta: float = 0.5  # change of the norm that is critical; larger = saves more
+    interval: int = 10  # epochs from one look to the next; larger = turns later
     scale_rate: bool = True  # with the batch (agreement growing)
 
     def __post_init__(self) -> None:
@@ -38,7 +38,7 @@ class AccordionConfig:
             )
         if not self.eta >= 0.0:
             raise ConfigError(
-                f"[accordion] eta = {self.eta!r} must be at least 0; 0.25 is usual"
+                f"[accordion] eta = {self.eta!r} must be at least 0; 0.5 is usual"
             )
         if self.interval < 1:
             raise ConfigError(

@@ -67,6 +67,9 @@ class Moment:
     epoch: int  # from 0 on
     rate: float
     next_rate: float
+    drops: int = 0  # milestones of the rate that are passed; smooth rates have none
+    # ‖gradient‖ of this replica over all buckets and members, where `wants_norm`.
+    norm: float | None = None
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,9 @@ class Codec(ABC):
     # Names of arrays of all the bucket's words that it keeps (`Bucket.remember`).
     remembers: tuple[str, ...] = ()
     in_steps = False  # True: parts are times the rate (error feedback)
+    # True: moments have the norm of the whole gradient, and no bucket of it is sent
+    # before the last one is computed; the same on all ranks in all exchanges.
+    wants_norm = False
 
     def __init__(self, bucket: Bucket, config: CodecConfig) -> None:
         self.bucket = bucket

@@ -9,6 +9,11 @@ which no codec touches, and gradients keep their proportions, and the optimum it
 Factor masking, where it is asked for, lets words that were sent forget their momentum;
 that part of the gradient is never sent, and replicas whose gradients differ end beside
 the optimum. Where all words travel nothing is masked: this is SGD with momentum.
+
+Y. Lin, S. Han, H. Mao, Y. Wang and W. J. Dally, "Deep Gradient Compression" (ICLR
+2018). As there (section 3.2) g is clipped before u gathers it, to `clip` / √R: R such
+gradients, if they were independent, have a sum of the norm `clip`. The norm is that of
+all columns of a replica, in all buckets and on all members.
 """
 
 from collections.abc import Mapping
@@ -32,11 +37,12 @@ class Dgc(Codec):
         super().__init__(bucket, config)
         self.codec = TopK(bucket, config)
         self.codec.needs_own = True
+        self.wants_norm = config.clip > 0.0
         self.momentum, self.velocity = map(bucket.remember, self.remembers)
 
     def start(self, part: Array, line: Line, moment: Moment) -> Finish:
         """Gather, and send the largest."""
-        self._clip(part, line.size)
+        self._clip(part, line.size, moment)
         self.momentum *= self.config.momentum
         self.momentum += (1.0 - self.config.momentum) * part
         self.velocity += self._step(part)
@@ -80,8 +86,11 @@ class Dgc(Codec):
         keeps = self.config.momentum
         return keeps * self.momentum + (1.0 - keeps) * part
 
-    def _clip(self, part: Array, replicas: int) -> None:
-        """To clip / √R: R such parts, if they were independent, have the norm clip."""
-        norm, most = float(np.linalg.norm(part)), self.config.clip / replicas**0.5
-        if most and norm > most:
+    def _clip(self, part: Array, replicas: int, moment: Moment) -> None:
+        """part ← part · min(1, clip / (√R ‖g‖)); a bucket alone is all of g."""
+        if not self.wants_norm:
+            return
+        norm = float(np.linalg.norm(part)) if moment.norm is None else moment.norm
+        most = self.config.clip / replicas**0.5
+        if norm > most:
             part *= most / norm

@@ -2,8 +2,9 @@
 
 In a chunk of norm N a word v is N · sign · r with r in [0, 1], which lies between two
 levels l ≤ r < u; u is said with probability (r − l) / (u − l), else l. That is unbiased
-for any levels that include 0 and 1, and its variance is exactly N² (u − r)(r − l). Zero
-is a level: words that are zero stay zero, as most of a sparse gradient are.
+for any levels that include 1, and its variance is exactly N² (u − r)(r − l). Where zero
+is a level words that are zero stay zero, as most of a sparse gradient are; where it is
+not (amq), words below the least level become that or its opposite.
 
 On the wire: a float32 norm for each chunk, then the sign and the number of the level of
 each word in `bits` bits.
@@ -35,7 +36,10 @@ class Quantiser(Gathered):
 
     @abstractmethod
     def between(self, ratios: Array) -> Between:
-        """Of ratios in [0, 1]: the number of the level below, and both levels."""
+        """Return the number of the level below each ratio in [0, 1], and both levels.
+
+        Number −1 is level 0 with the other sign, for ratios below that.
+        """
 
     @abstractmethod
     def level(self, numbers: Array) -> Array:
@@ -48,7 +52,8 @@ class Quantiser(Gathered):
         number, low, high = self.between(ratios)
         dice = self.throw(moment, replica)
         number += dice * (high - low) < ratios - low
-        codes = 2 * number + np.signbit(part)
+        turned = np.signbit(part) ^ (number < 0)
+        codes = 2 * np.maximum(number, 0) + turned
         return np.concatenate([norms.view(np.uint8), pack(codes, self.bits)])
 
     def throw(self, moment: Moment, replica: int) -> Array:

@@ -4,6 +4,14 @@
 
 Every `interval` epochs, after the first one on, one epoch is summed. It is critical
 where ρ ≥ η, where nothing was seen before, or where the rate has fallen since.
+
+S. Agarwal, H. Wang, K. Lee, S. Venkataraman and D. Papailiopoulos, "Accordion: Adaptive
+Gradient Communication via Critical Learning Regime Identification" (MLSys 2021),
+algorithm 1. It is written for step decay, where a rate is constant but for a few drops
+that change what gradients do. A smooth schedule falls in every step, and no ratio of
+rates tells its fall from a drop (1/(1 + c k) may fall a thousandfold in a step). So the
+rate has fallen where it has passed a milestone (`hpcsgd.rates`), and only there: from
+that exchange on, which all replicas know of, and at the first look after it.
 """
 
 from typing import Any
@@ -14,19 +22,16 @@ from numpy.typing import NDArray
 from hpcsgd.codecs.base import Moment
 
 Array = NDArray[Any]
-NORM, LOW, EPOCH, RATE, LOWS, HIGHS = range(6)
-# G, whether compression is low, the epoch that is summed, the rate then, exchanges.
+NORM, LOW, EPOCH, DROPS, LOWS, HIGHS = range(6)
+# |G|, whether compression is low, the epoch that is summed, milestones that were passed
+# at the last look, exchanges in either mode.
 FIRST = np.array([0.0, 1.0, -1.0, 0.0, 0.0, 0.0])
 MODE_BYTES = 4  # of the message that says what holds from now on
 
 
-def is_critical(
-    before: float, now: float, eta: float, rate: float, next_rate: float
-) -> bool:
-    """What is no number is critical, too."""
-    if before == 0.0 or next_rate < rate:
-        return True
-    return not abs(before - now) / before < eta
+def is_critical(before: float, now: float, eta: float) -> bool:
+    """Return whether norms of two looks differ so much; what is no number does."""
+    return before == 0.0 or not abs(before - now) / before < eta
 
 
 class Regime:
@@ -48,8 +53,17 @@ class Regime:
 
     def verdict(self, moment: Moment, square: float) -> bool:
         """Whether it is critical, by |G|²; one rank's word is everybody's."""
-        before, rate = float(self.record[NORM]), float(self.record[RATE])
-        return is_critical(before, square**0.5, self.eta, rate, moment.rate)
+        before = float(self.record[NORM])
+        return self.has_dropped(moment) or is_critical(before, square**0.5, self.eta)
+
+    def has_dropped(self, moment: Moment) -> bool:
+        """Return whether the rate has passed a milestone since the last look."""
+        return moment.drops > float(self.record[DROPS])
+
+    def note_drop(self, moment: Moment) -> None:
+        """Compress little from a milestone on; no replica has to be told."""
+        if self.has_dropped(moment):
+            self.record[LOW] = True
 
     def take_square(self) -> float:
         """|G|² of what is held here, which begins anew."""
@@ -59,7 +73,7 @@ class Regime:
 
     def turn(self, low: bool, moment: Moment, square: float) -> None:
         """From now on."""
-        self.record[[NORM, LOW, EPOCH, RATE]] = square**0.5, low, -1.0, moment.rate
+        self.record[[NORM, LOW, EPOCH, DROPS]] = square**0.5, low, -1.0, moment.drops
 
     def watches(self, moment: Moment) -> bool:
         """Whether gradients of this exchange are summed."""

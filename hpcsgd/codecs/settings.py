@@ -23,7 +23,7 @@ class CodecConfig:
     momentum: float = 0.9  # dgc: of every replica; 0 = none
     nesterov: bool = False  # dgc: a step along what momentum will be
     masking: bool = False  # dgc: words that were sent forget their momentum
-    clip: float = 0.0  # dgc: norm of a bucket's gradient, over √R each; 0 = never
+    clip: float = 0.0  # dgc: norm of gradients, of which a replica has 1/√R; 0 = never
     bits: int = 4  # of a word, its sign included (quantisers)
     chunk: int = 1024  # words that share a norm (quantisers, byte)
     norm: str = "max"  # what levels are parts of: max |v| of a chunk, or its l2 norm

@@ -1,11 +1,10 @@
 """What ranks can say, and who carries it."""
 
-import logging
 import os
 from collections.abc import Mapping
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.launched import (
     EXPECTED,
     OWN_RANK,
@@ -13,37 +12,54 @@ from hpcsgd.comm.launched import (
     has_mpi_signs,
     is_launched,
     launched,
+    launched_number,
     launched_size,
 )
-from hpcsgd.errors import ConfigError, MissingPackage, TransportError
+from hpcsgd.comm.start_limit import TIMEOUT
+from hpcsgd.errors import ConfigError, TransportError
+
+if TYPE_CHECKING:  # it needs NumPy, and which launcher there is can be asked without
+    from hpcsgd.comm.base import Communicator
 
 __all__ = [
     "COMMUNICATORS",
     "EXPECTED",
     "check_expected",
+    "check_number",
     "choose",
     "is_launched",
     "launched_size",
     "open_world",
 ]
 
-log = logging.getLogger("hpcsgd")
 # What opens each; loaded when it is chosen, because mpi4py starts MPI when imported.
 COMMUNICATORS = {
     "serial": "hpcsgd.comm.serial:SerialCommunicator",
     "mpi": "hpcsgd.comm.mpi:open_mpi_world",
     "tcp": "hpcsgd.comm.tcp.world:open_tcp_world",
 }
+STRANGERS = (
+    "the launcher in use does not belong to the MPI that mpi4py loads; use that MPI's"
+    " own launcher (the mpiexec beside this Python, if there is one; under Slurm srun"
+    " --mpi=pmi2 for MPICH, pmix for Open MPI, cray_shasta for Cray MPICH), name the"
+    " launcher's library in MPI4PY_LIBMPI, build mpi4py for it (MPICC=mpicc pip install"
+    " --no-binary mpi4py mpi4py), or do without MPI: --comm tcp"
+)
 FILE = "file:"  # before a path: tcp, whose ranks meet there
 STORE = "HPCSGD_STORE"
 
 
-def open_world(kind: str = "auto", reproducible: bool = False) -> Communicator:
-    """All ranks of this program: those of a launcher, else this one alone."""
+def open_world(
+    kind: str = "auto", reproducible: bool = False, timeout: float = TIMEOUT
+) -> "Communicator":
+    """All ranks of this program: those of a launcher, else this one alone.
+
+    What `auto` takes is decided from the environment alone. Ranks that MPI does not
+    bring together are an error: no other transport takes its place. Ranks of MPI that
+    do not meet within `timeout` seconds end; 0 = wait for ever.
+    """
     if kind == "auto":
         kind, _ = choose(os.environ)
-        if kind == "mpi" and _may_meet(os.environ):
-            return _open_either(reproducible)
     if kind.startswith(FILE):
         return _open("tcp", reproducible, said=kind)
     if kind not in COMMUNICATORS:
@@ -54,14 +70,16 @@ def open_world(kind: str = "auto", reproducible: bool = False) -> Communicator:
             f"[run] comm = 'serial' is one rank and {os.environ[EXPECTED]} were asked"
             " for; use comm = 'auto', or --ranks 1"
         )
-    world = _open(kind, reproducible)
+    limit = {"timeout": timeout} if kind == "mpi" else {}
+    world = _open(kind, reproducible, **limit)
     if kind != "serial":  # asked for by name, it may well run under a launcher
         check_expected(world.size, launched_size(os.environ))
+        check_number(world.size, launched_number(os.environ))
     return world
 
 
 def choose(environment: Mapping[str, str]) -> tuple[str, str]:
-    """(what `auto` takes, why); MPI that then has one rank of several gives way."""
+    """Return (what `auto` takes, why), from what a launcher left alone."""
     found = launched(environment)
     several = found is not None and found.size > 1
     if several and (STORE in environment or OWN_RANK in environment):
@@ -75,35 +93,10 @@ def choose(environment: Mapping[str, str]) -> tuple[str, str]:
         return "tcp", f"torchrun has started {found.size} ranks"
     if environment.get("SLURM_MPI_TYPE") == "none":
         return "tcp", f"srun --mpi=none has started {found.size} ranks"
-    return "mpi", f"{found.by} has started {found.size} ranks; tcp where MPI sees one"
+    return "mpi", f"{found.by} has started {found.size} ranks"
 
 
-def _may_meet(environment: Mapping[str, str]) -> bool:
-    """Whether ranks that MPI does not bring together can find each other."""
-    found = launched(environment)
-    there = {"MASTER_ADDR", "SLURM_JOB_ID", STORE} & set(environment)
-    return found is not None and found.size > 1 and bool(there)
-
-
-def _open_either(reproducible: bool) -> Communicator:
-    """MPI, or TCP where MPI is not there or makes each process a world of its own."""
-    expected = launched_size(os.environ)
-    try:
-        world = _open("mpi", reproducible)
-        if world.size > 1 or expected == 1:
-            check_expected(world.size, expected)
-            return world
-        world.close()
-        why = f"MPI gives 1 of {expected} ranks: it and the launcher are of two kinds"
-    except MissingPackage as missing:
-        why = str(missing)
-    world = _open("tcp", reproducible)
-    if world.rank == 0:
-        log.warning("ranks speak through TCP, which is slower than MPI: %s", why)
-    return world
-
-
-def _open(kind: str, reproducible: bool, **more: str) -> Communicator:
+def _open(kind: str, reproducible: bool, **more: Any) -> "Communicator":
     module, opener = COMMUNICATORS[kind].split(":")
     world: Communicator = getattr(import_module(module), opener)(
         reproducible=reproducible, **more
@@ -112,11 +105,19 @@ def _open(kind: str, reproducible: bool, **more: str) -> Communicator:
 
 
 def check_expected(size: int, expected: int | None) -> None:
-    """A launcher of one MPI and the library of another give n silent singletons."""
+    """Refuse a world of `size` ranks where a launcher has started `expected`.
+
+    A launcher of one MPI and the library of another give n silent singletons.
+    """
     if expected is not None and size != expected:
         raise TransportError(
-            f"{expected} ranks were asked for and MPI gives {size}: the mpiexec in use"
-            " does not belong to the MPI that mpi4py loads; use the mpiexec beside this"
-            " Python, reinstall with: pip install --force-reinstall mpi4py mpich, or do"
-            " without MPI: --comm tcp"
+            f"{expected} ranks were asked for and MPI gives {size}: {STRANGERS}"
+        )
+
+
+def check_number(size: int, number: int | None) -> None:
+    """Refuse a world of `size` ranks that rank `number` of a launcher cannot be in."""
+    if number is not None and number >= size:
+        raise TransportError(
+            f"the launcher calls this rank {number} and MPI gives {size}: {STRANGERS}"
         )

@@ -74,3 +74,14 @@ def launched_size(environment: Mapping[str, str]) -> int | None:
         return ranks.size
     text = environment.get("SLURM_STEP_NUM_TASKS", "")
     return int(text) if text.isdigit() else None
+
+
+def launched_number(environment: Mapping[str, str]) -> int | None:
+    """Return the number of this rank where a launcher of MPI says that alone.
+
+    Some leave PMIX_RANK and no size; who knows a size is asked by `launched_size`.
+    """
+    text = environment.get("PMIX_RANK", "")
+    if launched_size(environment) is None and text.isdigit():
+        return int(text)
+    return None

@@ -12,36 +12,65 @@ import numpy as np
 from hpcsgd.comm import sizes
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.hooks import Array
+from hpcsgd.comm.launched import launched
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.comm.leftovers import remove_leftovers
 from hpcsgd.comm.mail import MpiMail
+from hpcsgd.comm.meeting import meet
 from hpcsgd.comm.pending import Arrival
+from hpcsgd.comm.start_limit import FORWARDING, TIMEOUT, start_limit, start_seconds
 from hpcsgd.comm.ulfm import is_loss, shrink, vanish
 from hpcsgd.comm.uncaught import abort_on_uncaught
+from hpcsgd.comm.verdict import PATIENCE
 from hpcsgd.comm.watch import Watchdog
 from hpcsgd.comm.ways import Ways
 from hpcsgd.comm.workspace import Workspace
-from hpcsgd.errors import MissingPackage
+from hpcsgd.errors import ConfigError, MissingPackage
 
 NAP = 1e-4  # seconds between looks of a patient rank
-INSTALL = "install one with: pip install mpi4py mpich"
+SITE = (
+    "load the MPI of the site (as: module load openmpi), name its library in"
+    " MPI4PY_LIBMPI, or build mpi4py for it: MPICC=mpicc pip install --no-binary mpi4py"
+    " mpi4py; or do without MPI: --comm tcp"
+)
 
 
-def load_mpi() -> Any:
-    """mpi4py's MPI module, initialised."""
-    if "mpi4py.MPI" not in sys.modules:
-        remove_leftovers(os.environ)
-    try:
-        from mpi4py import MPI
-    except ImportError as missing:
-        raise MissingPackage(f"MPI ranks need mpi4py; {INSTALL}") from missing
-    except RuntimeError as missing:
-        # mpi4py is there and finds no MPI library: it says so with RuntimeError.
-        raise MissingPackage(f"mpi4py finds no MPI library; {INSTALL}") from missing
-    if not MPI.Is_initialized():
-        # `mpi_facts` was here first and imported it without starting it.
-        MPI.Init_thread()
-        atexit.register(MPI.Finalize)
+def why_not_loaded(error: ImportError | RuntimeError) -> str:
+    """Return why mpi4py cannot be used, in the loader's words, with the remedy.
+
+    A site's MPI is never to be replaced: an installed mpi4py is pointed at it.
+    """
+    if isinstance(error, ModuleNotFoundError):
+        return (
+            "MPI ranks need mpi4py, which is not installed; on a cluster: load its MPI"
+            " and pip install mpi4py; elsewhere: pip install mpi4py mpich; or do"
+            " without MPI: --comm tcp"
+        )
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"mpi4py finds no MPI library ({'; '.join(lines)}); {SITE}"
+
+
+def load_mpi(timeout: float = TIMEOUT) -> Any:
+    """Return mpi4py's MPI module, initialised within `start_seconds(timeout)`.
+
+    A rank whose time is over is ended with one sentence, because the others have ended
+    or never begun.
+    """
+    if "mpi4py.MPI" in sys.modules and sys.modules["mpi4py.MPI"].Is_initialized():
+        return sys.modules["mpi4py.MPI"]
+    remove_leftovers(os.environ)
+    own = launched(os.environ)
+    rank, size = (0, 1) if own is None else (own.rank, own.size)
+    with start_limit(start_seconds(timeout), rank, size):
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as missing:
+            # Wheels raise RuntimeError where no library loads, others ImportError.
+            raise MissingPackage(why_not_loaded(missing)) from missing
+        if not MPI.Is_initialized():
+            # `mpi_facts` was here first and imported it without starting it.
+            MPI.Init_thread()
+            atexit.register(MPI.Finalize)
     return MPI
 
 
@@ -97,6 +126,8 @@ class MpiCommunicator(Communicator):
         super().watch(timeout)
         if self.size == 1 or timeout <= 0 or self._watchdog is not None:
             return
+        limit = PATIENCE * start_seconds(timeout)
+        meet(self._mpi, self._comm, timeout, limit, self.abort)
         dog = self._watchdog = Watchdog(
             self.ledger.place, self.rank, self.size, timeout, None, self.abort
         )
@@ -266,16 +297,51 @@ def _are_equal(counts: Sequence[int]) -> bool:
     return min(counts) == max(counts)
 
 
-def open_mpi_world(reproducible: bool = False, comm: Any = None) -> MpiCommunicator:
+def open_mpi_world(
+    reproducible: bool = False, comm: Any = None, timeout: float = TIMEOUT
+) -> MpiCommunicator:
     """All ranks of `comm` (all there are), in a communicator of our own.
 
-    An uncaught exception on any of them ends them all.
+    An uncaught exception on any of them ends them all, and so does a rank that does
+    not come within `start_seconds(timeout)`, or, where a program gives `comm` and may
+    do other things before, within PATIENCE times as long. It is named in a warning
+    after `timeout` seconds.
     """
-    source = load_mpi().COMM_WORLD if comm is None else comm
+    if comm is not None:
+        _check_runs()
+    mpi = load_mpi(timeout)
+    source = mpi.COMM_WORLD if comm is None else comm
+    if source.size > 1:
+        limit = start_seconds(timeout) * (1 if comm is None else PATIENCE)
+        meet(mpi, source, timeout, limit, lambda code: _end_all(mpi, code))
     world = MpiCommunicator(source.Dup(), reproducible=reproducible)
     if world.size > 1:
         abort_on_uncaught(world)
     return world
+
+
+def _end_all(mpi: Any, code: int) -> None:
+    time.sleep(FORWARDING)  # an abort may overtake what the launcher has to forward
+    mpi.COMM_WORLD.Abort(code)
+
+
+def _check_runs() -> None:
+    """Refuse a communicator that the caller gave while MPI does not run.
+
+    MPI would end the interpreter at the first use of it.
+    """
+    from mpi4py import MPI
+
+    if MPI.Is_finalized():
+        raise ConfigError(
+            "comm cannot be used any more: MPI has been finalised; call this before"
+            " MPI.Finalize()"
+        )
+    if not MPI.Is_initialized():
+        raise ConfigError(
+            "comm cannot be used yet: MPI has not been initialised; call MPI.Init()"
+            " first, or leave mpi4py.rc.initialize at True"
+        )
 
 
 def library_name(mpi: Any) -> str:

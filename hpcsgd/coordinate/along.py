@@ -37,7 +37,7 @@ def along(
         began, ready = time.perf_counter(), _under(ready, problem)
         columns = ready.opened.loaded.shard
         penalty = penalty_of(problem, columns.total_columns).of(columns.columns)
-        ready.form.become(penalty, point)
+        ready.form.become(ready.nonempty.penalty(penalty), point)
         point = point if warm else ready.form.begin()
         with lent(ready.opened.grid.world, config.run.reproducible):
             training = Training(ready, [], point)

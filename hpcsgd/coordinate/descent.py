@@ -8,8 +8,8 @@ from hpcsgd.coordinate.exchange import Point
 from hpcsgd.coordinate.form import Look
 from hpcsgd.coordinate.items import Array
 from hpcsgd.coordinate.opening import Ready
-from hpcsgd.data.sampling import make_sampler
-from hpcsgd.schedule import Blocks, blocks_of
+from hpcsgd.data.sampling import make_sampler, plan_groups
+from hpcsgd.schedule import blocks_of
 
 
 class Descent:
@@ -19,8 +19,9 @@ class Descent:
         self.ready = ready
         self.point = point
         self.epoch = self.exchanges = self.steps = 0
+        self.progress = 0, 1  # exchanges of this epoch: taken, and all of them
         form, config = ready.form, ready.config
-        self.sampler = make_sampler(config.sampling, form.items.count, 0)
+        self.sampler = make_sampler(config.sampling, form.count, 0)
         self.seen: Look | None = None
         self.first_gradient = form.steep
 
@@ -43,25 +44,45 @@ class Descent:
     def run_epoch(self, after: Callable[[], bool]) -> bool:
         """The sweeps of one epoch; False where `after` an exchange says to stop."""
         form, exchanges = self.ready.form, self.ready.exchanges
-        if form.prepare(self.point):
+        order = form.prepare(self.point, self.sampler.order(self.epoch))
+        if form.renews:
             exchanges.known.clear()
-        for number, items, blocks in self._groups():
-            exchanges.advance(self.point, number, items, blocks, form)
+        steps = self._sweeps() if form.is_alone else self._exchanges(order)
+        goes_on = True
+        for blocks in steps:
             self.exchanges += 1
-            self.steps += len(blocks.sizes)
-            if not after():
-                form.settle(self.point)
-                return False
+            self.steps += blocks
+            goes_on = after()
+            if not goes_on:
+                break
         form.settle(self.point)
-        self.epoch += 1
-        return True
+        if goes_on:
+            self.epoch += 1
+        return goes_on
 
-    def _groups(self) -> Iterator[tuple[int, Array, Blocks]]:
-        order = self.sampler.order(self.epoch)
-        for _ in range(self.ready.form.sweeps):
+    def _sweeps(self) -> Iterator[int]:
+        """The steps of each sweep that a rank takes by itself."""
+        form, clock = self.ready.form, self.ready.clock
+        clock.lap("gather")
+        for done in range(form.sweeps):
+            steps, goes_on = form.sweep(self.point)
+            clock.lap("inner")
+            self.progress = done + 1 if goes_on else form.sweeps, form.sweeps
+            yield steps
+            if not goes_on:
+                return
+
+    def _exchanges(self, order: Array) -> Iterator[int]:
+        """The blocks of each exchange of an epoch's sweeps."""
+        form, schedule = self.ready.form, self.ready.config.schedule
+        groups = plan_groups(len(order), schedule.batch, schedule.steps)
+        for sweep in range(form.sweeps):
             first = 0
-            for number, sizes in enumerate(self.ready.groups):
+            for number, sizes in enumerate(groups):
                 blocks = blocks_of(sizes)
                 items = np.ascontiguousarray(order[first : first + blocks.rows])
                 first += blocks.rows
-                yield number, items, blocks
+                self.ready.exchanges.advance(self.point, number, items, blocks, form)
+                done = sweep * len(groups) + number + 1
+                self.progress = done, len(groups) * form.sweeps
+                yield len(blocks.sizes)

@@ -48,7 +48,7 @@ class Dual(Form):
         x, v = np.zeros(self.items.count), np.zeros(self.items.width)
         if weights is None:
             return Point(x, v)
-        scores = self.items.products(weights[self.objective.shard.columns])
+        scores = self.items.products(weights[:, 0])
         self.members.sum(scores, "control")
         hinge = self.separable
         x = hinge.weights * np.maximum(hinge.margins - scores, 0.0)

@@ -34,10 +34,11 @@ class Form(ABC):
     worst: float  # F of the null model, less the least F of all: a gap's yardstick
     steep: float = 0.0  # the gradient there; 0: that of the first look is taken
     sweeps: int = 1  # over the items in an epoch
+    renews: bool = False  # items are others in every epoch
 
     @abstractmethod
     def begin(self, weights: Array | None = None) -> Point:
-        """The null model, or the point that stands for all columns of w, (d,)."""
+        """The null model, or the point that stands for this rank's w, (d_c, K)."""
 
     @abstractmethod
     def become(self, penalty: Penalty, point: Point) -> None:
@@ -56,9 +57,26 @@ class Form(ABC):
         own = float(np.abs(slope.weights).max(initial=0.0))
         return float(max(self.objective.grid.world.exchange_objects(own)))
 
-    def prepare(self, point: Point) -> bool:
-        """Before the sweeps of an epoch; True where the items are others now."""
+    @property
+    def count(self) -> int:
+        """Return the number of items, N."""
+        return self.items.count
+
+    @property
+    def is_alone(self) -> bool:
+        """Return whether whole sweeps of this epoch need no exchange each."""
         return False
+
+    def prepare(self, point: Point, order: Array) -> Array:
+        """Begin an epoch; return those items of `order` that its sweeps are over."""
+        return order
+
+    def sweep(self, point: Point) -> tuple[int, bool]:
+        """Take a whole sweep over the items of the epoch, or more, where `is_alone`.
+
+        Return its steps, and whether another one would still move the items.
+        """
+        raise NotImplementedError
 
     def settle(self, point: Point) -> None:  # noqa: B027
         """After them."""

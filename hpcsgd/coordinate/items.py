@@ -84,11 +84,13 @@ class Items:
 
     def products(self, vector: Array) -> Array:
         """This rank's part of the inner products of all items with `vector`, (N,)."""
+        if self.count == 0:
+            return np.zeros((0, *vector.shape[1:]))
         return np.concatenate([self.take(p).products(vector) for p in self._parts()])
 
     def combined(self, factors: Array) -> Array:
-        """Σ_i factors_i item_i over all items, (width,)."""
-        total = np.zeros(self.width)
+        """Σ_i factors_i item_i over all items, (width,) or (width, K)."""
+        total = np.zeros((self.width, *factors.shape[1:]))
         for part in self._parts():
             total += self.take(part).combined(factors[part])
         return total

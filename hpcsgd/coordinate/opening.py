@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from hpcsgd.assembly.proximal import penalty_of
 from hpcsgd.build import Opened, open_all
 from hpcsgd.comm.base import Communicator
@@ -13,11 +15,16 @@ from hpcsgd.coordinate.dual import Dual
 from hpcsgd.coordinate.exchange import Exchanges
 from hpcsgd.coordinate.form import Form
 from hpcsgd.coordinate.newton import Newton
+from hpcsgd.coordinate.nonempty import Nonempty, find_nonempty
 from hpcsgd.coordinate.primal import Primal
+from hpcsgd.csr import Csr
 from hpcsgd.data.readers import RowReader
 from hpcsgd.data.sampling import plan_groups
+from hpcsgd.data.shard import Shard
 from hpcsgd.formats import get_format
-from hpcsgd.objective import Objective
+from hpcsgd.objective import BLOCK_ROWS, BLOCK_VALUES, Objective
+from hpcsgd.polish.centring import Centers, centre, find_centers
+from hpcsgd.polish.rows import open_rows
 from hpcsgd.precision import Precision
 from hpcsgd.products.choose import CACHE_BUDGET, ProductsConfig
 from hpcsgd.sections import GridConfig, UpdateConfig
@@ -30,15 +37,26 @@ class Ready:
 
     config: RunConfig  # with its grid
     opened: Opened
+    nonempty: Nonempty
+    centers: Centers | None  # what the form's columns lack; None: nothing
     form: Form
     exchanges: Exchanges
-    groups: list[tuple[int, ...]]  # block sizes of every exchange of an epoch
     clock: Clock
 
     @property
     def is_cached(self) -> bool:
         """Whether G stays."""
         return self.exchanges.keeps
+
+    @property
+    def exchanges_planned(self) -> int:
+        """Exchanges of an epoch, where it takes all items."""
+        form, schedule = self.form, self.config.schedule
+        if form.is_alone:
+            return form.sweeps
+        return form.sweeps * len(
+            plan_groups(form.count, schedule.batch, schedule.steps)
+        )
 
     def close(self) -> None:
         """Let go of the groups, with all ranks; the world stays."""
@@ -75,22 +93,56 @@ def _prepare(config: RunConfig, opened: Opened) -> Ready:
     penalty = grid.world.together(
         lambda: penalty_of(config.problem, shard.total_columns).of(shard.columns)
     )
-    objective = Objective(grid, words.family, loaded.judged, penalty, loaded.read_exact)
-    form = _make(config, objective, grid.world.size)
-    schedule = config.schedule
-    groups = plan_groups(form.items.count, schedule.batch, schedule.steps)
+    nonempty = find_nonempty(shard, penalty, grid.replicas)
+    judged = nonempty.shard(loaded.judged, grid.members)
+    objective = Objective(
+        grid=grid,
+        family=words.family,
+        shard=judged,
+        penalty=nonempty.penalty(penalty),
+        read=nonempty.reader(loaded, judged),
+        block=_block(judged),
+    )
+    centers = None
+    if config.problem.intercept and not judged.is_sparse:
+        centers = _centers(objective, loaded.columns)
+    if centers is not None:
+        values = centers.centred(objective.read(slice(0, judged.height)))
+        centred = centre(objective, centers)
+        objective = replace(centred, shard=replace(judged, matrix=values))
+    form = _make(config, objective, grid.world.size, loaded.columns)
     wire = words.precision.gram_wire
-    keeps = _keeps(config, words.precision, form.items.count, form.name)
+    keeps = _keeps(config, words.precision, form.count, form.name)
     exchanges = Exchanges(form.members, wire, keeps, clock)
-    return Ready(config, opened, form, exchanges, groups, clock)
+    return Ready(config, opened, nonempty, centers, form, exchanges, clock)
 
 
-def _make(config: RunConfig, objective: Objective, ranks: int) -> Form:
+def _centers(objective: Objective, classes: int) -> Centers | None:
+    """Return what to subtract from columns far from zero. Collective, one pass."""
+    rows = open_rows(objective, classes)
+    shares = np.broadcast_to(rows.share, (rows.height, classes))
+    return find_centers(rows, rows.moments(shares))
+
+
+def _block(shard: Shard) -> int:
+    """Rows looked at together by what they store; 0: by how wide they are.
+
+    Of members each would choose another number, and they sum scores block by block.
+    """
+    if not isinstance(shard.matrix, Csr) or len(shard.parts) > 1:
+        return 0
+    most = BLOCK_VALUES * shard.height // max(shard.matrix.nnz, 1)
+    return max(min(most, BLOCK_ROWS), 64)
+
+
+def _make(config: RunConfig, objective: Objective, ranks: int, classes: int) -> Form:
     intercept = config.problem.intercept
     kind = form_of(config, ranks)
     if kind == "dual":
         return Dual(objective)
-    return (Primal if kind == "primal" else Newton)(objective, intercept)
+    if kind == "primal":
+        return Primal(objective, intercept)
+    return Newton(objective, intercept, classes, config.schedule.batch == 1)
 
 
 def _keeps(config: RunConfig, precision: Precision, items: int, form: str) -> bool:

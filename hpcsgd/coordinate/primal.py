@@ -62,7 +62,7 @@ class Primal(Form):
 
     def begin(self, weights: Array | None = None) -> Point:
         """w = 0, or these weights, or as near to them as the bounds let it."""
-        x = np.zeros(self.items.count) if weights is None else weights.copy()
+        x = np.zeros(self.items.count) if weights is None else weights[:, 0].copy()
         self.objective.penalty.prox(x, 0.0)
         v = -self.scale * self.target
         if x.any():

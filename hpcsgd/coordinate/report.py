@@ -11,7 +11,7 @@ import numpy as np
 from hpcsgd.backends.ways import ways
 from hpcsgd.columns import Columns
 from hpcsgd.energy import total
-from hpcsgd.report import where_it_ran
+from hpcsgd.report import named, where_it_ran
 from hpcsgd.result import Result, Status
 
 if TYPE_CHECKING:
@@ -24,20 +24,25 @@ def result_of(
     """The model and everything measured, alike on every rank."""
     ready, view = training.ready, training.view
     opened, config = ready.opened, ready.config
-    weights, intercept = ready.form.model(training.descent.point)
+    weights, beta = ready.form.model(training.descent.point)
+    if beta is not None and ready.centers is not None:
+        beta = beta - ready.centers.moved(ready.form.objective, weights)
+    classes = opened.loaded.columns
     columns = Columns(opened.grid, opened.loaded.shard.parts, whole=False)
+    joined = columns.join(ready.nonempty.widen(weights))
     facts = _facts(training, began, setup)
     return Result(
         status=status,
         loss=float(view.loss),
-        weights=columns.join(weights)[:, 0],
-        intercept=None if intercept is None else np.asarray(intercept[0]),
+        weights=joined if classes > 1 else joined[:, 0],
+        intercept=beta if beta is None or classes > 1 else np.asarray(beta[0]),
         iterations=view.steps,
         exchanges=view.exchanges,
         history=list(view.history),
         ledger=opened.grid.world.ledger.as_dict(),
         config=config.tables(),
         report=facts,
+        preparation=opened.loaded.preparation,
     )
 
 
@@ -67,7 +72,7 @@ def _facts(
         "columns": loaded.shard.total_columns,
         "sparse": loaded.shard.is_sparse,
         "density": loaded.density,
-        "classes": 1,
+        "classes": loaded.columns,
         "labels": list(loaded.targets.labels),
         "precision": dict(vars(words.precision)),
         "precision_runs": ways(words.precision),
@@ -83,6 +88,7 @@ def _facts(
         **_of_all_ranks(training),
         "transport": grid.world.transport,
         "source": loaded.source,
+        **named(loaded),
         "data_fingerprint": loaded.fingerprint,
         "resumes": 0,
         "checkpoints_written": 0,
@@ -96,9 +102,11 @@ def _ending(training: "Training") -> dict[str, Any]:
     seen = training.descent.seen
     return {
         "form": training.ready.form.name,
+        "columns": training.ready.form.objective.shard.total_columns,
         "ended": training.ended,
         "tol": training.ready.config.coordinate.tol,
         "gap": None if seen is None else seen.gap,
+        "null_excess": training.ready.form.worst,
         "gradient": None if seen is None else seen.gradient,
     }
 

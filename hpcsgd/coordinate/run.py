@@ -65,13 +65,15 @@ class CoordinateRun(Session):
         """The null model, or what stands for the weights that were given."""
         if self.start is None or not self.start.weights.size:
             return ready.form.begin()
-        given, columns = self.start.weights, ready.opened.loaded.shard.total_columns
-        if given.shape != (columns, 1):
+        given, loaded = self.start.weights, ready.opened.loaded
+        needed = (loaded.shard.total_columns, loaded.columns)
+        if given.shape != needed:
             raise ConfigError(
                 f"start has weights of shape {given.shape} and these data need"
-                f" {(columns, 1)}; give the model of the same columns"
+                f" {needed}; give the model of the same columns"
             )
-        return ready.form.begin(given[:, 0].astype(np.float64))
+        own = given[loaded.shard.columns].astype(np.float64)
+        return ready.form.begin(ready.nonempty.narrow(own))
 
 
 class Training:
@@ -87,7 +89,7 @@ class Training:
         config, world = ready.config, ready.opened.grid.world
         self.looks = Looks(world, config.run.check_every)
         self.meter = make_meter("")
-        planned = len(ready.groups) * ready.form.sweeps * config.schedule.epochs
+        planned = ready.exchanges_planned * config.schedule.epochs
         self.view = View(
             epochs=config.schedule.epochs,
             exchanges_planned=planned,
@@ -142,8 +144,9 @@ class Training:
         """After every exchange: where it stands, and whether all go on."""
         view, done = self.view, self.descent.exchanges
         view.exchanges, view.steps = done, self.descent.steps
-        passes = len(self.ready.groups) * self.ready.form.sweeps
-        view.rows = view.total_rows * done // passes
+        done_in_epoch, in_epoch = self.descent.progress
+        view.rows = view.total_rows * self.descent.epoch
+        view.rows += view.total_rows * done_in_epoch // in_epoch
         now = perf_counter()
         view.seconds += now - self._began
         self._tell("on_exchange")
@@ -156,7 +159,8 @@ class Training:
         """Loss, gradient and gap, as a record of the history."""
         view, clock = self.view, self.ready.clock
         clock.start()
-        seen = self.descent.look()
+        with np.errstate(all="ignore"):  # a figure that is not finite is reported
+            seen = self.descent.look()
         clock.lap("evaluate")
         view.loss = seen.loss
         ledger = self.ready.opened.grid.world.ledger

@@ -24,7 +24,7 @@ def prepared(block: Rows, first: int, survey: Survey, recipe: Recipe) -> Rows:
     block = replace(block, y=y)
     if is_too_wide(block, survey, recipe):
         return block
-    return replace(block, X=transformed(block.X, survey, recipe))
+    return replace(block, X=transformed(block.X, survey))
 
 
 def is_too_wide(block: Rows, survey: Survey, recipe: Recipe) -> bool:
@@ -44,18 +44,20 @@ def slices(block: Rows, survey: Survey, recipe: Recipe) -> Iterator[tuple[int, R
     for start in range(0, rows, step):
         part = choose(block, slice(start, start + step))
         stop = min(start + step, rows)
-        yield stop, replace(part, X=transformed(part.X, survey, recipe))
+        yield stop, replace(part, X=transformed(part.X, survey))
 
 
-def transformed(X: Any, survey: Survey, recipe: Recipe) -> Any:
+def transformed(X: Any, survey: Survey) -> Any:
     """X as it is stored, but for its element type."""
+    if survey.order is not None:
+        X = X[:, survey.order]
     if issparse(X) and not survey.is_sparse:
         X = X.toarray()
     elif survey.is_sparse and not issparse(X):
         X = csr_array(X)
     if survey.scales is not None:
         X = survey.scales.apply(X)
-    return unit_rows(X) if recipe.unit_rows else X
+    return unit_rows(X) if survey.unit_rows else X
 
 
 def relabelled(y: Array | None, first: int, recipe: Recipe) -> Array | None:

@@ -16,6 +16,9 @@ from hpcsgd.data.destination import (
 )
 from hpcsgd.data.filling import Pouring, fill_from_rows, fill_from_text
 from hpcsgd.data.layout import Layout
+from hpcsgd.data.libsvm import LibsvmSource
+from hpcsgd.data.like import INDEX_BASE
+from hpcsgd.data.preparation import Scales
 from hpcsgd.data.progress import Beating, Progress
 from hpcsgd.data.ready import Encoder
 from hpcsgd.data.recipe import Recipe
@@ -23,7 +26,6 @@ from hpcsgd.data.sink import Journal, Part, Plan, Sinks, held, kept_scales
 from hpcsgd.data.source import Outline, Source
 from hpcsgd.data.survey import Survey, survey_rows, survey_text
 from hpcsgd.data.text_source import TextSource
-from hpcsgd.data.transform import Scales
 from hpcsgd.errors import HpcsgdError, TransportError
 
 log = logging.getLogger(__name__)
@@ -118,7 +120,7 @@ class Conversion:
 
     def _plan(self, survey: Survey) -> Plan:
         """What both files have in common."""
-        scales = survey.scales
+        preparation = survey.preparation
         first = next(iter(self.source.blocks(survey.outline, PEEK, 0)))
         return Plan(
             cols=survey.outline.cols,
@@ -127,15 +129,22 @@ class Conversion:
             sides=tuple(held(first)),
             attributes={
                 "source": self.source.path.name,
-                "unit_rows": self.recipe.unit_rows,
+                "unit_rows": preparation.unit_rows,
+                **_index_base(self.source, survey.outline),
             },
-            means=None if scales is None else scales.mean,
-            scales=None if scales is None else scales.scale,
+            preparation=preparation,
+            names=survey.names,
         )
 
     def said(self, survey: Survey) -> dict[str, Any]:
         """What was done."""
         return _said(self.files(survey.outline), survey, self.recipe)
+
+
+def _index_base(source: Source, outline: Outline) -> dict[str, Any]:
+    """What a LIBSVM text calls its first column, for files that shall be like it."""
+    is_text = isinstance(source, LibsvmSource)
+    return {INDEX_BASE: outline.index_base} if is_text else {}
 
 
 def _alone(one: Conversion) -> dict[str, Any]:
@@ -201,7 +210,15 @@ def _left_whole(sinks: Sinks) -> Iterator[None]:
 def _said(files: Sequence[Part], survey: Survey, recipe: Recipe) -> dict[str, Any]:
     """What was done."""
     outline: Outline = survey.outline
-    how = "scaled only, to keep their zeros" if survey.is_sparse else ""
+    preparation, like = survey.preparation, recipe.like
+    how = "mean 0, spread 1"
+    if preparation.columns == "scaled":
+        how = "scaled only, to keep their zeros"
+    if survey.scales is None:
+        how = "scaled before, as the source says"
+    elif like is not None:
+        how = f"scaled with the means and scales of {like.path}"
+    said = {} if outline.label is None else {"label_column": outline.label}
     return {
         "files": [
             {
@@ -214,7 +231,9 @@ def _said(files: Sequence[Part], survey: Survey, recipe: Recipe) -> dict[str, An
         "columns": outline.cols,
         "element": recipe.element,
         "labelled": outline.labelled,
+        **said,
         "sparse": survey.is_sparse,
-        "standardized": (how or "mean 0, spread 1") if survey.scales else None,
-        "unit_rows": recipe.unit_rows,
+        "standardized": how if preparation.scales else None,
+        "unit_rows": preparation.unit_rows,
+        **({} if survey.order is None else {"reordered": True}),
     }

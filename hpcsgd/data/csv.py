@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.data import parse_native
-from hpcsgd.data.csv_layout import Column, place_columns, read_head
+from hpcsgd.data.csv_layout import AUTO, Column, find_label, place_columns, read_head
 from hpcsgd.data.faults import Fault
 from hpcsgd.data.moments import Moments
 from hpcsgd.data.parse_python import Layout
@@ -24,12 +24,14 @@ class CsvSource(TextSource):
     """Rows of a CSV file, plain or compressed; `X` is float64.
 
     Columns are named or counted from 0 (−1 or "last": the last); None: there is none.
+    Labels are "auto" in the column whose name says so, one of `LABELS` in any case, or
+    in the first one where there is no header.
     """
 
     def __init__(
         self,
         path: str | Path,
-        label_column: Column = 0,
+        label_column: Column = AUTO,
         delimiter: str = "auto",
         header: str | bool = "auto",
         missing: str = "error",
@@ -42,12 +44,18 @@ class CsvSource(TextSource):
         self.options = (delimiter, header)
         label = None if label_column == "none" else label_column
         self.columns = (label, weight_column, offset_column)
+        self.label: str | None = None  # of "auto", what was found
 
     def _read_head(self) -> None:
         """Delimiter, header, which column is what."""
         head = read_head(self.path, *self.options)
+        label, weight, offset = self.columns
+        if label == AUTO:
+            label, self.label = find_label(self.path, head, weight, offset)
+            self.columns = (label, weight, offset)
         places, extras = place_columns(self.path, head, self.columns)
         features = len(places) - extras
+        self.names = _feature_names(head.names, places)
         self.first, self.delimiter = head.size, head.delimiter
         self.layout = Layout(head.delimiter, places, features, extras, self.fills)
 
@@ -65,7 +73,16 @@ class CsvSource(TextSource):
             raise DataError(f"{self.path} has a header and no rows; give it some")
         cols, is_labelled = self.layout.features, self.columns[0] is not None
         means = moments.of_columns(0, cols).mean if self.fills else None
-        return Outline(tally.rows, cols, None, is_labelled, tally.end, means=means)
+        return Outline(
+            tally.rows,
+            cols,
+            None,
+            is_labelled,
+            tally.end,
+            means=means,
+            names=self.names,
+            label=self.label,
+        )
 
     def moments_of(self, outline: Outline, moments: Moments) -> Moments:
         """What is missing becomes the mean."""
@@ -91,6 +108,17 @@ class CsvSource(TextSource):
             return parse_native.parse_csv(piece.text, self.layout)
         except Fault as fault:
             raise self.refused(piece, fault) from None
+
+
+def _feature_names(
+    header: tuple[str, ...] | None, places: Array
+) -> tuple[str, ...] | None:
+    """The names of the features; None where some have none, or two have the same."""
+    if header is None:
+        return None
+    each = zip(header, places, strict=True)
+    names = tuple(name for name, place in each if place >= 0)
+    return names if all(names) and len(set(names)) == len(names) else None
 
 
 def _by_arrow(text: bytes, layout: Layout) -> tuple[Array, Array] | None:

@@ -15,6 +15,9 @@ from hpcsgd.errors import ConfigError, DataError
 Array = NDArray[Any]
 Column = str | int | None
 DELIMITERS = {"comma": b",", "tab": b"\t", "semicolon": b";"}
+AUTO = "auto"  # label column: the one whose name says so
+LABELS = ("label", "y", "target", "class")
+MOST_NAMED = 10  # columns that an error lists
 ROLES = ("label", "weight", "offset")
 
 
@@ -89,6 +92,44 @@ def _is_header(path: Path, asked: str | bool, fields: list[bytes]) -> bool:
     return bool(told) and not numbers
 
 
+def find_label(
+    path: Path, head: Head, weight: Column, offset: Column
+) -> tuple[int, str | None]:
+    """Return the number of the label column that nobody named, and how it is called.
+
+    Without a header it is the first one. Columns of weights and offsets are none.
+    """
+    if head.names is None:
+        return 0, "column 0, the first (there is no header)"
+    taken = [
+        _field(path, head, role, column)
+        for role, column in (("weight", weight), ("offset", offset))
+        if column is not None
+    ]
+    found = [
+        number
+        for number, name in enumerate(head.names)
+        if name.lower() in LABELS and number not in taken
+    ]
+    if len(found) == 1:
+        return found[0], f"column {head.names[found[0]]!r}"
+    known = ", ".join(LABELS[:-1]) + f" or {LABELS[-1]}"
+    if found:
+        several = " and ".join(repr(head.names[number]) for number in found)
+        fact = f"several columns may hold its labels: {several}"
+    else:
+        fact = f"none of its columns is called {known}: {_shown(head.names)}"
+    raise DataError(
+        f"{path} does not say which column holds the labels, {fact}; name it with"
+        " --label-column NAME, or give --label-column none where there are no labels"
+    )
+
+
+def _shown(names: tuple[str, ...]) -> str:
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
 def place_columns(
     path: Path, head: Head, columns: tuple[Column, ...]
 ) -> tuple[Array, int]:
@@ -116,7 +157,7 @@ def _field(path: Path, head: Head, role: str, column: str | int) -> int:
     try:
         number = -1 if column == "last" else int(column)
     except ValueError:
-        known = ", ".join((head.names or ("none, for there is no header",))[:10])
+        known = _shown(head.names or ("none, for there is no header",))
         raise ConfigError(
             f"{path} has no {role} column {column!r}; its names: {known}"
         ) from None

@@ -1,9 +1,10 @@
 """The files a conversion writes, and what is refused before the first pass."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from hpcsgd.data.preparation import RAW
 from hpcsgd.data.recipe import Recipe
 from hpcsgd.data.sink import Part
 from hpcsgd.data.source import Outline, Source
@@ -41,10 +42,13 @@ def wanted_rows(outline: Outline, recipe: Recipe) -> int:
 
 def identity(source: Source, outline: Outline, recipe: Recipe) -> dict[str, Any]:
     """What must be the same for a broken conversion to be gone on with."""
-    said = asdict(recipe)
+    said = asdict(replace(recipe, like=None))
     del said["memory"]
+    said["like"] = None if recipe.like is None else recipe.like.fingerprint()
     said["labels"] = [list(pair) for pair in recipe.labels]
-    counted = asdict(outline)
+    counted = asdict(replace(outline, preparation=RAW))
+    del counted["preparation"]  # the source's own, which stays while it does
+    counted["names"] = None if outline.names is None else list(outline.names)
     counted["means"] = None if outline.means is None else outline.means.tolist()
     status = source.path.stat()
     found = {"source": str(source.path.resolve()), "source_bytes": status.st_size}

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.csr import Csr
-from hpcsgd.data.readers import RowReader
+from hpcsgd.data.readers import RowReader, element_of
 from hpcsgd.data.shard import Shard
 from hpcsgd.data.unheld import Unheld
 from hpcsgd.formats import get_format
@@ -46,7 +46,6 @@ def exact_columns(
 def _is_exact(reader: RowReader, shard: Shard, precision: Precision) -> bool:
     """Whether what is held are the values of the data themselves."""
     stored = get_format(precision.matrix)
-    read = reader.read_csr if shard.is_sparse else reader.read
-    source = read(slice(0, 0), slice(0, 0)).dtype
+    source = element_of(reader)
     held = stored.is_wide and np.can_cast(source, stored.dtype, casting="safe")
     return held and not isinstance(shard.matrix, Unheld)

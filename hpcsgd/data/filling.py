@@ -10,7 +10,7 @@ from scipy.sparse import csr_array, issparse
 
 from hpcsgd.data.changes import is_too_wide, prepared, slices
 from hpcsgd.data.crew import Crew
-from hpcsgd.data.numbered import first_rows, numbered
+from hpcsgd.data.numbered import first_rows, numbered, refuse_non_finite
 from hpcsgd.data.packing import Parts
 from hpcsgd.data.progress import Progress
 from hpcsgd.data.ready import Encoder, Ready
@@ -115,6 +115,7 @@ def fill_from_rows(source: Source, pouring: Pouring) -> None:
     pouring.progress.begin("writing", survey.outline.size)
     blocks = source.blocks(survey.outline, recipe.block, position)
     for first, block in numbered(blocks, row, recipe):
+        refuse_non_finite(block, first, source.path)
         pouring.take(Batch(first, -1, prepared(block, first, survey, recipe)))
 
 

@@ -20,6 +20,7 @@ from hpcsgd.data.hdf5_open import (
     shape_of,
 )
 from hpcsgd.data.layout import COLUMNS, Layout, layout_of, widen
+from hpcsgd.data.preparation import MEANS, NAMES, SCALES, Preparation, preparation_from
 from hpcsgd.data.tiles import Tiles, open_tiles
 from hpcsgd.errors import DataError
 
@@ -151,6 +152,27 @@ class Hdf5Reader:
     def queries(self, rows: slice) -> Any:
         """The groups that rows belong to as int64, or None; training knows none."""
         return self._column("qid", rows)
+
+    @property
+    def preparation(self) -> Preparation:
+        """What was done to the rows before they were stored."""
+        found = {name: self._of_columns(name, "f") for name in (MEANS, SCALES)}
+        known = {name: array for name, array in found.items() if array is not None}
+        return preparation_from(known, bool(self.file.attrs.get("unit_rows", False)))
+
+    @property
+    def column_names(self) -> list[str] | None:
+        """Names of the columns, or None."""
+        names = self._of_columns(NAMES, "O")
+        return None if names is None else [_plain(name) for name in names]
+
+    def _of_columns(self, name: str, kind: str) -> Array | None:
+        """A data set with one entry a column; None where there is no such one."""
+        node = self.file.get(name)
+        if getattr(node, "shape", None) != (self.cols,) or node.dtype.kind != kind:
+            return None
+        values: Array = self._take(name, slice(0, self.cols))
+        return values
 
     def describe(self) -> dict[str, Any]:
         """What a result remembers of its data."""

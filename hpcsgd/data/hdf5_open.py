@@ -135,10 +135,13 @@ def lacks(name: str, path: Path, file: Any) -> DataError:
 
 
 def node_of(path: Path, file: Any, name: str) -> Any:
-    """What has this name; it may be a link into another file."""
+    """Return what has this name; it may be a link into another file.
+
+    HDF5 raises KeyError for a link to nothing, RuntimeError for one to itself.
+    """
     try:
         return file[name]
-    except KeyError as error:
+    except (KeyError, RuntimeError) as error:
         raise DataError(
             f"{path}: /{name} is a link that leads nowhere; put back what it names,"
             " or write the values themselves"

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import issparse
 
-from hpcsgd.data.readers import RowReader
+from hpcsgd.data.readers import RowReader, preparation_of
 from hpcsgd.data.source import block_rows
 from hpcsgd.data.targets import MOST_CLASSES
 from hpcsgd.families import get_family
@@ -77,7 +77,7 @@ def inspect(reader: Any, budget: int = BLOCK_BYTES) -> dict[str, Any]:
         rows = slice(start, min(start + step, reader.rows))
         X = read(rows, every)
         if first is None:
-            first = _dense(X[:SHOWN_ROWS])
+            first = _dense(X[:SHOWN_ROWS, :SHOWN_COLUMNS])
         tally.add(X, reader.targets(rows) if labelled else None)
     said = {"element": _element(first), **reader.describe()}
     return {
@@ -90,6 +90,7 @@ def inspect(reader: Any, budget: int = BLOCK_BYTES) -> dict[str, Any]:
             "max": float(np.sqrt(tally.largest)),
             "mean": tally.lengths / reader.rows,
         },
+        "preparation": preparation_of(reader).describe(),
         "queries": _queries(reader),
         "labels": _labels(tally) if labelled else None,
         "first_rows": _first_rows(reader, first, labelled),
@@ -161,7 +162,7 @@ def _first_rows(
     rows = slice(0, len(first))
     y = reader.targets(rows).tolist() if labelled else [None] * len(first)
     return [
-        {"y": label, "x": row[:SHOWN_COLUMNS].astype(float).tolist()}
+        {"y": label, "x": row.astype(float).tolist()}
         for label, row in zip(y, first, strict=True)
     ]
 

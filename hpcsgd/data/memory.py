@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.csr import from_scipy
+from hpcsgd.data.preparation import RAW, Preparation
 from hpcsgd.errors import DataError
 
 Array = NDArray[Any]
@@ -15,14 +16,21 @@ RAGGED = "X has rows of different lengths; give a matrix with rows and columns"
 class MemoryReader:
     """Arrays given from Python, the same on every rank; nothing is copied.
 
-    Sparse ones of any kind become CSR with ascending columns, once.
+    Sparse ones of any kind become CSR with ascending columns, once. Arrays cannot say
+    how they were prepared: they are raw rows, unless `preparation` says otherwise.
     """
 
     is_in_memory = True
     best_piece = 2**20  # bytes: what is looked at several times stays in cache
 
     def __init__(
-        self, X: Any, y: Any, sample_weight: Any = None, offset: Any = None
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        offset: Any = None,
+        names: list[str] | None = None,
+        preparation: Preparation = RAW,
     ) -> None:
         self.X = self._matrix(X)
         self.is_sparse = hasattr(self.X, "tocsr")
@@ -31,6 +39,7 @@ class MemoryReader:
         self.y = self._column("y", y)
         self.weights = self._column("sample_weight", sample_weight)
         self.offsets = self._column("offset", offset)
+        self.column_names, self.preparation = names, preparation
 
     def read(self, rows: slice, cols: slice) -> Array:
         """A view of the block; a dense copy of a sparse one."""

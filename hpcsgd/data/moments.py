@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.sparse import issparse
 
 from hpcsgd.data.packing import Parts
-from hpcsgd.data.transform import Scales
+from hpcsgd.data.preparation import Scales
 from hpcsgd.errors import DataError
 
 Array = NDArray[Any]

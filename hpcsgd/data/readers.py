@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.data.preparation import RAW, Preparation
 from hpcsgd.errors import DataError
 
 Array = NDArray[Any]
@@ -27,7 +28,8 @@ class RowReader(Protocol):
     """A matrix with targets, read by rows and columns.
 
     Sparse ones have two attributes more, `is_sparse = True` and the number `nnz` of
-    their stored values, and are read by `read_csr`.
+    their stored values, and are read by `read_csr`. A reader may know the `preparation`
+    of its rows and its `column_names`.
     """
 
     rows: int
@@ -68,6 +70,18 @@ def is_sparse(reader: RowReader) -> bool:
     return bool(getattr(reader, "is_sparse", False))
 
 
+def preparation_of(reader: RowReader) -> Preparation:
+    """Return what was done to the rows of a reader; those that do not say are raw."""
+    found: Preparation = getattr(reader, "preparation", RAW)
+    return found
+
+
+def names_of(reader: RowReader) -> list[str] | None:
+    """Return the names of the columns of a reader, where they have any."""
+    names: list[str] | None = getattr(reader, "column_names", None)
+    return names
+
+
 def stored_in(reader: RowReader) -> int:
     """How many values a reader holds; from its first rows where it cannot say."""
     if not is_sparse(reader):
@@ -78,6 +92,13 @@ def stored_in(reader: RowReader) -> int:
     looked = min(reader.rows, LOOKED)
     sample = reader.read_csr(slice(0, looked), slice(0, reader.cols))
     return int(sample.nnz * reader.rows / looked)
+
+
+def element_of(reader: RowReader) -> np.dtype[Any]:
+    """Return the dtype of the values of a reader as they are read."""
+    read = reader.read_csr if is_sparse(reader) else reader.read
+    dtype: np.dtype[Any] = read(slice(0, 0), slice(0, 0)).dtype
+    return dtype
 
 
 def row_words(reader: RowReader) -> int:
@@ -112,6 +133,7 @@ def load_block(
             whole = np.empty((rows.stop - rows.start, width), dtype=stored.dtype)
         if not _is_own(reader, stored):
             whole[first - rows.start : first - rows.start + len(stored)] = stored
+        del stored  # else it would stay while the next piece is read
     if whole is None:
         return store(np.empty((0, width), dtype=np.float32))
     return whole
@@ -143,7 +165,9 @@ def pieces(
             stored = store(piece)
         if stored.dtype.itemsize < piece.dtype.itemsize:
             _refuse_too_large(piece, start, cols.start)
+        del piece  # each is let go before the next one is read
         yield start, stored
+        del stored
 
 
 def _is_own(reader: RowReader, stored: Array) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.data.like import Like
 from hpcsgd.errors import ConfigError
 
 Array = NDArray[Any]
@@ -28,6 +29,7 @@ class Recipe:
     layout: str = "auto"  # sparse or dense rows
     labels: tuple[tuple[float, float], ...] = ()  # (as it is, as it shall be)
     memory: int = 512 * 2**20
+    like: Like | None = None  # a file whose columns and scales these rows shall have
 
     def __post_init__(self) -> None:
         if not 0 <= self.test_fraction < 1:
@@ -44,6 +46,22 @@ class Recipe:
             )
         if self.layout not in LAYOUTS:
             raise ConfigError(f"--layout {self.layout}: known: {', '.join(LAYOUTS)}")
+        if self.like is not None:
+            self._check_like(self.like)
+
+    def _check_like(self, like: Like) -> None:
+        """Refuse what would prepare rows otherwise than those of the file."""
+        if self.standardize or self.unit_rows:
+            flag = "--standardize" if self.standardize else "--unit-rows"
+            raise ConfigError(
+                f"--like takes scales and lengths of rows from {like.path}; leave"
+                f" {flag} out"
+            )
+        if self.layout == "sparse" and like.is_centred:
+            raise ConfigError(
+                f"--layout sparse keeps zeros, and the columns of {like.path} are"
+                " centred; leave --layout out"
+            )
 
     @property
     def block(self) -> int:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from hpcsgd.data.encoding import StoredRows
 from hpcsgd.data.layout import COLUMNS
+from hpcsgd.data.preparation import MEANS, SCALES, Preparation
 from hpcsgd.data.source import Rows
 from hpcsgd.data.store_writer import FLUSH_BYTES, StoreWriter
 from hpcsgd.errors import ConfigError, DataError
@@ -44,8 +45,8 @@ class Plan:
     is_sparse: bool
     sides: tuple[str, ...]  # columns that come with X, of COLUMNS
     attributes: dict[str, Any]
-    means: Array | None
-    scales: Array | None
+    preparation: Preparation
+    names: list[str] | None
 
 
 @dataclass
@@ -197,7 +198,7 @@ def kept_scales(parts: list[Part]) -> tuple[Array | None, Array | None]:
     for part in parts:
         writer = _reopen(part)
         if writer is not None:
-            found = [writer.file.get(n) for n in ("column_means", "column_scales")]
+            found = [writer.file.get(name) for name in (MEANS, SCALES)]
             means, scales = (None if f is None else np.asarray(f) for f in found)
             writer.__exit__(InterruptedError, None, None)
             return means, scales
@@ -205,6 +206,7 @@ def kept_scales(parts: list[Part]) -> tuple[Array | None, Array | None]:
 
 
 def _create(part: Part, plan: Plan) -> StoreWriter:
+    scales = plan.preparation.scales
     return StoreWriter(
         part.path,
         plan.cols,
@@ -213,8 +215,9 @@ def _create(part: Part, plan: Plan) -> StoreWriter:
         is_sparse=plan.is_sparse,
         columns=plan.sides,
         attributes=plan.attributes,
-        means=plan.means,
-        scales=plan.scales,
+        means=None if scales is None else scales.mean,
+        scales=None if scales is None else scales.scale,
+        names=plan.names,
         resumable=True,
     )
 

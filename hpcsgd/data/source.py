@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.data.preparation import RAW, Preparation
 from hpcsgd.errors import ConfigError
 
 Array = NDArray[Any]
@@ -37,6 +38,9 @@ class Outline:
     size: int  # of the source as `Rows.end` counts it, for progress
     index_base: int = 0  # what a LIBSVM file calls its first column
     means: Array | None = None  # (cols,) that stand in for missing values
+    names: tuple[str, ...] | None = None  # of the columns, where they have any
+    label: str | None = None  # the column of labels, where nobody named it
+    preparation: Preparation = RAW  # of the rows before they came here
 
 
 class Source(Protocol):

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from hpcsgd.data.encoding import StoredRows, encode_rows
 from hpcsgd.data.layout import COLUMNS, Layout, layout_of
 from hpcsgd.data.part_file import open_part
+from hpcsgd.data.preparation import MEANS, NAMES, SCALES
 from hpcsgd.data.store_blocks import CsrBlocks, DenseBlocks, Held, make_blocks
 from hpcsgd.errors import ConfigError, DataError, MissingPackage
 
@@ -44,6 +46,7 @@ class StoreWriter:
     columns : of y, sample_weight, offset and qid, those that every `append` brings
     attributes : kept with the file, such as task, classes and source
     means, scales : (cols,) of standardised columns, as they were before
+    names : of the columns, where they have any
     resumable : True keeps the `.part` after an exception, for `reopen`
     """
 
@@ -67,6 +70,7 @@ class StoreWriter:
         attributes: dict[str, Any] | None = None,
         means: Array | None = None,
         scales: Array | None = None,
+        names: Sequence[str] | None = None,
         resumable: bool = False,
     ) -> None:
         layout = Layout(cols, element, scale, is_sparse)
@@ -78,7 +82,7 @@ class StoreWriter:
         self.file: Any = None
         try:
             self.file = _h5py().File(self.raw, "w", libver=("v108", "v108"))
-            self._lay_out(columns, attributes or {}, means, scales)
+            self._lay_out(columns, attributes or {}, means, scales, names)
             self.flush()
         except OSError as error:
             self.abandon()
@@ -227,14 +231,18 @@ class StoreWriter:
         attributes: dict[str, Any],
         means: Array | None,
         scales: Array | None,
+        names: Sequence[str] | None,
     ) -> None:
         self.columns = tuple(name for name in COLUMNS if name in columns)
         self.file.attrs.update(attributes)
         self.file.attrs.update(self.layout.attributes(), finished=False)
-        for name, values in (("column_means", means), ("column_scales", scales)):
+        for name, values in ((MEANS, means), (SCALES, scales)):
             if values is not None:
                 kept = np.asarray(values, "<f8").reshape(self.layout.cols)
                 self.file.create_dataset(name, data=kept)
+        if names is not None:
+            text = _h5py().string_dtype()
+            self.file.create_dataset(NAMES, data=list(names), dtype=text)
         self.blocks: DenseBlocks | CsrBlocks = make_blocks(
             self.file, self.layout, self.columns
         )

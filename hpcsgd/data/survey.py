@@ -1,23 +1,25 @@
 """The first pass: how much there is, and what its columns are like."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.data.crew import Crew
+from hpcsgd.data.libsvm import LibsvmSource
+from hpcsgd.data.like import Like
 from hpcsgd.data.moments import Measured, Moments, measure
-from hpcsgd.data.numbered import numbered
+from hpcsgd.data.numbered import numbered, refuse_non_finite
 from hpcsgd.data.packing import Parts
+from hpcsgd.data.preparation import Preparation, Scales
 from hpcsgd.data.progress import Progress
 from hpcsgd.data.recipe import DENSE_PAYS, LEAST_MEMORY, Recipe
 from hpcsgd.data.rounds import Pace
 from hpcsgd.data.source import Outline, Source
 from hpcsgd.data.text import Piece, refuse_changed
 from hpcsgd.data.text_source import Tally, TextSource
-from hpcsgd.data.transform import Scales
 from hpcsgd.errors import DataError
 
 Array = NDArray[Any]
@@ -29,8 +31,26 @@ class Survey:
 
     outline: Outline
     is_sparse: bool  # as the rows shall be stored
-    scales: Scales | None
+    scales: Scales | None  # that the rows get
     places: Array | None = None  # (pieces, 2): byte and first row of every piece
+    order: Array | None = None  # (cols,), columns of the source as they shall be stored
+    unit_rows: bool = False  # rows get length 1
+
+    @property
+    def names(self) -> list[str] | None:
+        """Names of the columns as they are stored."""
+        names = self.outline.names
+        if names is None or self.order is None:
+            return None if names is None else list(names)
+        return [names[number] for number in self.order]
+
+    @property
+    def preparation(self) -> Preparation:
+        """What was done to the rows that are stored, here and before."""
+        before = self.outline.preparation
+        return Preparation(
+            self.scales or before.scales, self.unit_rows or before.unit_rows
+        )
 
 
 def survey_rows(
@@ -45,17 +65,60 @@ def survey_rows(
     """
     outline = source.outline(progress.at)
     check_rows(outline, source)
+    check_raw(outline, source, recipe)
+    if recipe.like is not None:
+        return as_like(outline, source, recipe, recipe.like)
     is_sparse = wants_sparse(outline, recipe)
     scales = kept(outline)
     if scales is not None or not recipe.standardize:
-        return Survey(outline, is_sparse, scales)
+        return Survey(outline, is_sparse, scales, unit_rows=recipe.unit_rows)
     moments = Moments(outline.cols)
     progress.begin("measuring columns", outline.size)
     for first, block in numbered(source.blocks(outline, recipe.block, 0), 0, recipe):
+        refuse_non_finite(block, first, source.path)
         moments.add_block(recipe.trained_on(block.X, first))
         progress.at(block.end)
     full = moments.with_means() if outline.nnz is None else moments.with_zeros()
-    return Survey(outline, is_sparse, full.scales(centred=not is_sparse))
+    scales = full.scales(centred=not is_sparse)
+    return Survey(outline, is_sparse, scales, unit_rows=recipe.unit_rows)
+
+
+def check_raw(outline: Outline, source: Source, recipe: Recipe) -> None:
+    """Refuse to prepare rows a second time."""
+    changes = recipe.standardize or recipe.like is not None
+    if changes and not outline.preparation.is_raw:
+        flag = "--standardize" if recipe.standardize else "--like"
+        is_scaled = outline.preparation.scales is not None
+        what = "scaled columns" if is_scaled else "rows of length 1"
+        raise DataError(
+            f"{source.path} has {what} already; give {flag} the raw rows that it was"
+            " made of"
+        )
+
+
+def as_like(
+    outline: Outline,
+    source: Source,
+    recipe: Recipe,
+    like: Like,
+    places: Array | None = None,
+) -> Survey:
+    """Return how rows become those of another file: its columns, scales and layout."""
+    if isinstance(source, LibsvmSource):
+        outline = like.widened(outline, source.path)
+    order, scales = like.order(outline, source.path), like.preparation.scales
+    if outline.means is not None and scales is not None and scales.mean is not None:
+        # What is missing becomes the mean of the training, in the source's own order.
+        means = np.empty_like(scales.mean)
+        means[slice(None) if order is None else order] = scales.mean
+        outline = replace(outline, means=means)
+    if order is None and outline.names is None and like.names is not None:
+        outline = replace(outline, names=tuple(like.names))
+    is_sparse = like.is_sparse
+    if recipe.layout != "auto":
+        is_sparse = recipe.layout == "sparse"
+    unit_rows = like.preparation.unit_rows
+    return Survey(outline, is_sparse, scales, places, order, unit_rows)
 
 
 def survey_text(
@@ -133,13 +196,15 @@ class _Findings:
 
 def _concluded(source: TextSource, recipe: Recipe, found: _Findings) -> Survey:
     outline = source.outline_of(found.tally, found.moments)
+    places = np.array(found.places, dtype=np.int64).reshape(-1, 2)
+    if recipe.like is not None:
+        return as_like(outline, source, recipe, recipe.like, places)
     is_sparse = wants_sparse(outline, recipe, is_text=True)
     scales = None
     if recipe.standardize:
         full = source.moments_of(outline, found.moments)
         scales = full.scales(centred=not is_sparse)
-    places = np.array(found.places, dtype=np.int64).reshape(-1, 2)
-    return Survey(outline, is_sparse, scales, places)
+    return Survey(outline, is_sparse, scales, places, unit_rows=recipe.unit_rows)
 
 
 def wants_sparse(outline: Outline, recipe: Recipe, is_text: bool = False) -> bool:

@@ -1,7 +1,6 @@
-"""What a conversion does to rows: column scales, unit rows, and who is a test row."""
+"""What a conversion does to rows: unit rows, and who is a test row."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,24 +10,6 @@ from scipy.sparse import csr_array, diags_array, issparse
 Array = NDArray[Any]
 HASHED_AT_ONCE = 2**20
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-
-
-@dataclass(frozen=True)
-class Scales:
-    """x ← (x − mean) / scale for each column; sparse columns keep their zeros."""
-
-    mean: Array | None  # None: sparse, only scaled
-    scale: Array
-
-    def apply(self, X: Any) -> Any:
-        """The block with its columns scaled, computed in float64."""
-        if issparse(X):
-            return csr_array(X.astype(np.float64) @ diags_array(1 / self.scale))
-        scaled = X.astype(np.float64)
-        if self.mean is not None:
-            scaled -= self.mean
-        scaled /= self.scale
-        return scaled
 
 
 def unit_rows(X: Any) -> Any:

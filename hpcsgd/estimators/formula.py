@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from scipy.special import log_expit, log_ndtr, log_softmax
 
 from hpcsgd.data.memory import MemoryReader
+from hpcsgd.data.preparation import RAW, Preparation
 from hpcsgd.data.readers import row_words
 from hpcsgd.data.targets import LABELLED, Targets
 from hpcsgd.errors import DataError
 from hpcsgd.families import FAMILIES, get_family
 from hpcsgd.penalties import Penalty
-from hpcsgd.prediction import KINDS, Model, block_scores, blocks_of, check_columns
+from hpcsgd.prediction import KINDS, Model, block_scores, blocks_of, rows_for
+from hpcsgd.result import Result
 
 Array = NDArray[Any]
 BLOCK_BYTES = 2**23  # of rows in float64 that are held at once
@@ -39,6 +41,7 @@ class Formula:
     coef: Array  # (d,) or (K, d)
     intercept: Any  # scalar or (K,)
     classes: Array | None = None
+    preparation: Preparation = RAW  # of the rows of the training
 
     @property
     def model(self) -> Model:
@@ -49,7 +52,12 @@ class Formula:
         labels = () if self.classes is None else tuple(range(len(self.classes)))
         weights = np.ascontiguousarray(coef.T)
         return Model(
-            family, weights, intercept, Targets(family.targets, labels), Penalty()
+            family,
+            weights,
+            intercept,
+            Targets(family.targets, labels),
+            Penalty(),
+            self.preparation,
         )
 
     def scores(self, X: Any, offset: Array | None = None) -> Array:
@@ -58,10 +66,10 @@ class Formula:
         if is_on_device(X):
             return _scores_there(model, X, offset)
         reader = MemoryReader(X, None, None, offset)
-        check_columns(model, reader)
-        blocks = blocks_of(slice(0, reader.rows), row_words(reader), BLOCK_BYTES)
+        prepared, _ = rows_for(model, reader)
+        blocks = blocks_of(slice(0, reader.rows), row_words(prepared), BLOCK_BYTES)
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            return np.concatenate([block_scores(model, reader, r) for r in blocks])
+            return np.concatenate([block_scores(model, prepared, r) for r in blocks])
 
     def decision(self, X: Any, offset: Array | None = None) -> Array:
         """What a classifier decides by: (n,) of the second of two, or (n, K)."""
@@ -101,6 +109,11 @@ def _scores_there(model: Model, X: Any, offset: Array | None) -> Array:
             f"X has shape {X.shape} and the model {len(model.weights)} columns; give"
             " rows with the columns of the training"
         )
+    if model.preparation is not None and not model.preparation.is_raw:
+        raise DataError(
+            "X is in the memory of a GPU and the model was trained on scaled rows; the"
+            " host has to scale them, pass X.get()"
+        )
     home = sys.modules[type(X).__module__.partition(".")[0]]  # who made the array
     weights = home.asarray(model.weights)
     blocks = blocks_of(slice(0, X.shape[0]), X.shape[1], BLOCK_BYTES)
@@ -108,6 +121,13 @@ def _scores_there(model: Model, X: Any, offset: Array | None) -> Array:
     if model.intercept is not None:
         scores += model.intercept
     return scores if offset is None else scores + offset[:, None]
+
+
+def preparation_of_runs(results: Result | list[Result] | None) -> Preparation:
+    """Return what was done to the rows that these runs were trained on."""
+    runs = results if isinstance(results, list) else [results]
+    first = runs[0] if runs else None
+    return RAW if first is None else first.preparation or RAW
 
 
 def is_on_device(X: Any) -> bool:

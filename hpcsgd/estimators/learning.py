@@ -8,9 +8,15 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
 from hpcsgd.agreement.plan_check import check_same
+from hpcsgd.backends.blas import one_thread
 from hpcsgd.errors import DataError
 from hpcsgd.estimators.base import LinearEstimator, Solution
-from hpcsgd.estimators.formula import Formula, is_labelled, total_offset
+from hpcsgd.estimators.formula import (
+    Formula,
+    is_labelled,
+    preparation_of_runs,
+    total_offset,
+)
 from hpcsgd.estimators.given import (
     Given,
     Place,
@@ -52,6 +58,7 @@ class Learner(LinearEstimator):
         tags.target_tags.positive_only = self.family in ("poisson", "gamma")
         return tags
 
+    @one_thread()
     def _fit(self, *given: Any, where: tuple[Any, str, Any], **more: Any) -> None:
         """`given`: X, y, sample_weight, and offset and exposure where there are."""
         with opened(*where) as place:
@@ -63,6 +70,7 @@ class Learner(LinearEstimator):
             self._learn(taken, place, starts, **more)
             warn_unless_converged(self, place.world.rank)
 
+    @one_thread()
     def _partial_fit(
         self, *given: Any, where: tuple[Any, str, Any], classes: Any = None
     ) -> None:
@@ -118,6 +126,15 @@ class Learner(LinearEstimator):
         ]
         self._keep(found)
         self._name_columns(place)
+        if isinstance(given.X, str):
+            self._take_names(found[0].result.feature_names)
+
+    def _take_names(self, names: list[str] | None) -> None:
+        """Names of the columns of a file, in the place of those of an earlier fit."""
+        if names is not None:
+            self.feature_names_in_ = np.array(names, dtype=object)
+        elif hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_
 
     def _label_tasks(self, given: Given, place: Place) -> list[Given]:
         """Rows with labels as numbers: once, or for each class against all others."""
@@ -191,7 +208,8 @@ class Learner(LinearEstimator):
         check_is_fitted(self)
         classes = self.classes_ if self._labelled else None
         family = self._family() if self._labelled else self.family
-        return Formula(family, self.coef_, self.intercept_, classes)
+        preparation = preparation_of_runs(vars(self).get("result_"))
+        return Formula(family, self.coef_, self.intercept_, classes, preparation)
 
     def _rows(
         self, X: Any, offset: Any = None, exposure: Any = None

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.data.frames import to_matrix
+from hpcsgd.data.prepared import check_names
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.estimators.formula import LOG_LINK, PROBABLE, Formula, total_offset
 from hpcsgd.result import Result
@@ -76,9 +78,12 @@ class Predictor:
     ) -> tuple[Any, Array | None]:
         if exposure is not None:
             self._need(self.formula.family in LOG_LINK, "exposure")
-        X = X if hasattr(X, "tocsr") else np.asarray(X)
-        if X.ndim != 2:
-            raise DataError(f"X has shape {X.shape}; give rows and columns, (n, d)")
+        matrix = to_matrix(X)
+        X, known = matrix.X, self.feature_names_in_
+        wanted = None if known is None else known.tolist()
+        check_names(wanted, matrix.names, "give them in the order of feature_names_in_")
+        if X is None or X.ndim != 2:
+            raise DataError(f"X has shape {np.shape(X)}; give rows and columns, (n, d)")
         return X, total_offset(offset, exposure, X.shape[0])
 
     def _need(self, is_there: bool, what: str) -> None:

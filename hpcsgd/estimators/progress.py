@@ -29,4 +29,4 @@ def warn_unless_converged(estimator: Any, rank: int) -> None:
         sentence = f"{type(estimator).__name__}: {'; '.join(said)}"
         # Named as `fit` has it; the parameter is scikit-learn's.
         sentence = sentence.replace("raise epochs", "raise max_iter")
-        warnings.warn(sentence, ConvergenceWarning, stacklevel=4)
+        warnings.warn(sentence, ConvergenceWarning, stacklevel=5)

@@ -9,6 +9,7 @@ import json
 import warnings
 from collections.abc import Mapping
 from os import PathLike
+from os.path import realpath
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd import __version__
+from hpcsgd.data.preparation import Preparation
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.estimators import __all__ as KNOWN
 from hpcsgd.estimators import has_sklearn
-from hpcsgd.estimators.formula import Formula
+from hpcsgd.estimators.formula import Formula, preparation_of_runs
 from hpcsgd.estimators.predictor import Predictor
 from hpcsgd.families import FAMILIES
 from hpcsgd.result import KIND as RESULT
@@ -101,7 +103,7 @@ def load(path: str | PathLike[str]) -> Any:
     >>> bool((again.predict([[3.0]]) == model.predict([[3.0]])).all())
     True
     """
-    path = Path(path)
+    path = Path(realpath(path))
     if path.is_dir() or is_sealed(path, RESULT):
         return load_result(path)
     if not path.exists():
@@ -133,7 +135,7 @@ def _read(path: Path) -> Predictor:
     ]
     return Predictor(
         name=document["class"],
-        formula=_formula(path, document, arrays),
+        formula=_formula(path, document, arrays, preparation_of_runs(found)),
         parameters={k: _unlisted(v) for k, v in document["parameters"].items()},
         feature_names_in_=None if names is None else np.array(names, dtype=object),
         result_=found if document["is_list"] else next(iter(found), None),
@@ -143,7 +145,9 @@ def _read(path: Path) -> Predictor:
     )
 
 
-def _formula(path: Path, document: Any, arrays: Mapping[str, Array]) -> Formula:
+def _formula(
+    path: Path, document: Any, arrays: Mapping[str, Array], preparation: Preparation
+) -> Formula:
     """The coefficients, if they make a model."""
     coef, intercept = arrays.get("coef"), arrays.get("intercept")
     classes = None
@@ -162,7 +166,7 @@ def _formula(path: Path, document: Any, arrays: Mapping[str, Array]) -> Formula:
             f"{path} holds no coefficients that make a model; save it again"
         )
     number = intercept if classes is not None else float(intercept)  # type: ignore[arg-type]
-    return Formula(document["family"], coef, number, classes)  # type: ignore[arg-type]
+    return Formula(document["family"], coef, number, classes, preparation)  # type: ignore[arg-type]
 
 
 def _estimator(predictor: Predictor) -> Any:

@@ -4,11 +4,13 @@ Scores t and residuals are (m, K), targets y and losses (m, 1); K = 1 but for so
 Everything keeps the dtype it is given.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import xlogy
 
 Array = NDArray[Any]
 
@@ -31,6 +33,18 @@ class Family(Protocol):
 
     def clipped(self, t: Array) -> int:
         """How many scores lie where exp had to be clipped."""
+
+
+# family -> min over t of ℓ(t, y); the losses of all others come down to 0.
+LEAST_LOSSES: dict[str, Callable[[Array], Array]] = {
+    "poisson": lambda y: y - xlogy(y, y),
+    "gamma": lambda y: 1.0 + np.log(y),
+}
+
+
+def least_losses(family: Family, targets: Array) -> Array:
+    """Return min over t of ℓ(t, y) for every target, in the shape of `targets`."""
+    return LEAST_LOSSES.get(family.name, np.zeros_like)(targets)
 
 
 def no_clips(self: Any, t: Array) -> int:

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from hpcsgd.optimality import gap_limit
 from hpcsgd.polish.lbfgs import Ending
+from hpcsgd.polish.separation import ENDLESS, NO_MINIMUM
 from hpcsgd.result import Result, Status
 
 REMEDIES = {
@@ -11,6 +13,12 @@ REMEDIES = {
         "{passes} passes of polishing were not enough (gradient {relative_after:.2g} of"
         " the residuals, not {tol:.2g}); raise polish.passes in config, raise alpha, or"
         " raise tol"
+    ),
+    Ending.UNCERTIFIED.value: (
+        "after {passes} passes the gradient is small ({relative_after:.2g} of the"
+        " residuals, tol {tol:.2g}), but F may be {gap:.2g} above its optimum, and not"
+        " {gap_limit:.2g}; rows or columns of very different size hide it: scale them,"
+        " or raise alpha"
     ),
     Ending.STUCK.value: (
         "after {passes} passes of polishing no lower loss was found (gradient"
@@ -21,24 +29,45 @@ REMEDIES = {
 
 NOTHING = 1e-6  # loss of all rows together: each is on its side, with a margin
 BOUNDS = {"lower", "upper"}
-ENDLESS = ("logistic", "probit", "softmax")  # families whose loss is 0 at no score
 
 
-def advise(result: Result) -> None:
-    """Put `converged`, the gap and a sentence of advice into the report."""
-    said = _sentence(result)
-    result.report["converged"] = not said and result.status.is_good
-    result.report["gap"] = result.history[-1].get("gap") if result.history else None
-    if said:
-        result.report["advice"] = said
+def advise(result: Result, tol: float) -> None:
+    """Put into the report how near the optimum is: `converged`, `gap`, `advice`.
+
+    `certified` is True where the gap F − F* is at most tol · max(|F|, 1e-3 · F₀), False
+    where it is known to be larger, None where the family or the penalty has no gap.
+    """
+    report = result.report
+    report["gap"] = result.history[-1].get("gap") if result.history else None
+    report["certified"] = _is_certified(result, tol)
+    sentence = _sentence(result)
+    report["converged"] = not sentence and result.status.is_good
+    if sentence:
+        report["advice"] = sentence
+
+
+def _is_certified(result: Result, tol: float) -> bool | None:
+    report = result.report
+    gap, polish = report["gap"], report.get("polish")
+    coordinate = report.get("coordinate")
+    if gap is None:
+        return None
+    if polish is not None:
+        limit = polish.get("gap_limit")
+        return None if limit is None else bool(gap <= limit)
+    if coordinate is not None:
+        return bool(gap <= gap_limit(tol, result.loss, coordinate["null_excess"]))
+    return result.status is Status.CONVERGED
 
 
 def _sentence(result: Result) -> str:
-    if not result.status.is_good or result.status is Status.CONVERGED:
+    if not result.status.is_good:
         return result.status.advice
     endless = _without_minimum(result)
-    if endless:
+    if endless or result.report["certified"]:
         return endless
+    if result.status is Status.CONVERGED:
+        return result.status.advice
     for name, judge in (("polish", _of_polish), ("coordinate", _of_coordinates)):
         found = result.report.get(name)
         if found is not None:
@@ -49,23 +78,21 @@ def _sentence(result: Result) -> str:
 def _without_minimum(result: Result) -> str:
     """Where F has come down to its bound 0, which no finite weights reach."""
     problem, rows = result.config["problem"], result.report["rows"]
-    if abs(result.loss) * rows > NOTHING:
-        return ""
-    if problem["family"] == "poisson":
-        polish = result.report.get("polish") or {}
+    polish = result.report.get("polish") or {}
+    is_free = not problem["l2"] and not problem["l1"] and not problem.keys() & BOUNDS
+    vanishes = abs(result.loss) * rows <= NOTHING
+    if problem["family"] == "poisson" and vanishes:
         if polish.get("ended") == Ending.CONVERGED.value:
             return ""  # a minimum there is: of targets that are small
         return (
             "all counts are 0, so that F has no minimum: the intercept falls without"
             " end; add rows with counts"
         )
-    is_free = not problem["l2"] and not problem["l1"] and not problem.keys() & BOUNDS
-    if problem["family"] not in ENDLESS or not is_free:
-        return ""
-    return (
-        "the columns tell the classes apart without an error, so that F has no"
-        " minimum: the coefficients grow without end; give a penalty, alpha > 0"
-    )
+    if not result.report.get("has_minimum", True):
+        return f"{NO_MINIMUM}, alpha > 0"
+    if problem["family"] in ENDLESS and is_free and vanishes:
+        return f"{NO_MINIMUM}, alpha > 0"
+    return ""
 
 
 def _of_polish(found: Mapping[str, Any]) -> str:

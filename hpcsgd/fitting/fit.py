@@ -10,16 +10,18 @@ from numpy.typing import ArrayLike
 
 from hpcsgd.agreement.plan_check import check_same
 from hpcsgd.assembly.alike import settings_of
+from hpcsgd.backends.blas import one_thread
 from hpcsgd.callbacks import Callback
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.grid import let_go
 from hpcsgd.comm.serial import SerialCommunicator
+from hpcsgd.comm.start_limit import TIMEOUT
 from hpcsgd.config import RunConfig
+from hpcsgd.data.frames import is_wide, to_matrix
 from hpcsgd.errors import ConfigError, ConvergenceWarning
 from hpcsgd.fitting.agreed import agree_on_names
 from hpcsgd.fitting.asked import grid_on
 from hpcsgd.fitting.given import open_data
-from hpcsgd.fitting.inputs import is_wide, to_matrix
 from hpcsgd.fitting.runs import Runs
 from hpcsgd.fitting.shown import Shown
 from hpcsgd.fitting.start import make_start
@@ -28,6 +30,7 @@ from hpcsgd.result import Result
 from hpcsgd.sweeps.race import race_on
 
 
+@one_thread()
 def fit(
     data: Any,
     family: str = "logistic",
@@ -146,10 +149,11 @@ def fit(
     sides = {"y": y, "sample_weight": sample_weight, "offset": offset}
     result = run_fit(wanted, data, sides, classes, start, comm, callbacks)
     if result.advice:
-        warnings.warn(result.advice, ConvergenceWarning, stacklevel=2)
+        warnings.warn(result.advice, ConvergenceWarning, stacklevel=3)
     return result
 
 
+@one_thread()
 def run_fit(
     wanted: Wanted,
     data: Any,
@@ -161,10 +165,10 @@ def run_fit(
 ) -> Result:
     """What `fit` does, without a warning: its caller reads `advice`."""
     layout = wanted.layout
-    with ranks_of(comm) as world:
+    with ranks_of(comm, timeout_in(wanted.config)) as world:
         # Where one rank shows losses all of them compute them.
         shown = world.max_flag(int(bool(wanted.verbose)))
-        wanted = replace(wanted, verbose=shown)
+        wanted = replace(wanted, verbose=shown, ranks=world.size)
         known = world.size, wanted.grid, wanted.config
         wanted = replace(wanted, grid=world.together(lambda: grid_on(*known)))
         matrix = world.together(lambda: to_matrix(data))
@@ -185,7 +189,7 @@ def run_fit(
         watching = world.together(lambda: _check_callbacks(callbacks))
         if shown and world.rank == 0:
             watching.append(Shown())
-        return Runs(world, settings, given, watching, begin).run()
+        return Runs(world, settings, given, watching, begin, float(wanted.tol)).run()
 
 
 def _check_callbacks(given: Any) -> list[Callback]:
@@ -201,10 +205,27 @@ def _check_callbacks(given: Any) -> list[Callback]:
     return found
 
 
+def timeout_in(config: Any) -> float:
+    """Return `run.timeout` of what a caller gave as configuration, else its default.
+
+    What is wrong in it is said later, by all ranks together.
+    """
+    if isinstance(config, RunConfig):
+        return config.run.timeout
+    run = config.get("run") if isinstance(config, Mapping) else None
+    timeout = run.get("timeout") if isinstance(run, Mapping) else None
+    if isinstance(timeout, int | float) and 0 <= timeout < float("inf"):
+        return float(timeout)
+    return TIMEOUT
+
+
 @contextmanager
-def ranks_of(comm: Communicator | Any) -> Iterator[Communicator]:
+def ranks_of(
+    comm: Communicator | Any, timeout: float = TIMEOUT
+) -> Iterator[Communicator]:
     """The ranks of a communicator, ours or mpi4py's; this process where there is none.
 
+    Ranks of it that do not call this are named by the others after `timeout` seconds.
     What is opened here is closed here, but not after an error of one rank: others may
     still be in a sum, and closing waits for them.
     """
@@ -218,7 +239,7 @@ def ranks_of(comm: Communicator | Any) -> Iterator[Communicator]:
         )
     from hpcsgd.comm.mpi import open_mpi_world
 
-    world = open_mpi_world(comm=comm)
+    world = open_mpi_world(comm=comm, timeout=timeout)
     with let_go(world.close):
         yield world
     world.close()

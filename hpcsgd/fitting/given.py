@@ -7,10 +7,10 @@ from typing import Any
 
 from hpcsgd.comm.base import Communicator
 from hpcsgd.config import RunConfig
+from hpcsgd.data.frames import Matrix, to_column
 from hpcsgd.data.readers import RowReader, open_reader
 from hpcsgd.data.there import is_there
 from hpcsgd.errors import ConfigError
-from hpcsgd.fitting.inputs import Matrix, to_column
 from hpcsgd.fitting.layouts import LAYOUTS, open_layout
 from hpcsgd.precision import AUTO
 

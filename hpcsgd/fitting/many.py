@@ -10,9 +10,9 @@ import numpy as np
 
 from hpcsgd.callbacks import Callback
 from hpcsgd.comm.base import Communicator
+from hpcsgd.data.frames import is_wide, to_matrix
 from hpcsgd.errors import ConfigError
 from hpcsgd.fitting.given import open_data
-from hpcsgd.fitting.inputs import is_wide, to_matrix
 from hpcsgd.fitting.runs import SLOWER, TRIES
 from hpcsgd.fitting.settings import laid_over
 from hpcsgd.fitting.start import make_start

@@ -31,6 +31,7 @@ class Runs:
     given: Given
     callbacks: Sequence[Callback]
     start: Start
+    tol: float  # of the certified gap, relative to F
 
     def run(self) -> Result:
         """The result of the run that held, the same bits on all ranks."""
@@ -47,8 +48,10 @@ class Runs:
             result = self._train(replace(self.config, rate=slower))
             tries += 1
         result.report["rates_tried"] = tries
-        result.report["feature_names"] = self.given.names
-        advise(result)
+        if self.given.names is not None:
+            result.report["feature_names"] = self.given.names
+        result.report.setdefault("feature_names", None)
+        advise(result, self.tol)
         return self.alike(result)
 
     def _train(self, config: RunConfig) -> Result:

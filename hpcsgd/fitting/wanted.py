@@ -10,12 +10,13 @@ import numpy as np
 from hpcsgd.agreement.kinds import NEVER_ONE
 from hpcsgd.comm.grid import parse_grid
 from hpcsgd.config import RunConfig
-from hpcsgd.coordinate.checks import has_form
+from hpcsgd.coordinate.checks import quickest_form
 from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.errors import ConfigError
 from hpcsgd.fitting.asked import agrees_on_gradients, has_section, never_whole
 from hpcsgd.fitting.settings import laid_over
 from hpcsgd.methods import get_method
+from hpcsgd.optimality import FINEST, NULL_SHARE
 from hpcsgd.unread import check_read
 
 log = logging.getLogger(__name__)
@@ -24,7 +25,6 @@ SOLVERS = ("auto", "sgd", "svrg", "coordinate")
 AVERAGES = {"auto": "tail", True: "tail", False: "none"}
 RACE = "race"  # the rate that wins one
 TIGHT = 1e-8  # the tol of polish=True
-SMALLEST = 1e-13  # gap, relative to F, that float64 shows
 PASSES = 1000  # at most: badly conditioned data take some hundred
 # Passes where none are named: before L-BFGS, where SGD is all there is, and where a
 # step is an exact one.
@@ -65,6 +65,7 @@ class Wanted:
     grid: Any
     config: Any
     layout: Any = "replicated"
+    ranks: int = 1
 
     def settings(self, path: str | None, wide: bool) -> RunConfig:
         """All of them as one configuration; `config` of the caller lies over it.
@@ -95,7 +96,11 @@ class Wanted:
             "run": self._run(solver),
         }
         if solver == COORDINATE:
-            tables["coordinate"] = {"tol": _gap(_number("tol", self.tol))}
+            form = quickest_form(self.family, problem["l1"], self.ranks)
+            tables["coordinate"] = {
+                "tol": _gap(_number("tol", self.tol)),
+                "form": form,
+            }
         if path is not None:
             tables["data"] = {"path": path}
         self._leave_to_method(tables)
@@ -173,8 +178,8 @@ class Wanted:
         return {name: bound for name, bound in given.items() if bound is not None}
 
     def _solver(self, problem: dict[str, Any], recipe: str) -> str:
-        """Where l1 or bounds bend F, families of one score have an exact form, and
-        others go there without noise.
+        """Where l1 or bounds bend F, coordinate forms end at its minimum; where they
+        have no place, SVRG goes there without noise.
         """
         if self.solver not in SOLVERS:
             raise ConfigError(
@@ -192,7 +197,7 @@ class Wanted:
             return "sgd"
         if self.update != "sgd" or self.average not in ("auto", "none", False):
             return "sgd"  # a way of it was asked for
-        suits = has_form(self.family) and recipe in ("fp32", "fp64")
+        suits = recipe in ("fp32", "fp64")
         # Noise would keep weights from 0 for as long as the rate is not.
         return COORDINATE if suits and self.layout != "columns" else "svrg"
 
@@ -251,7 +256,8 @@ class Wanted:
             return {"on": "validation", **aim}
         if way not in ("sgd", "svrg"):
             return {}
-        has_gap = problem["l2"] > 0.0 and not never_whole(self.config)
+        is_penalised = problem["l2"] > 0.0 or problem["l1"] > 0.0
+        has_gap = is_penalised and not never_whole(self.config)
         return {"on": "gap" if has_gap else "loss", **aim}
 
     def _run(self, solver: str) -> dict[str, Any]:
@@ -277,8 +283,12 @@ def _is_smooth(problem: dict[str, Any]) -> bool:
 
 
 def _gap(tol: float) -> float:
-    """A gap goes with the square of a gradient, as far as float64 can show it."""
-    return max(tol * tol, tol / 1000, min(tol, SMALLEST))
+    """Return the gap, relative to that of the null model, at which coordinates end.
+
+    It is small enough for `gap_limit` even where F vanishes, and no smaller than
+    float64 can show.
+    """
+    return max(NULL_SHARE * tol, min(tol, FINEST))
 
 
 def _bound(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """The model of a run whose weights are on disk: a file, of which an array is a view."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from hpcsgd.agreement import Infinity
 from hpcsgd.agreement.on_disk import OnDisk
 from hpcsgd.assembly.live import Live
 from hpcsgd.columns import Columns
+from hpcsgd.files import CREATE, check_entry, open_entry
 from hpcsgd.products.base import Array
 from hpcsgd.tiles.files import no_room
 
@@ -27,7 +29,7 @@ class ModelFile:
         self.path, self.width = path, shape[1]
         self.failure: OSError | None = None
         try:
-            with open(path, "wb") as file:
+            with open(open_entry(path, CREATE), "wb") as file:
                 said = {"descr": dtype.str, "fortran_order": False, "shape": shape}
                 np.lib.format.write_array_header_1_0(file, said)
                 self.first = file.tell()
@@ -40,7 +42,8 @@ class ModelFile:
         if self.failure is not None:
             return
         try:
-            with open(self.path, "r+b", buffering=0) as file:
+            number = open_entry(self.path, os.O_RDWR)
+            with open(number, "r+b", buffering=0) as file:
                 file.seek(self.first + column * self.width * words.itemsize)
                 left = memoryview(flat.data)
                 while left:
@@ -75,6 +78,7 @@ def write_model(weights: OnDisk, columns: Columns, folder: Path, height: int) ->
 
 def open_model(path: Path, budget: float) -> Array:
     """In memory where it is no larger than the budget, in MiB; else a view of it."""
+    check_entry(path)
     weights: Array = np.load(path, mmap_mode="r")
     return np.array(weights) if weights.nbytes <= budget * 2**20 else weights
 

@@ -1,8 +1,11 @@
 """Which rank made a job fail, from what its log says."""
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+
+from hpcsgd.files import open_entry, own_folder
 
 MOST = 4 * 2**20  # bytes of a log that are read, from its end
 BEGINS = re.compile(r"(?m)^hpcsgd: job \S+: begins .*$")
@@ -61,8 +64,9 @@ def blame(log: Path) -> Blame | None:
 def last_start(log: Path) -> str:
     """What a log says of the last start of its job."""
     try:
-        with open(log, "rb") as file:
-            file.seek(max(0, log.stat().st_size - MOST))
+        own_folder(log.parents[1], log.parent.name)
+        with open(open_entry(log), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - MOST))
             text = file.read().decode(errors="replace")
     except OSError:
         return ""

@@ -5,6 +5,7 @@ from hpcsgd.jobs.directives import signal_seconds
 from hpcsgd.jobs.job import Job
 from hpcsgd.jobs.sites import Site
 from hpcsgd.jobs.syntax import mebibytes_of, seconds_of
+from hpcsgd.jobs.words import counted
 
 COARSE = 60  # seconds by which Slurm may send a signal early
 
@@ -34,9 +35,8 @@ def warnings(job: Job, site: Site) -> list[str]:
 
 
 def _check_gpus(job: Job, site: Site) -> None:
-    wanted = job.resources
-    says = {"cuda", "--device=cuda"}
-    uses = any(step.on_gpus or says & set(step.command) for step in job.all_steps)
+    wanted, steps = job.resources, job.all_steps
+    uses = any(step.computes_on_gpus for step in steps)
     if site.node.gpu != "cuda" and (wanted.gpus or uses):
         has = "GPUs without CUDA" if site.node.gpu == "rocm" else "no GPUs"
         raise ConfigError(
@@ -48,7 +48,15 @@ def _check_gpus(job: Job, site: Site) -> None:
             f"{wanted.gpus} GPUs of each node were asked for, and a node of"
             f" {site.name} has {site.node.gpus}; ask for more nodes"
         )
-    shared = any(s.shares_gpus or "--share-gpus" in s.command for s in job.all_steps)
+    # Each element of an array is a job, and holds GPUs of its own.
+    some_idle = job.is_array and not all(step.computes_on_gpus for step in steps)
+    if wanted.gpus and (some_idle or not uses):
+        raise ConfigError(
+            f"the job holds {counted(wanted.gpus, 'GPU')} of each node and"
+            f" {'some of its runs do' if uses else 'its command does'} not use them;"
+            " add --device cuda to the command, or ask for --gpus 0"
+        )
+    shared = any(s.shares_gpus or "--share-gpus" in s.command for s in steps)
     if uses and wanted.tasks_per_node > wanted.gpus and not shared:
         raise ConfigError(
             f"{wanted.tasks_per_node} ranks on a node and {wanted.gpus} GPUs: ask for"

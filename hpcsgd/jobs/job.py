@@ -1,6 +1,7 @@
 """A job: a template, what it asks for, and what its ranks run."""
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hpcsgd.jobs.words import check_line, check_name, file_pattern
 TEMPLATES = ("train", "sweep", "scaling", "convert", "command", "smoke")
 RESTARTING = ("train", "sweep", "scaling")  # a signal ahead of the end, and a requeue
 Words = tuple[str, ...]
+ON_CUDA = re.compile(r"\bdevice=cuda\b")  # of a flag, --set or --setting
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,13 @@ class Step:
             raise ConfigError("a job needs a command, for example train run.toml")
         for word in self.command:
             check_line(word, "a word of the command")
+
+    @property
+    def computes_on_gpus(self) -> bool:
+        """Whether the command, or the file that it reads, says cuda."""
+        pairs = zip(self.command, self.command[1:], strict=False)
+        says = any(ON_CUDA.search(word) for word in self.command)
+        return self.on_gpus or says or ("--device", "cuda") in pairs
 
     @property
     def folder(self) -> str:

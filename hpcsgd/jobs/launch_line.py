@@ -1,23 +1,62 @@
 """Who starts the ranks: the words before and after the command."""
 
+from collections.abc import Sequence
+
 from hpcsgd.errors import ConfigError
 from hpcsgd.jobs.job import Job, Step
 from hpcsgd.jobs.sites import Site
 from hpcsgd.jobs.words import quote, quote_all
 
+# Commands that take --comm; all others are of one rank.
+COLLECTIVE = (
+    ("train",),
+    ("sweep",),
+    ("compare",),
+    ("tune",),
+    ("evaluate",),
+    ("data", "convert"),
+    ("study", "point"),
+    ("jobs", "smoke"),
+)
+
 
 def command_words(job: Job, site: Site, step: Step) -> tuple[str, ...]:
-    """What stands behind `hpcsgd`: with --ranks N where one task starts the others."""
+    """Return what stands behind `hpcsgd` in the script of a job.
+
+    Several ranks of a site with MPI are told so (`--comm mpi`), unless the command
+    names another `--comm`: an MPI that does not bring them together is then an error.
+    Where one task starts the others, `--ranks N` says how many.
+    """
     if any(word.partition("=")[0] == "--ranks" for word in step.command):
         raise ConfigError(
             "--ranks in the command of a job: the job's own --tasks says how many"
             " there are; leave it out"
         )
     tasks = step.tasks or job.resources.tasks
-    # Not every command knows --ranks, and one rank needs none.
-    if site.launcher.kind == "srun" or tasks == 1:
+    # Not every command knows these flags, and one rank needs none.
+    if tasks == 1:
         return step.command
-    return (*step.command, "--ranks", str(tasks))
+    ranks = () if site.launcher.kind == "srun" else ("--ranks", str(tasks))
+    if site.is_without_mpi or not leaves_comm_open(step.command):
+        return (*step.command, *ranks)
+    name = _collective_name(step.command)
+    return (*name, "--comm", "mpi", *step.command[len(name) :], *ranks)
+
+
+def _collective_name(command: Sequence[str]) -> tuple[str, ...]:
+    """Return the words that name a command which takes --comm; else none."""
+    names = (name for name in COLLECTIVE if tuple(command[: len(name)]) == name)
+    return next(names, ())
+
+
+def leaves_comm_open(command: Sequence[str]) -> bool:
+    """Whether a command takes --comm, and neither this flag nor --set gives it."""
+    gives = any(
+        word.partition("=")[0] in ("--comm", "run.comm")
+        or word.startswith("--set=run.comm=")
+        for word in command
+    )
+    return bool(_collective_name(command)) and not gives
 
 
 def launcher_parts(job: Job, site: Site, step: Step, python: str) -> list[str]:

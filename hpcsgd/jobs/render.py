@@ -34,6 +34,7 @@ def render(job: Job, site: Site, python: str = sys.executable) -> str:
         workplace=job.workplace,
         array=job.is_array and site.has_slurm,
         restarting=job.restarting,
+        python=python,
         steps=_steps(job, site, python),
         launcher=launcher_parts(job, site, job.all_steps[0], python),
     )

@@ -89,6 +89,14 @@ class Resources:
         """Of the fullest node."""
         return -(-self.tasks // self.nodes)
 
+    def device_of(self, run: Mapping[str, Any]) -> str:
+        """Return where a run computes, of which `run` is the table [run].
+
+        What the table leaves open is cuda where GPUs are asked for: they are not held
+        for nothing.
+        """
+        return str(run.get("device") or ("cuda" if self.gpus else "cpu"))
+
     def with_(self, **changes: Any) -> "Resources":
         """The same but for some fields."""
         return replace(self, **changes)

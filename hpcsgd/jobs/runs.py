@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from hpcsgd.files import read_entry_text
 from hpcsgd.jobs.records import lines
 
 
@@ -24,7 +25,7 @@ def run_facts(folder: Path) -> dict[str, Any]:
 def read_result(folder: Path) -> dict[str, Any]:
     """result.json, or nothing."""
     try:
-        found = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        found = json.loads(read_entry_text(folder / "result.json"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

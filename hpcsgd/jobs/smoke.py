@@ -5,7 +5,7 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
@@ -17,19 +17,26 @@ from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.mpi_facts import mpi_facts
 from hpcsgd.errors import HpcsgdError, TransportError
 from hpcsgd.jobs.smoke_files import look_at_files
+from hpcsgd.jobs.words import counted
 
 WORDS = (1, 2048, 2**18)  # prepared, in shared memory, and long
 MOST_SKEW = 5.0  # seconds between clocks; more confuses times of files
-Look = Callable[[], str]
+SHORT = 8  # bytes of the sum whose latency is measured
+LONG = 8 * 2**20  # bytes of the sum whose bandwidth is measured
+REPEATS = {SHORT: 101, LONG: 7}  # timed sums, after WARM_UP others
+WARM_UP = 3
+Facts = dict[str, str | int | float]
+Look = Callable[[], str | tuple[str, Facts]]
 
 
 @dataclass(frozen=True)
 class Check:
-    """One look, and what was seen."""
+    """One look, what was seen in a sentence, and the figures of it."""
 
     name: str
     good: bool
     text: str
+    facts: Facts = field(default_factory=dict)
 
 
 def smoke(
@@ -51,6 +58,7 @@ def smoke(
     looks: dict[str, Look] = {
         "ranks": lambda: look_at_ranks(world, expected),
         "sums": lambda: look_at_sums(world),
+        "speed": lambda: look_at_speed(world),
         "versions": lambda: look_at_versions(world),
         "gpus": lambda: look_at_gpus(world, device, transport),
         "files": lambda: look_at_files(world, folder),
@@ -70,13 +78,15 @@ def verdict(checks: Sequence[Check]) -> str:
 def _check(name: str, look: Look) -> Check:
     """An error that all ranks raise is an answer."""
     try:
-        return Check(name, True, look())
+        seen = look()
+        text, facts = (seen, {}) if isinstance(seen, str) else seen
+        return Check(name, True, text, facts)
     except HpcsgdError as error:
         return Check(name, False, str(error))
 
 
-def look_at_ranks(world: Communicator, expected: int | None) -> str:
-    """As many as were asked for, and where they are."""
+def look_at_ranks(world: Communicator, expected: int | None) -> tuple[str, Facts]:
+    """As many as were asked for, where they are, and through what they communicate."""
     if expected is not None and world.size != expected:
         raise TransportError(
             f"{expected} ranks were asked for and there are {world.size}; ask for"
@@ -84,8 +94,12 @@ def look_at_ranks(world: Communicator, expected: int | None) -> str:
         )
     own = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
     nodes = Counter(world.exchange_objects(own))
-    places = f"{_count(world.size, 'rank')} on {_count(len(nodes), 'node')}"
-    return f"{places}, {max(nodes.values())} at most on one, {world.transport}"
+    places = f"{counted(world.size, 'rank')} on {counted(len(nodes), 'node')}"
+    facts: Facts = {"library": world.transport}
+    if world.mpi_handle is not None:
+        facts["provider"] = mpi_facts()["provider"]
+    through = ", ".join(map(str, facts.values()))
+    return f"{places}, {max(nodes.values())} at most on one, {through}", facts
 
 
 def look_at_sums(world: Communicator) -> str:
@@ -98,6 +112,41 @@ def look_at_sums(world: Communicator) -> str:
         is_right = bool((total == right).all())
         _agree(world, is_right, f"a sum of {words} words is wrong")
     return f"sums of {WORDS[0]} to {WORDS[-1]} words are right"
+
+
+def look_at_speed(world: Communicator) -> str | tuple[str, Facts]:
+    """Time sums over all ranks of arrays on the host, one short and one long.
+
+    A time is the median over the repeats on a rank, and the longest of all ranks'.
+    Bandwidth is payload: the bytes of the array that a rank gives to the sum, each
+    counted once, by that time.
+    """
+    if world.size == 1:
+        return "one rank sends nothing"
+    short, long = (_sum_seconds(world, size) for size in (SHORT, LONG))
+    facts: Facts = {
+        "latency_bytes": SHORT,
+        "latency_us": 1e6 * short,
+        "bandwidth_bytes": LONG,
+        "bandwidth_us": 1e6 * long,
+        "gb_per_second": 1e-9 * LONG / long,
+    }
+    text = (
+        f"a sum of {SHORT} bytes takes {1e6 * short:.1f} µs, one of {LONG // 2**20} MiB"
+        f" {1e3 * long:.2f} ms ({1e-9 * LONG / long:.2f} GB/s of payload)"
+    )
+    return text, facts
+
+
+def _sum_seconds(world: Communicator, size: int) -> float:
+    """Return the median time of a sum of so many bytes, of the slowest rank."""
+    buffer, times = np.zeros(size // 8), []
+    for repeat in range(WARM_UP + REPEATS[size]):
+        began = time.perf_counter()
+        world.sum(buffer, "control")
+        if repeat >= WARM_UP:
+            times.append(time.perf_counter() - began)
+    return float(max(world.exchange_objects(float(np.median(times)))))
 
 
 def content_of(rank: int) -> int:
@@ -139,7 +188,7 @@ def look_at_gpus(world: Communicator, device: str, transport: str) -> str:
     opened, over = open_gpu(RunConfig.parse(asked), world)
     place = opened.layer.place if opened else "none"
     places = set(world.exchange_objects(place))
-    return f"{_count(len(places), 'GPU')}, {over.transport}"
+    return f"{counted(len(places), 'GPU')}, {over.transport}"
 
 
 def look_at_clocks(world: Communicator) -> str:
@@ -154,10 +203,6 @@ def look_at_clocks(world: Communicator) -> str:
             f" {times.index(min(times))}; tell whoever runs the site (NTP)"
         )
     return f"clocks within {max(skew, 0.01):.2f} s"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _agree(world: Communicator, is_good: bool, text: str) -> None:

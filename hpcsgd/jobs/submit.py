@@ -1,6 +1,7 @@
 """Send a job to Slurm, and write down what was sent."""
 
 import hashlib
+import os
 import re
 import sys
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.errors import ConfigError, TransportError
-from hpcsgd.files import write_text
+from hpcsgd.files import own_folder, reason, write_text
 from hpcsgd.jobs.directives import directives
 from hpcsgd.jobs.job import Job
 from hpcsgd.jobs.queue import need_queue
@@ -76,7 +77,7 @@ def submit(
 
 def check_idle(job: Job) -> None:
     """Refuse a folder with a job that waits or runs, unless this one comes after it."""
-    if not (job.path / LOG).is_file():
+    if not os.path.lexists(job.path / LOG):
         return
     before = {After.parse(text).job for text in job.after}
     found = states(job.path)
@@ -93,12 +94,13 @@ def check_idle(job: Job) -> None:
 def write_script(job: Job, text: str) -> None:
     """The folder of the job, and the script in it."""
     try:
-        for folder in (job.path, job.path / "log", job.path / STATE):
-            folder.mkdir(parents=True, exist_ok=True)
+        job.path.mkdir(parents=True, exist_ok=True)
+        for name in ("log", STATE):
+            own_folder(job.path, name, make=True)
         write_text(job.path / SCRIPT, text)
     except OSError as error:
         raise ConfigError(
-            f"cannot write into --out {job.path}: {error.strerror}; choose a folder"
+            f"cannot write into --out {job.path}: {reason(error)}; choose a folder"
             " that can be written"
         ) from error
 

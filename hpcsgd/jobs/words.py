@@ -57,6 +57,15 @@ def check_line(value: str, what: str) -> str:
     return value
 
 
+def counted(number: int, what: str) -> str:
+    """A number and its noun, as 1 rank and 2 ranks.
+
+    >>> counted(2, "rank")
+    '2 ranks'
+    """
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def quote(value: str) -> str:
     """`value` as one word of a shell that stays what it is."""
     return shlex.quote(check_line(value, "a word of the command"))

@@ -24,7 +24,7 @@ def check_memory(
     same answer on every rank.
     """
     schedule, sampling = config.schedule, config.sampling
-    need = predict(grid, reader, config, precision, states)
+    need = grid.world.together(lambda: predict(grid, reader, config, precision, states))
     on_gpu = config.run.device == "cuda"
     on_disk = is_on_disk(config.agreement.kind)
     by_blocks = sampling.mode == "blocks" and not (on_gpu or on_disk)
@@ -57,30 +57,47 @@ def _tightest(grid: Grid, need: Need, config: RunConfig, share: float) -> Budget
     limits = system_limits()
     if config.run.memory:
         by_hand = int(config.run.memory * GIB)
-        limits, share = [Limit("run", by_hand, "under run.memory")], 1.0
-    own = Claim(socket.gethostname(), os.getpid(), need.total, limits)
+        limits, share = [Limit("run", by_hand, "under run.memory", whole=True)], 1.0
+    own = Claim(
+        node=socket.gethostname(),
+        process=os.getpid(),
+        need=need.claim,
+        limits=limits,
+        holds=need.process,
+    )
     return tightest(own, grid.world.exchange_objects(own), share)
 
 
 def _sentence(need: Need, budget: Budget, config: RunConfig) -> str:
-    parts = sorted(vars(need).items(), key=lambda item: -item[1])[:3]
-    shown = ", ".join(f"{name.replace('_', ' ')} {_gib(size)}" for name, size in parts)
     count, limit = len(budget.needs), budget.limit
+    parts = _parts(need, limit)
+    largest = sorted(parts.items(), key=lambda item: -item[1])[:3]
+    shown = ", ".join(f"{name} {_gib(size)}" for name, size in largest)
     who = f"{count} ranks of this node need" if count > 1 else "this rank needs"
     more = f"{limit.raise_it}, or " if limit.raise_it else ""
     return (
         f"out of memory before anything was allocated: {who} {_gib(sum(budget.needs))}"
         f" and {_gib(budget.free)} are free {limit.where} (one rank: {shown});"
-        f" {more}{_remedy(need, config, limit.shared)}"
+        f" {more}{_remedy(parts, config, limit.shared)}"
     )
 
 
-def _remedy(need: Need, config: RunConfig, shared: bool) -> str:
+def _parts(need: Need, limit: Limit) -> dict[str, int]:
+    """The parts that count under a limit: most leave what the process holds out."""
+    return {
+        name: size
+        for name, size in need.counted.items()
+        if limit.whole or name != "process"
+    }
+
+
+def _remedy(parts: dict[str, int], config: RunConfig, shared: bool) -> str:
     """The knob that turns the largest part."""
-    largest = max(vars(need), key=lambda name: getattr(need, name))
+    largest = max(parts, key=lambda name: parts[name])
     steps = config.schedule.most_steps
     apart = " on more nodes" if shared else ""  # from others under the same limit
     return {
+        "process": "put fewer ranks on a node, or set a larger run.memory",
         "matrix": (
             "use a smaller sampling.window"
             if config.sampling.mode == "blocks"
@@ -91,6 +108,7 @@ def _remedy(need: Need, config: RunConfig, shared: bool) -> str:
         "exchange": f"use a smaller --steps than {steps}, or a smaller --batch",
         "kept": "use --products gram, or gather for narrow data, which keep nothing",
         "weights": f"use more members{apart} (--grid)",
+        "losses": f"use more members{apart} (--grid)",
         "finisher": f"use more ranks{apart}, or set polish.kind = 'none'",
         "reading": "put fewer ranks on a node" if shared else "use more ranks",
     }[largest]

@@ -6,11 +6,12 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from hpcsgd.agreement.plan_check import check_same
+from hpcsgd.backends.blas import one_thread
 from hpcsgd.comm.base import Communicator
 from hpcsgd.coordinate.settings import COORDINATE
+from hpcsgd.data.frames import to_matrix
 from hpcsgd.errors import ConfigError
-from hpcsgd.fitting.fit import ranks_of
-from hpcsgd.fitting.inputs import to_matrix
+from hpcsgd.fitting.fit import ranks_of, timeout_in
 from hpcsgd.paths.alphas import Alphas
 from hpcsgd.paths.outcome import Path
 from hpcsgd.paths.ways import Way
@@ -18,6 +19,7 @@ from hpcsgd.paths.ways import Way
 SOLVERS = ("auto", COORDINATE, "sgd")
 
 
+@one_thread()
 def path(
     X: Any,
     y: ArrayLike | None = None,
@@ -46,9 +48,9 @@ def path(
     """Fit a path of penalties, from the largest alpha to the smallest.
 
     F(w) = (1/Σc) Σ c_i ℓ(a_i·w + β + o_i, y_i)
-    + alpha (l1_ratio ‖w‖₁ + (1 − l1_ratio)/2 ‖w‖²). Families of one score a row go by
-    coordinate forms, on data that are opened once, least squares with one Gram for all
-    alphas; softmax goes by `fit`.
+    + alpha (l1_ratio ‖w‖₁ + (1 − l1_ratio)/2 ‖w‖²). All families go by coordinate
+    forms, on data that are opened once, least squares on several ranks with one Gram
+    for all alphas.
 
     Parameters
     ----------
@@ -103,7 +105,7 @@ def path(
         "precision": precision,
     }
     grid = Alphas(alphas, n_alphas, eps, l1_ratio)
-    with ranks_of(comm) as world:
+    with ranks_of(comm, timeout_in(config)) as world:
         matrix = world.together(lambda: to_matrix(X))
         said = {**shared, "solver": solver, "layout": layout, **asked}
         said |= {"alphas": grid, "config": config, "warm_start": warm_start}

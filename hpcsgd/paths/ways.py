@@ -11,11 +11,11 @@ from hpcsgd.build import build
 from hpcsgd.comm.base import Communicator
 from hpcsgd.config import RunConfig
 from hpcsgd.coordinate.along import along
-from hpcsgd.coordinate.checks import best_form, fits
+from hpcsgd.coordinate.checks import best_form, fits, quickest_form
 from hpcsgd.coordinate.settings import COORDINATE
+from hpcsgd.data.frames import Matrix
 from hpcsgd.fitting.fit import fit
 from hpcsgd.fitting.given import Given, open_data
-from hpcsgd.fitting.inputs import Matrix
 from hpcsgd.fitting.settings import laid_over
 from hpcsgd.fitting.start import NullModel
 from hpcsgd.paths.alphas import Alphas
@@ -126,7 +126,10 @@ class Way:
             },
             "schedule": schedule,
             "update": {"kind": COORDINATE},
-            "coordinate": {"tol": float(shared["tol"])},
+            "coordinate": {
+                "tol": float(shared["tol"]),
+                "form": quickest_form(shared["family"], l1_ratio, self.world.size),
+            },
             "sampling": {"seed": shared["seed"], "mode": "shuffle-once"},
             "precision": {"recipe": shared["precision"]},
         }

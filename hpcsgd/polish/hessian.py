@@ -78,11 +78,14 @@ class Hessian:
                 whole[k::K, q::K] += (sides[k] * h[:, k, q, None]).T @ sides[q]
 
     def _scaled(self, block: Array, k: int) -> Array:
-        scaling = self.scaling
-        found = (block - scaling.centers[:, k]) / scaling.roots[:, k]
-        if not self.land.has_intercept:
-            return found
-        return np.hstack([found, np.full((len(found), 1), 1.0 / scaling.level[k])])
+        """Return ã of some rows for class k, (m, P / K), in float64."""
+        scaling, width = self.scaling, block.shape[1]
+        found = np.empty((len(block), width + self.land.has_intercept))
+        columns = found[:, :width]
+        np.subtract(block, scaling.centers[:, k], out=columns)
+        columns /= scaling.roots[:, k]
+        found[:, width:] = 1.0 / scaling.level[k]
+        return found
 
     def _own_rows(self, rows: slice) -> tuple[Array, slice]:
         """All columns of this member's part of these rows, and which part that is."""
@@ -112,7 +115,8 @@ class Hessian:
 
 
 def dense(block: Any) -> Array:
-    """Rows as float64, sparse ones too: their columns are few."""
-    wide = block.astype(np.float64)
-    found: Array = wide if isinstance(wide, np.ndarray) else wide.toarray()
+    """Return rows as an array, sparse ones in float64: their columns are few."""
+    if isinstance(block, np.ndarray):
+        return block
+    found: Array = block.astype(np.float64).toarray()
     return found

@@ -7,6 +7,10 @@ Aᵀr for the gradient where it arrives, and these messages ("evaluate"):
     over all ranks   3 words a trial     the value and slope of the line search
     over replicas    (d_c + 1) K words   the direction, and again for the gradient
     over all ranks   3(2M + 1) + 6 words inner products, and who wants to stop
+
+The scaling of the variables is that of the point where it was taken. It is taken anew
+after 50, 100, 200, ... iterations, and where the gradient is small but the certified
+gap is not: the pairs of the old variables are forgotten then.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,16 +19,24 @@ from enum import Enum
 
 import numpy as np
 
+from hpcsgd.polish.centring import Centers, find_centers
+from hpcsgd.polish.certificate import Certificate
 from hpcsgd.polish.line import Trial, search
 from hpcsgd.polish.memory import Array, Memory
 from hpcsgd.polish.point import Landscape, Point
-from hpcsgd.polish.scaling import Scaling, curvatures, make_scaling
+from hpcsgd.polish.rows import Moments
+from hpcsgd.polish.scaling import LEAST, Scaling, curvatures, make_scaling
 from hpcsgd.polish.settings import PolishConfig
 
 DEPTH = 20  # pairs that are kept; larger = fewer passes, more memory
 LEAST_DEPTH = 5
 KEPT_WORDS = 2**25  # of all pairs together, over all columns: fewer of wide ones
 STALE = 40  # iterations without a gain that a float64 can show
+RESCALED_FIRST = 50  # iterations before the first look at the scaling; then doubled
+RESCALED_BY = 4.0  # change of a column's curvature for which the scaling is replaced
+REFINEMENTS = 6  # of a point whose certified gap is above its limit
+TIGHTER = 0.1  # of a gradient that a refinement begins with
+SHRINKS = 0.5  # of the gap: a refinement that leaves more of it was the last
 STUCK = 1e-6  # of the residuals: a gradient above it is no matter of rounding
 EPS = float(np.finfo(np.float64).eps)
 
@@ -36,6 +48,7 @@ class Ending(Enum):
     ROUNDING = "at rounding"
     STUCK = "stuck"
     PASSES = "passes used up"
+    UNCERTIFIED = "gap above its limit"
     ASKED = "asked to stop"
 
     @property
@@ -74,40 +87,110 @@ class Lbfgs:
         land: Landscape,
         settings: PolishConfig,
         ask: Ask,
+        certificate: Certificate | None = None,
     ) -> None:
         self.land = land
         self.settings = settings
         self.ask = ask
+        self.certificate = certificate  # None: the gradient alone decides
+        self.tol = settings.tol  # refinements lower it
+        self.refined_at: list[float] = []  # certified gaps of points that were refined
+        self.rescaled_at = RESCALED_FIRST
+        self.centers: Centers | None = None  # what the columns of `land` lack
         self.wishes: tuple[int, ...] = (0, 0, 0)
         self.passes = self.trials = 0
 
     def run(self, weights: Array, intercept: Array | None) -> tuple[Point, Ending]:
-        """To the optimum from these weights (d_c, K) and intercept (K,)."""
+        """Return the optimum reached from weights (d_c, K) and intercept (K,)."""
         point = self._begin(weights, intercept)
         stand = self.first = self._hear(point)
         best = _Best(stand, self.here.noise)
         while True:
             ending = self._ending(stand, best)
+            if ending is None and not self._step(point):
+                ending = _given_up(stand)
+            if ending is None:
+                if self.passes == self.rescaled_at:
+                    self.rescaled_at *= 2
+                    self._rescale(point, at_least=RESCALED_BY)
+                stand = self._hear(point)
+                best.look(stand, self.here.noise)
+                continue
+            ending = self._certified(point, stand, ending)
             if ending is not None:
                 self.last = stand
                 return point, ending
-            if not self._step(point):
-                self.last = stand
-                return point, _given_up(stand)
             stand = self._hear(point)
-            best.look(stand, self.here.noise)
+            # A point that looked optimal has to move on in the new variables.
+            self.tol = min(self.tol, TIGHTER * stand.relative)
+            best = _Best(stand, self.here.noise)
 
     def _begin(self, weights: Array, intercept: Array | None) -> Point:
-        land, rows = self.land, self.land.rows
-        point = land.stand(weights, intercept)
-        h = curvatures(land.family, point.scores, rows.targets) * rows.share
-        self.scaling = make_scaling(rows.moments(h), land.l2, land.has_intercept)
-        gradient = self._scaled(point)
+        point = self.land.stand(weights, intercept)
+        moments = self._moments_at(point)
+        if intercept is not None:
+            self.centers = find_centers(self.land.rows, moments)
+        if intercept is not None and self.centers is not None:
+            self.land = self.land.centred(self.centers)
+            moved = self.centers.moved(self.land.rows.objective, weights)
+            point = self.land.stand(weights, intercept + moved)
+            moments = self._moments_at(point)
+        self.scaling = make_scaling(moments, self.land.l2, self.land.has_intercept)
+        self._forget(point)
+        self.here = self.land.look(point, self.land.nowhere(point), 0.0)
+        return point
+
+    def _moments_at(self, point: Point, floor: float = LEAST) -> Moments:
+        """Return the moments of columns under the curvatures at a point: one pass."""
+        rows = self.land.rows
+        h = curvatures(self.land.family, point.scores, rows.targets, floor)
+        return rows.moments(h * rows.share)
+
+    def _forget(self, point: Point) -> None:
+        """Begin the memory with the gradient at a point in the variables of now."""
+        rows, gradient = self.land.rows, self._scaled(point)
         total = rows.objective.shard.total_columns * rows.columns
         self.memory = Memory(depth_for(total), len(gradient))
         self.memory.begin(gradient)
-        self.here = land.look(point, land.nowhere(point), 0.0)
-        return point
+
+    def _rescale(self, point: Point, at_least: float = 1.0) -> None:
+        """Take variables for the curvatures at a point, where they have changed.
+
+        With a ridge no row's curvature needs a floor: λ keeps every column off zero.
+        """
+        moments = self._moments_at(point, 0.0 if self.land.l2 else LEAST)
+        fresh = make_scaling(moments, self.land.l2, self.land.has_intercept)
+        change = np.square(np.log(fresh.roots / self.scaling.roots)).max(initial=0.0)
+        change = max(change, np.square(np.log(fresh.level / self.scaling.level)).max())
+        is_changed = bool(2.0 * np.sqrt(change) >= np.log(at_least))
+        if self.land.world.max_flag(int(is_changed)):
+            self.scaling = fresh
+            self._forget(point)
+
+    def _certified(self, point: Point, stand: Stand, ending: Ending) -> Ending | None:
+        """Return how a run ends by the certified gap of its point; None: it goes on.
+
+        The gap decides wherever there is one. The gradient is relative to residuals,
+        which mislead where a few rows are huge, and vanish on separable data.
+        """
+        if self.certificate is None or ending is Ending.ASKED:
+            return ending
+        is_met = self.certificate.judge(self.land, point, stand.loss)
+        if is_met is None or (is_met and ending.is_good):
+            return ending
+        if is_met:
+            return Ending.CONVERGED
+        if ending is Ending.PASSES:
+            return ending
+        gap, refined = self.certificate.gap or 0.0, self.refined_at
+        gains = not refined or gap <= SHRINKS * refined[-1]
+        goes_on = gains and len(refined) < REFINEMENTS
+        goes_on &= self.passes < self.settings.passes
+        if self.land.world.max_flag(int(not goes_on)):
+            return Ending.UNCERTIFIED if ending.is_good else ending
+        refined.append(gap)
+        self._rescale(point)
+        return None
 
     def _scaled(self, point: Point) -> Array:
         """The gradient in the scaled variables, flat: this member's part, then ν's."""
@@ -199,7 +282,7 @@ class Lbfgs:
         )
 
     def _ending(self, stand: Stand, best: "_Best") -> Ending | None:
-        if stand.relative <= self.settings.tol:
+        if stand.relative <= self.tol:
             return Ending.CONVERGED
         if stand.relative <= stand.floor:
             return Ending.ROUNDING

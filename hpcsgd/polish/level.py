@@ -90,7 +90,7 @@ def _look(rows: AllRows, scores: Array, shift: Array) -> _Look:
         residuals = rows.residuals(moved)
         bend, rounding = _bend(rows, moved)
         words[0] = rows.loss(moved)
-        words[1] = 10 * DONE * np.abs(residuals).sum() + rounding
+        words[1] = 10 * DONE * np.abs(residuals).sum() + rounding + _cancelled(rows)
         words[2 : 2 + columns] = residuals.sum(axis=0)
         words[2 + columns :] = bend.reshape(-1)
     rows.grid.world.sum(words, "evaluate")
@@ -98,6 +98,15 @@ def _look(rows: AllRows, scores: Array, shift: Array) -> _Look:
     return _Look(
         float(words[0]), words[2 : 2 + columns], (bend + bend.T) / 2, float(words[1])
     )
+
+
+def _cancelled(rows: AllRows) -> float:
+    """Return what the rounding of μ − y, near y, makes of Σ p r: no residual of a
+    row that fits is more exact than its target.
+    """
+    is_label = rows.objective.family.targets == "classes"  # whose y are indicators
+    size = 1.0 if is_label else np.abs(rows.targets)
+    return float(np.finfo(float).eps * (rows.share * size).sum())
 
 
 def _bend(rows: AllRows, scores: Array) -> tuple[Array, float]:

@@ -29,6 +29,13 @@ class Newton(Lbfgs):
     after = 0
     hessian: Hessian | None = None
 
+    def _rescale(self, point: Point, at_least: float = 1.0) -> None:
+        """Change the variables, which those of the Hessian have to follow."""
+        super()._rescale(point, at_least)
+        self.hessian = None
+        if self.refined_at:
+            self.after = self.passes
+
     def _directions(self, point: Point) -> Iterator[tuple[Array, float]]:
         """Newton's, then those of L-BFGS where it leads nowhere."""
         if self.passes > self.after:

@@ -1,11 +1,12 @@
 """Where the finisher stands, and what it may see from there."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.polish.centring import Centers, centre
 from hpcsgd.polish.line import Trial
 from hpcsgd.polish.rows import AllRows
 
@@ -47,6 +48,11 @@ class Landscape:
         self.world = grid.world
         self.speaks = grid.member == 0  # for the rows of its replica
         self.is_first = self.speaks and grid.replica == 0
+
+    def centred(self, centers: Centers) -> "Landscape":
+        """Return the landscape over the rows less `centers`: the same F of w."""
+        objective = centre(self.rows.objective, centers)
+        return Landscape(replace(self.rows, objective=objective), self.l2, True)
 
     def stand(self, weights: Array, intercept: Array | None) -> Point:
         """Begin at these weights: two passes."""

@@ -107,7 +107,8 @@ class AllRows:
 
     def blocks(self) -> Iterator[slice]:
         """The local rows that are looked at together, one block after the other."""
-        step = block_rows(self.objective.shard.total_columns)
+        objective = self.objective
+        step = objective.block or block_rows(objective.shard.total_columns)
         for start in range(0, self.height, step):
             yield slice(start, min(start + step, self.height))
 

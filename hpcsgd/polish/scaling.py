@@ -77,8 +77,13 @@ def _quotient(family: Family, scores: Array, targets: Array) -> Array:
     return found
 
 
-def curvatures(family: Family, scores: Array, targets: Array) -> Array:
-    """∂r_k/∂t_k about these scores, kept off zero; (n, K)."""
+def curvatures(
+    family: Family, scores: Array, targets: Array, floor: float = LEAST
+) -> Array:
+    """Return ∂r_k/∂t_k about these scores, (n, K).
+
+    All are raised by `floor` times the family's largest curvature.
+    """
     found: Array
     if family.targets == "classes":
         mean = family.mean(scores)
@@ -89,5 +94,5 @@ def curvatures(family: Family, scores: Array, targets: Array) -> Array:
     else:
         found = _quotient(family, scores, targets)
     if np.isfinite(family.curvature):
-        found += LEAST * family.curvature
+        found += floor * family.curvature
     return found

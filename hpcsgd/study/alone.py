@@ -1,6 +1,7 @@
 """One point on ranks that somebody else has started: what a job of a study runs."""
 
 import json
+import logging
 import os
 import resource
 import threading
@@ -13,11 +14,13 @@ from hpcsgd.api import train
 from hpcsgd.callbacks import Callback
 from hpcsgd.comm.base import Communicator
 from hpcsgd.config import RunConfig, read_toml
-from hpcsgd.errors import ConfigError, HpcsgdError
-from hpcsgd.files import write_text
+from hpcsgd.errors import ConfigError, DataError, HpcsgdError
+from hpcsgd.files import check_entry, own_folder, write_text
 from hpcsgd.result import Result, finite
+from hpcsgd.retired import without_retired
 from hpcsgd.study import machine
 
+log = logging.getLogger(__name__)
 ENDS = "ends"  # NAME.json in it: how a point ended, until it is a line
 JOB = "SLURM_JOB_ID"
 
@@ -25,9 +28,19 @@ JOB = "SLURM_JOB_ID"
 def read_config(folder: Path, name: str) -> RunConfig:
     """What the study wrote for this point."""
     path = folder / "points" / f"{name}.toml"
-    if not path.exists():
-        raise ConfigError(f"{path} does not exist; name the folder of a study")
-    return RunConfig.parse(read_toml(path))
+    try:
+        own_folder(folder, "points")
+        check_entry(path)
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{path} does not exist; name the folder of a study"
+        ) from error
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read ({error.strerror}); submit the study again with"
+            " --resume, which writes it"
+        ) from error
+    return RunConfig.parse(without_retired(read_toml(path)))
 
 
 def train_point(
@@ -64,9 +77,15 @@ class End:
     def write(self, **said: Any) -> None:
         """Once, whole or not at all."""
         if self.speaks:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             text = json.dumps(finite({**said, "machine": self.met}), allow_nan=False)
-            write_text(self.path, text + "\n")
+            try:
+                own_folder(self.path.parents[1], self.path.parent.name, make=True)
+                write_text(self.path, text + "\n")
+            except OSError as error:
+                raise DataError(
+                    f"{self.path} cannot be written ({error.strerror}); make room, or"
+                    " remove that entry"
+                ) from error
 
 
 @contextmanager
@@ -78,8 +97,12 @@ def _limited(limit: float, world: Communicator, end: End) -> Iterator[None]:
 
     def late() -> None:
         said = f"it took longer than the {limit:g} s of --point-timeout"
-        end.write(status="timeout", error=said)
-        world.abort(1)
+        try:
+            end.write(status="timeout", error=said)
+        except DataError as error:
+            log.error("%s", error)
+        finally:
+            world.abort(1)
 
     timer = threading.Timer(limit, late)
     timer.daemon = True

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.files import own_folder, read_entry_text
 from hpcsgd.jobs.checks import check
 from hpcsgd.jobs.job import Job, Step
 from hpcsgd.jobs.records import LOG, submitted
@@ -117,10 +118,14 @@ def _send(job: Job, where: Where) -> str:
 
 def _step(folder: StudyFolder, point: Point, timeout: float) -> Step:
     path = str(folder.path.absolute())
-    words = ("study", "point", path, point.name, "--point-timeout", f"{timeout:g}")
     asked = point.tables().get("run", {})
+    comm = str(asked.get("comm", "auto"))
     return Step(
-        words,
+        (
+            *("study", "point", path, point.name),
+            *("--point-timeout", f"{timeout:g}"),
+            *(("--comm", comm) if comm != "auto" else ()),
+        ),
         tasks=point.launched,
         on_gpus=asked.get("device") == "cuda",
         shares_gpus=bool(asked.get("share_gpus")),
@@ -177,7 +182,8 @@ def read_end(folder: StudyFolder, point: Point) -> dict[str, Any] | None:
     """What the point left, if it has ended."""
     path = _end_of(folder, point)
     try:
-        end: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        own_folder(folder.path, ENDS)
+        end: dict[str, Any] = json.loads(read_entry_text(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -17,6 +17,7 @@ from hpcsgd.config import RunConfig
 from hpcsgd.coordinate.checks import form_of
 from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.errors import ConfigError, HpcsgdError
+from hpcsgd.files import own_folder, reason
 from hpcsgd.result import Result
 from hpcsgd.study.borrowed import borrowed
 from hpcsgd.study.comparison import Comparison, row_of
@@ -203,7 +204,16 @@ def _look_up(config: RunConfig, world: Communicator) -> None:
 
 def _placed(setting: Setting, out: str | Path | None, number: int) -> RunConfig:
     """The setting's configuration with the folder of this run in it."""
-    place = str(Path(out) / f"{folder_name(setting.name)}-{number}") if out else None
+    place = None
+    if out:
+        name = f"{folder_name(setting.name)}-{number}"
+        try:
+            place = str(own_folder(Path(out), name))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write into --out {out}: {reason(error)}; remove that entry, or"
+                " choose another folder"
+            ) from error
     return replace(setting.config, run=replace(setting.config.run, out=place))
 
 

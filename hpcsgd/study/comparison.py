@@ -10,7 +10,7 @@ from hpcsgd.agreement.beginnings import still_before
 from hpcsgd.comm.ledger import TRAINING
 from hpcsgd.errors import ConfigError
 from hpcsgd.files import write_text
-from hpcsgd.result import Result, Status, finite
+from hpcsgd.result import WORSE, Result, Status, finite
 from hpcsgd.study.settings import Refusal, Setting, is_equal_batch
 
 FILES = ("compare.json", "compare.png", "report.html")
@@ -44,6 +44,21 @@ class Row:
         return self.result.status is Status.DIVERGED
 
     @property
+    def worse(self) -> bool:
+        """True where the loss ended above where it began."""
+        return self.result.is_worse
+
+    @property
+    def status(self) -> str:
+        """How its run ended; `worse` where that is above where it began."""
+        return WORSE if self.worse else self.result.status.value
+
+    @property
+    def rate(self) -> float:
+        """The first rate of its steps, as found where it was left to the data."""
+        return float(self.result.config["rate"]["value"])
+
+    @property
     def steps(self) -> int:
         """Between two messages; a sum in every step has an s that lightens its loop."""
         report = self.result.report
@@ -58,6 +73,12 @@ class Row:
     def traffic(self, figure: str) -> int:
         """Calls, words or bytes of rank 0, sent for products and agreements."""
         return sum(int(self.result.ledger[purpose][figure]) for purpose in TRAINING)
+
+    @property
+    def wire_bytes(self) -> float:
+        """Bytes that a ring moves for each rank to carry what `bytes` were given."""
+        each = (self.result.ledger[purpose]["wire_bytes"] for purpose in TRAINING)
+        return float(sum(each))
 
 
 @dataclass(frozen=True)
@@ -81,7 +102,8 @@ class Comparison:
         """What others are held to: sgd, else ddp, among methods; else the first."""
         by_name = {row.name: row for row in self.rows if row.setting.is_method}
         known = [by_name[name] for name in REFERENCES if name in by_name]
-        return next((row for row in known if not row.diverged), self.rows[0])
+        learnt = (row for row in known if not row.diverged and not row.worse)
+        return next(learnt, self.rows[0])
 
     @property
     def baseline(self) -> str | None:
@@ -98,6 +120,11 @@ class Comparison:
     def diverged(self) -> list[str]:
         """The settings whose run diverged."""
         return [row.name for row in self.rows if row.diverged]
+
+    @property
+    def worse(self) -> list[str]:
+        """The settings whose run ended above where it began."""
+        return [row.name for row in self.rows if row.worse]
 
     @property
     def before(self) -> dict[str, str]:
@@ -191,12 +218,14 @@ class Comparison:
             "look_ahead": report["look_ahead"],
             "precision": row.setting.config.precision.recipe,
             "update": row.update,
-            "status": result.status.value,
+            "rate": row.rate,
+            "status": row.status,
             "loss": result.loss,
             "loss_gap": self.loss_gap(row),
             "synchronisations": row.traffic("calls"),
             "words": row.traffic("words"),
             "bytes": row.traffic("bytes"),
+            "wire_bytes": row.wire_bytes,
             "seconds": row.seconds,
             "seconds_of_repeats": list(row.times),
             "speed_up": self.speed_up(row),
@@ -211,7 +240,8 @@ class Comparison:
 # Of a line of the table, in `rows` of the document.
 BRIEF = (
     *("loss", "loss_gap", "seconds", "speed_up", "messages", "words", "bytes"),
-    *("grid", "global_batch", "steps", "period", "products", "update", "iterations"),
+    *("wire_bytes", "grid", "global_batch", "steps", "period", "products", "update"),
+    *("rate", "iterations"),
 )
 
 

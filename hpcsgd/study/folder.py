@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.files import write_text
+from hpcsgd.files import open_entry, own_folder, read_entry_text, reason, write_text
 from hpcsgd.folder_lock import FolderLock
 from hpcsgd.result import finite
 from hpcsgd.study.plan import Plan, difference
@@ -39,10 +39,11 @@ class StudyFolder:
             else:
                 write_text(self.path / PLAN, plan_toml(document))
             for name in ("points", "logs", "runs"):
-                (self.path / name).mkdir(exist_ok=True)
+                own_folder(self.path, name, make=True)
         except OSError as error:
+            self.lock.release()
             raise ConfigError(
-                f"cannot write into --out {self.path}: {error.strerror};"
+                f"cannot write into --out {self.path}: {reason(error)};"
                 " choose a folder that can be written"
             ) from error
         except ConfigError:
@@ -56,9 +57,14 @@ class StudyFolder:
     def lines(self) -> dict[str, Line]:
         """Key -> its newest line."""
         try:
-            text = (self.path / POINTS).read_text(encoding="utf-8")
+            text = read_entry_text(self.path / POINTS)
         except FileNotFoundError:
             return {}
+        except OSError as error:
+            raise DataError(
+                f"{self.path / POINTS} cannot be read ({error.strerror}); remove that"
+                " entry, or choose another --out"
+            ) from error
         found = [self._line(n, one) for n, one in enumerate(text.splitlines(), 1)]
         return {line["key"]: line for line in found}
 
@@ -66,7 +72,10 @@ class StudyFolder:
         """One whole line, on disk before this returns."""
         text = json.dumps(finite(line), allow_nan=False) + "\n"
         try:
-            with open(self.path / POINTS, "ab") as file:
+            number = open_entry(
+                self.path / POINTS, os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            )
+            with open(number, "ab") as file:
                 file.write(text.encode())
                 file.flush()
                 os.fsync(file.fileno())
@@ -78,9 +87,19 @@ class StudyFolder:
 
     def configure(self, point: Point, data: str) -> Path:
         """Write what `train` shall do for this point."""
-        path = self.path / "points" / f"{point.name}.toml"
         out = str(self.run_of(point).absolute())
-        write_text(path, tables_toml(point.tables(data, out)))
+        text = tables_toml(point.tables(data, out))
+        path = self.path / "points" / f"{point.name}.toml"
+        try:
+            own_folder(self.path, "points")
+            own_folder(self.path, "runs", point.name)
+            own_folder(self.path, "logs")
+            write_text(path, text)
+        except OSError as error:
+            raise DataError(
+                f"the run {point.name} of {self.path} cannot begin ({reason(error)});"
+                " remove that entry, then go on with --resume"
+            ) from error
         return path
 
     def run_of(self, point: Point) -> Path:
@@ -120,9 +139,11 @@ class StudyFolder:
 
 def cut_half_line(path: Path) -> None:
     """End the file behind its last whole line."""
-    if not path.exists():
+    try:
+        number = open_entry(path, os.O_RDWR)
+    except FileNotFoundError:
         return
-    with open(path, "r+b") as file:
+    with open(number, "r+b") as file:
         text = file.read()
         whole = text.rfind(b"\n") + 1
         if whole < len(text):
@@ -160,7 +181,7 @@ def read_plan(folder: Path) -> dict[str, Any]:
     """The document of the study in `folder`."""
     path = folder / PLAN
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_entry_text(path))
     except FileNotFoundError as error:
         raise ConfigError(
             f"{folder} holds no {PLAN}; name the --out of a study"

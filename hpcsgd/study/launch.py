@@ -11,10 +11,12 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hpcsgd.cli import THREAD_SETTINGS
 from hpcsgd.cli.job import end_with_parent
+from hpcsgd.errors import DataError
+from hpcsgd.files import CREATE, open_entry, read_entry_text
 
 GRACE = 10.0  # seconds for a run to end when it is told to
 TAIL = 4000  # characters of a log that are searched for its last sentence
@@ -36,7 +38,7 @@ class Ended:
 def launch(config: Path, ranks: int, log: Path, limit: float) -> Ended:
     """Train what the file says on so many ranks; `limit` is in seconds, 0 = none."""
     began, used = time.monotonic(), _cpu_seconds()
-    with tempfile.TemporaryFile() as said, open(log, "wb") as heard:
+    with tempfile.TemporaryFile() as said, _emptied(log) as heard:
         process = subprocess.Popen(
             command(config, ranks),
             stdin=subprocess.DEVNULL,
@@ -60,6 +62,17 @@ def launch(config: Path, ranks: int, log: Path, limit: float) -> Ended:
         cpu_seconds=_cpu_seconds() - used,
         timed_out=timed_out,
     )
+
+
+def _emptied(log: Path) -> IO[bytes]:
+    """The log of a run, to be written anew."""
+    try:
+        return open(open_entry(log, CREATE), "wb")
+    except OSError as error:
+        raise DataError(
+            f"{log} cannot be written ({error.strerror}); remove that entry, then go on"
+            " with --resume"
+        ) from error
 
 
 def command(config: Path, ranks: int) -> list[str]:
@@ -122,7 +135,7 @@ def last_sentence(log: Path, code: int) -> str:
     """What it said about its end; nothing after a good one."""
     if code == 0:
         return ""
-    text = log.read_text(encoding="utf-8", errors="replace")[-TAIL:]
+    text = read_entry_text(log, "replace")[-TAIL:]
     said = [line.partition(SAID)[2] for line in text.splitlines() if SAID in line]
     return said[-1] if said else f"it ended with exit code {code}; see {log.name}"
 

@@ -8,6 +8,7 @@ from typing import Any
 from hpcsgd import methods
 from hpcsgd.agreement.settings import AgreementConfig
 from hpcsgd.errors import ConfigError
+from hpcsgd.study.own_rates import with_own_rate
 from hpcsgd.unread import without_unread
 
 Tables = Mapping[str, Mapping[str, Any]]
@@ -58,7 +59,8 @@ class Method:
     def tables(self, base: Tables, own: Tables) -> dict[str, dict[str, Any]]:
         """What is trained: `base`, under what is its own, under what makes it one.
 
-        What it would not read of `base` is for other methods.
+        What it would not read of `base` is for other methods, and so is the rate where
+        its rule measures rates in other units.
         """
         tables = {section: dict(table) for section, table in base.items()}
         if self.product:
@@ -68,7 +70,7 @@ class Method:
                 tables.setdefault(section, {}).update(table)
         if self.sums_each and _is_bent(base.get("problem", {})):
             tables["schedule"]["steps"] = 1  # they act behind every step, not a group
-        tables = without_unread(tables, base)
+        tables = with_own_rate(without_unread(tables, base), base)
         return {section: table for section, table in tables.items() if table}
 
 

@@ -10,6 +10,7 @@ from hpcsgd.assembly.notices import settle_grid
 from hpcsgd.comm.grid import parse_grid
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
+from hpcsgd.study.own_rates import with_own_rate
 from hpcsgd.toml_text import toml_value
 from hpcsgd.unread import NEEDS, USUAL, check_read, value_of, without_unread
 
@@ -46,7 +47,11 @@ Entry = Setting | Refusal
 
 
 def make_setting(name: str, base: Tables, over: Tables) -> Setting:
-    """The tables of `over` laid over those of `base`."""
+    """The tables of `over` laid over those of `base`.
+
+    A rule of steps that is not the base's, and measures its rate in other units, has a
+    rate of its own unless `over` gives one.
+    """
     for section, key in SHARED:
         if key in over.get(section, {}):
             raise ConfigError(
@@ -61,7 +66,10 @@ def make_setting(name: str, base: Tables, over: Tables) -> Setting:
         for section, table in base.items()
     }
     try:
-        config = RunConfig.parse(without_unread(tables, others))
+        tables = without_unread(tables, others)
+        if not {"value", "per_batch"} & set(over.get("rate", {})):
+            tables = with_own_rate(tables, base)
+        config = RunConfig.parse(tables)
         check_read(config)
     except ConfigError as error:
         raise ConfigError(f"setting {name!r}: {error}") from error

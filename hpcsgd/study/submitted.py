@@ -1,6 +1,6 @@
 """A study whose runs are jobs: begun in one call, gathered in others."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ def begin(plan: Plan, out: str | Path, where: Where, *, resume: bool = False) ->
     -------
     Begun
     """
+    plan = on_site(plan, where)
     check(plan)
     if not where.site.has_slurm:
         raise ConfigError(
@@ -55,6 +56,18 @@ def begin(plan: Plan, out: str | Path, where: Where, *, resume: bool = False) ->
         return Begun(str(folder.path), jobs, active, len(folder.lines()))
     finally:
         folder.close()
+
+
+def on_site(plan: Plan, where: Where) -> Plan:
+    """Return the plan whose points compute on the GPUs that their jobs hold.
+
+    Emulated ranks compute on processors; their jobs are to ask for no GPUs.
+    """
+    run = plan.base.get("run", {})
+    device = where.resources.device_of(run)
+    if plan.emulated or device == run.get("device", "cpu"):
+        return plan
+    return replace(plan, base={**plan.base, "run": {**run, "device": device}})
 
 
 def collect(out: str | Path) -> tuple[Account, int]:

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from hpcsgd.api import open_data
 from hpcsgd.assembly.many import check_many
 from hpcsgd.assembly.notices import settle_grid
+from hpcsgd.backends.blas import one_thread
 from hpcsgd.callbacks import Callback
 from hpcsgd.comm import open_world
 from hpcsgd.comm.base import Communicator
@@ -23,6 +24,7 @@ from hpcsgd.timing import Clock
 from hpcsgd.unread import check_read
 
 
+@one_thread()
 def sweep(
     config: RunConfig | Mapping[str, Mapping[str, Any]] | None = None,
     *,
@@ -79,7 +81,8 @@ def sweep(
     config = with_sweep(config, asked)
     check_read(config)
     reader = open_data(config, X, y, sample_weight, offset)
-    comm = open_world(config.run.comm) if world is None else world
+    run = config.run
+    comm = open_world(run.comm, timeout=run.timeout) if world is None else world
     config = settle_grid(config, comm.size)
     session = Session(config, comm, reader, callbacks or [], began, setup)
     found = Sweep(session.run())

@@ -13,9 +13,17 @@ from numpy.typing import NDArray
 
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.evaluation import is_good
-from hpcsgd.files import write_text
+from hpcsgd.files import own_folder, write_text
 from hpcsgd.models import Model
-from hpcsgd.result import Result, Status, finite, load_result, saving
+from hpcsgd.result import (
+    WORSE,
+    Result,
+    Status,
+    finite,
+    is_worse,
+    load_result,
+    saving,
+)
 from hpcsgd.run_folder import SWEEP
 
 Array = NDArray[Any]
@@ -127,12 +135,23 @@ class Sweep:
         """How the training of one of them ended."""
         if self._is_made_up:
             return self.outcome.status
-        first = self.outcome.report["first_losses"]
-        loss = float(self.losses[number])
-        known = _values(first or None, len(self))[number]
-        if not is_good(loss, float(known) if np.isfinite(known) else None):
+        first = float(self._first_losses[number])
+        if not is_good(
+            float(self.losses[number]), first if np.isfinite(first) else None
+        ):
             return Status.DIVERGED
         return self.outcome.status
+
+    def ending(self, number: int) -> str:
+        """Return its status in words; `worse` where F ended above where it began."""
+        status = self.status(number)
+        loss, first = float(self.losses[number]), float(self._first_losses[number])
+        return WORSE if status.is_good and is_worse(loss, first) else status.value
+
+    @property
+    def _first_losses(self) -> Array:
+        """F of each before the first step; NaN where that is not known."""
+        return _values(self.outcome.report["first_losses"] or None, len(self))
 
     def result(self, number: int) -> Result:
         """One of them as a run of its own, for predict, evaluate and save.
@@ -175,7 +194,7 @@ class Sweep:
                     COLUMNS,
                     (
                         *(number, model.l2, model.rate, model.fold),
-                        *(self.status(number).value, float(losses[number])),
+                        *(self.ending(number), float(losses[number])),
                         *(float(held[number]), float(means[number])),
                     ),
                     strict=True,
@@ -216,6 +235,8 @@ class Sweep:
                 write_text(path, text)
         number = self._best_or_none()
         if number is not None:
+            with saving(best):
+                own_folder(folder, best.name, make=True)
             self.result(number).save(best)
 
     def _best_or_none(self) -> int | None:

@@ -20,6 +20,7 @@ from hpcsgd.assembly.live import Live
 from hpcsgd.assembly.notices import settle_grid
 from hpcsgd.auto_rate import settle_rate
 from hpcsgd.averaging import AverageConfig
+from hpcsgd.backends.blas import one_thread
 from hpcsgd.build import Opened, open_all, put_together
 from hpcsgd.comm import open_world
 from hpcsgd.comm.base import Communicator
@@ -32,6 +33,7 @@ from hpcsgd.models import Models
 from hpcsgd.polish.settings import PolishConfig
 from hpcsgd.precision import AUTO
 from hpcsgd.products.base import State
+from hpcsgd.result import is_worse
 from hpcsgd.stopping import StopConfig
 from hpcsgd.sweeps.settings import SweepConfig
 from hpcsgd.timing import Clock
@@ -44,6 +46,7 @@ RACED = ("sgd", "momentum", "nesterov", "nesterov-classic")
 SHARE = 0.5  # of an epoch, for the whole race
 
 
+@one_thread()
 def race(
     config: RunConfig | Mapping[str, Mapping[str, Any]] | None = None,
     *,
@@ -88,7 +91,8 @@ def race(
     if not 0.0 < share <= 1.0:
         raise ConfigError(f"share = {share!r} must lie in (0, 1]; {SHARE} is usual")
     reader = open_data(config, X, y, sample_weight, offset)
-    comm = open_world(config.run.comm) if world is None else world
+    run = config.run
+    comm = open_world(run.comm, timeout=run.timeout) if world is None else world
     config = settle_grid(config, comm.size)
     best = race_on(config, comm, reader, rates, share)
     if world is None:
@@ -96,6 +100,7 @@ def race(
     return best
 
 
+@one_thread()
 def race_on(
     config: RunConfig,
     world: Communicator,
@@ -200,8 +205,16 @@ class _Race:
                     " start it from a smaller one"
                 )
             left, first = tuple(left[k] for k in kept), first[kept]
+            losses = losses[kept]
             if len(left) > 1:
                 live = self._fewer(live, left, kept)
+        if is_worse(float(losses[0]), float(first[0])):
+            log.warning(
+                "no rate of the race ended below where it began; %g ended lowest, so"
+                " start it from smaller ones, or give it a larger share",
+                left[0],
+                extra=ONCE,
+            )
         return float(left[0])
 
     def _losses(self, live: Live) -> Array:

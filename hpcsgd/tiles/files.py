@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.errors import DataError
+from hpcsgd.files import CREATE, open_entry
 from hpcsgd.tiles.plan import PAGE, Plan, padded
 from hpcsgd.tiles.traffic import Traffic
 
@@ -60,7 +61,7 @@ class StateFile:
     def create(self) -> None:
         """Claim all of it, zeros."""
         try:
-            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+            file = open_entry(self.path, CREATE)
             try:
                 os.posix_fallocate(file, 0, self.size)
                 os.pwrite(file, json.dumps(self.says()).encode().ljust(PAGE), 0)
@@ -83,7 +84,7 @@ class StateFile:
     def _open(self) -> None:
         if self.wants_direct and hasattr(os, "O_DIRECT"):
             try:
-                self._file = os.open(self.path, os.O_RDWR | os.O_DIRECT)
+                self._file = open_entry(self.path, os.O_RDWR | os.O_DIRECT)
                 # Some file systems refuse only what is read.
                 os.preadv(self._file, [room(PAGE).data], 0)
                 self.is_direct = True
@@ -92,7 +93,7 @@ class StateFile:
                     raise
                 self.close()
         if self._file < 0:
-            self._file = os.open(self.path, os.O_RDWR)
+            self._file = open_entry(self.path, os.O_RDWR)
 
     @property
     def is_open(self) -> bool:

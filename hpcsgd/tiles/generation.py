@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.errors import DataError
+from hpcsgd.files import own_folder
 from hpcsgd.tiles.checksums import from_text
-from hpcsgd.tiles.files import StateFile, room
+from hpcsgd.tiles.files import StateFile, room, unreadable
 from hpcsgd.tiles.plan import Plan
 from hpcsgd.tiles.stamp import Stamp, Stamps
 from hpcsgd.tiles.store import CHECKSUMS, Layout
@@ -35,8 +36,18 @@ def generations(folder: Path) -> list[int]:
     """Their numbers, the newest first."""
     if not folder.is_dir():
         return []
-    names = (one.name for one in folder.iterdir() if FOLDER.fullmatch(one.name))
+    names = [one.name for one in folder.iterdir() if FOLDER.fullmatch(one.name)]
+    for name in names:
+        check_own(folder / name)
     return sorted(map(int, names), reverse=True)
+
+
+def check_own(folder: Path) -> None:
+    """Refuse a link in place of the folder of a generation or of a rank."""
+    try:
+        own_folder(folder.parent, folder.name)
+    except OSError as error:
+        raise unreadable(folder, error) from error
 
 
 def remove(generation: Path) -> None:
@@ -122,7 +133,10 @@ class Generation:
 
 def _held(folder: Path) -> Held | None:
     match, stamps = OF_RANK.fullmatch(folder.name), Stamps(folder / "stamp")
-    if match is None or not stamps.path.exists():
+    if match is None:
+        return None
+    check_own(folder)
+    if not stamps.path.exists():
         return None
     found = stamps.read()
     if not found:

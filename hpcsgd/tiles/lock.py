@@ -1,10 +1,12 @@
 """One run at a time on the states of a rank; the system frees them however it ends."""
 
 import fcntl
+import os
 from pathlib import Path
 from typing import IO
 
 from hpcsgd.errors import ConfigError
+from hpcsgd.files import open_entry
 
 
 class Lock:
@@ -18,7 +20,8 @@ class Lock:
         """Refuse where another run has it."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            file = open(self.path, "ab")  # noqa: SIM115
+            number = open_entry(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            file = open(number, "ab")  # noqa: SIM115
         except OSError as error:
             raise ConfigError(
                 f"{self.path.parent} cannot be written ({error.strerror}); choose"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcsgd.files import CREATE, open_entry, read_entry
 from hpcsgd.tiles.files import no_room, unreadable
 from hpcsgd.tiles.plan import padded
 
@@ -35,7 +36,7 @@ class Stamps:
         """With room for documents twice as large as the first."""
         self.slot = padded(2 * len(_line(first)) + 256)
         try:
-            with open(self.path, "wb") as file:
+            with open(open_entry(self.path, CREATE), "wb") as file:
                 file.write(f"{self.slot}\n".encode().ljust(padded(1)))
                 file.write(bytes(2 * self.slot))
                 file.flush()
@@ -48,7 +49,8 @@ class Stamps:
         """Into the slot of its parity."""
         line = _line(stamp).ljust(self.slot)
         try:
-            with open(self.path, "r+b", buffering=0) as file:
+            number = open_entry(self.path, os.O_RDWR)
+            with open(number, "r+b", buffering=0) as file:
                 file.seek(padded(1) + stamp.version % 2 * self.slot)
                 file.write(line)
                 if sync:
@@ -59,7 +61,7 @@ class Stamps:
     def read(self) -> list[Stamp]:
         """Those that are whole, the newest first."""
         try:
-            data = self.path.read_bytes()
+            data = read_entry(self.path)
         except OSError as error:
             raise unreadable(self.path, error) from error
         head = data[: padded(1)].split(b"\n")[0]

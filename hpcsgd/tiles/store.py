@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.errors import DataError
+from hpcsgd.files import own_folder
 from hpcsgd.tiles import checksums
-from hpcsgd.tiles.files import StateFile, no_room, room
+from hpcsgd.tiles.files import StateFile, no_room, room, unreadable
 from hpcsgd.tiles.pipeline import Pipeline, Words
 from hpcsgd.tiles.plan import Plan
 from hpcsgd.tiles.stamp import Stamp, Stamps
@@ -91,7 +92,8 @@ class Store:
         """All zeros, or what `fill` puts there; what was there before is gone."""
         shutil.rmtree(self.folder, ignore_errors=True)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            own_folder(self.folder.parent, self.folder.name, make=True)
         except OSError as error:
             raise no_room(self.folder, error, 0) from error
         for file in self.files.values():
@@ -110,6 +112,10 @@ class Store:
 
     def versions(self) -> list[Stamp]:
         """What could be gone on from, the newest first."""
+        try:
+            own_folder(self.folder.parent, self.folder.name)
+        except OSError as error:
+            raise unreadable(self.folder, error) from error
         if not self.stamps.path.exists():
             return []
         return [stamp for stamp in self.stamps.read() if self._fits(stamp)]

@@ -98,7 +98,8 @@ class Path:
         first = sum(sum(s) for s in self.sizes[:place])
         sampler = Sampler("shuffle-once", self.config.sampling.seed, self._rows, 0)
         rows = sampler.order(epoch)[first : first + sum(sizes)]
-        rate = make_rate(self.config.rate, self.config.schedule.epochs * steps)
+        epochs = self.config.schedule.epochs
+        rate = make_rate(self.config.rate, epochs * steps, epochs)
         offsets = self.sample.offsets
         return Exchange(
             rows=self._dense(rows),

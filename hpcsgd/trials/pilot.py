@@ -30,7 +30,6 @@ from hpcsgd.products.choose import ProductsConfig
 from hpcsgd.result import Result
 from hpcsgd.sections import GridConfig, RunSection
 from hpcsgd.session import Session
-from hpcsgd.start import Start
 from hpcsgd.stopping import StopConfig
 from hpcsgd.timing import Clock
 
@@ -135,16 +134,15 @@ def loss_gaps(
     precisions: Mapping[str, PrecisionConfig],
     members: int,
     exchanges: int,
-    start: Start | None = None,
 ) -> dict[str, Gap]:
     """The gap of every precision to float64, over a run of so many exchanges.
 
     One that ends as diverged where float64 does not has no gap: it is infinite.
     """
     pilot = pilot_config(config, len(sample.y), members)
-    exact = _losses(pilot, sample, PrecisionConfig(recipe="fp64"), start)
+    exact = _losses(pilot, sample, PrecisionConfig(recipe="fp64"))
     return {
-        name: _gap(_losses(pilot, sample, one, start), exact, exchanges)
+        name: _gap(_losses(pilot, sample, one), exact, exchanges)
         for name, one in precisions.items()
     }
 
@@ -163,16 +161,13 @@ def _curve(result: Result) -> list[float]:
     return [float(record["loss"]) for record in result.history]
 
 
-def _losses(
-    pilot: RunConfig, sample: Sample, precision: PrecisionConfig, start: Start | None
-) -> Result:
+def _losses(pilot: RunConfig, sample: Sample, precision: PrecisionConfig) -> Result:
     """One run of the pilot, without a word of it."""
     config = replace(pilot, precision=precision)
 
     def on_rank(world: Communicator) -> Result:
         began, clock = time.perf_counter(), Clock()
         session = Session(config, world, lambda _: sample.reader(), [], began, clock)
-        session.start = start
         return session.run()
 
     with in_silence():

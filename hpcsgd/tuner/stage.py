@@ -16,7 +16,7 @@ from hpcsgd.comm.base import Communicator
 from hpcsgd.config import RunConfig
 from hpcsgd.cost import Job, kept_bytes
 from hpcsgd.data.readers import RowReader
-from hpcsgd.load import Loaded
+from hpcsgd.loading import Loaded
 from hpcsgd.products import KEEPS
 from hpcsgd.products.base import Task
 from hpcsgd.timing import Clock

@@ -10,17 +10,19 @@ from typing import Any
 import numpy as np
 
 import hpcsgd
+from hpcsgd.backends.blas import one_thread
 from hpcsgd.data.readers import RowReader, is_sparse, open_reader
 from hpcsgd.errors import DataError
-from hpcsgd.files import write_text
+from hpcsgd.files import read_entry_text, write_text
 from hpcsgd.products import GATHERS
 from hpcsgd.result import finite
 from hpcsgd.run_folder import CERTIFICATE
 from hpcsgd.sweeps.settings import split_of
 from hpcsgd.verify import loss, traffic
 from hpcsgd.verify.agreements import KNOWN
+from hpcsgd.verify.exchange import PARTS, Exchange, Point
 from hpcsgd.verify.gradients import KIND, expected_of
-from hpcsgd.verify.replay import PARTS, compare
+from hpcsgd.verify.replay import DECISIVE, Comparison, compare, deciding
 from hpcsgd.verify.scene import Scene, open_scene
 from hpcsgd.verify.source import Source, open_source
 
@@ -29,12 +31,17 @@ Figures = dict[str, Any]
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at; `ok` is None where it could not be, and `why` says so."""
+    """One thing looked at.
+
+    `ok` is None where it could not be looked at, or where `undecided`: where what was
+    seen would hold for a wrong run, too. `why` says which, and what would help.
+    """
 
     name: str
     ok: bool | None
     figures: Figures
     why: str = ""
+    undecided: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,19 +57,34 @@ class Certificate:
         return [check.name for check in self.checks if check.ok is False]
 
     @property
+    def undecided(self) -> list[str]:
+        """The names of the checks that a wrong run would have passed, too."""
+        return [check.name for check in self.checks if check.undecided]
+
+    @property
     def ok(self) -> bool:
-        """True where nothing that was checked fails."""
-        return not self.failed
+        """True where nothing that was checked fails, and nothing is undecided."""
+        return not self.failed and not self.undecided
 
     def json(self) -> str:
         """One document, the same bytes for the same run, k and seed."""
         checks = [asdict(check) for check in self.checks]
-        skipped = [check.name for check in self.checks if check.ok is None]
-        document = {"verified": self.ok, "not_checked": skipped, **self.facts}
+        skipped = [
+            check.name
+            for check in self.checks
+            if check.ok is None and not check.undecided
+        ]
+        document = {
+            "verified": self.ok,
+            "not_checked": skipped,
+            "undecided": self.undecided,
+            **self.facts,
+        }
         document["checks"] = checks
         return json.dumps(finite(document), indent=2, allow_nan=False)
 
 
+@one_thread()
 def certify(
     folder: str | Path,
     exchanges: int = 3,
@@ -151,7 +173,7 @@ def _checks(scene: Scene, reader: RowReader, count: int, seed: int) -> Iterator[
         yield from (Check(name, None, {}, why) for name in (*names, "loss"))
         return
     for number in numbers:
-        yield _exchange(scene, source, number, seed)
+        yield _exchange(scene, source, number)
     if not numbers:
         yield Check("exchanges", None, {}, "the run recorded none before it ended")
     yield _loss(scene, source)
@@ -168,7 +190,7 @@ def _model(scene: Scene) -> Check:
     """The model in result.h5 is the one that result.json speaks of."""
     path = scene.folder / "result.json"
     try:
-        said = json.loads(path.read_text())["weights_sha256"]
+        said = json.loads(read_entry_text(path))["weights_sha256"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} cannot be read; take a whole copy") from error
     found = scene.result.weights_sha256
@@ -212,7 +234,7 @@ def _traffic(scene: Scene, source: Source | None) -> Check:
     return Check("traffic", expected == found, figures)
 
 
-def _exchange(scene: Scene, source: Source, number: int, seed: int) -> Check:
+def _exchange(scene: Scene, source: Source, number: int) -> Check:
     exchange = scene.exchange(number, source)
     before, after = scene.points(number)
     parts = scene.replayed
@@ -220,7 +242,7 @@ def _exchange(scene: Scene, source: Source, number: int, seed: int) -> Check:
         codec = scene.config.agreement.codec
         why = f"gradients travelled as {codec}, which a replay in other bits is not"
         return Check(f"exchange {number}", None, {}, why)
-    found = compare(exchange, before, after, scene.precision, seed, parts)
+    found = compare(exchange, before, after, parts)
     figures = {
         "number": number,
         "steps": len(exchange.sizes),
@@ -231,7 +253,26 @@ def _exchange(scene: Scene, source: Source, number: int, seed: int) -> Check:
     }
     if parts != PARTS:
         figures["replayed"] = list(parts)
-    return Check(f"exchange {number}", found.ok, figures)
+    if found.is_decided:
+        return Check(f"exchange {number}", found.is_within, figures)
+    why = _undecided(exchange, before, parts, found)
+    return Check(f"exchange {number}", None, figures, why, undecided=True)
+
+
+def _undecided(
+    exchange: Exchange, before: Point, parts: tuple[str, ...], found: Comparison
+) -> str:
+    """Why an exchange decides nothing, and which one would."""
+    share = f"{found.tolerance:.2g} of a step"
+    allowed = share if np.isfinite(found.tolerance) else "any distance"
+    said = (
+        f"deviation {found.deviation:.1e}, and the formats of the run allow {allowed},"
+        f" more than {DECISIVE:g}: a wrong step could pass"
+    )
+    setting = deciding(exchange, before, parts)
+    if not setting:
+        return f"{said}; so small a step cannot be decided in any format"
+    return f"{said}; record an exchange with {setting} to decide"
 
 
 def _loss(scene: Scene, source: Source) -> Check:

@@ -5,7 +5,8 @@ whole columns, and behind the first of them K words for the intercept and the co
 intercept of more than two replicas of more than one member is broadcast behind that.
 
 Where words are encoded, the tail goes ahead as a float64 sum, and each bucket takes the
-bytes that its codec says; only those are counted, and only where data decide nothing.
+bytes that its codec says; only those are counted, and only where data decide nothing. A
+codec that clips has members sum one float64 word before that.
 """
 
 from math import ceil
@@ -73,7 +74,7 @@ def coded_bytes(
     shape: Shape, config: RunConfig, members: int, product: str, buckets: int
 ) -> int | None:
     """Bytes of agreement in one exchange; None where the data or the time decide."""
-    sent = 0
+    sent, measures = 0, False
     for number in range(buckets):
         part = split_range(_held(shape, members, product), buckets, number)
         bucket = Bucket(
@@ -87,7 +88,9 @@ def coded_bytes(
         if payload is None:
             return None
         sent += payload
+        measures = codec.wants_norm and members > 1
     tail = shape.classes * shape.intercept + 1
+    sent += 8 * int(measures)
     return sent + 8 * tail * (1 + int(_is_shared(shape, members)))
 
 

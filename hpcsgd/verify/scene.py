@@ -16,13 +16,14 @@ from hpcsgd.families import get_family
 from hpcsgd.families.base import Array, Family
 from hpcsgd.formats import get_format
 from hpcsgd.precision import Precision
+from hpcsgd.products import GATHERS
 from hpcsgd.rates import make_rate
 from hpcsgd.recording import NAME, Recording, read_recording
 from hpcsgd.result import Result, load_result
 from hpcsgd.updates import ADAPTIVE
+from hpcsgd.verify.exchange import PARTS, Exchange, L, Point, clip_of
 from hpcsgd.verify.gradients import KIND, is_lossless
 from hpcsgd.verify.order import order_of
-from hpcsgd.verify.replay import PARTS, Exchange, L, Point, clip_of
 from hpcsgd.verify.source import Source
 from hpcsgd.verify.traffic import Shape
 from hpcsgd.verify.union import Union
@@ -67,6 +68,9 @@ class Scene:
         """The rows, rates and settings of exchange `number`, from 1."""
         config, update = self.config, self.config.update
         rows, sizes, rates = self._steps(number - 1)
+        leg = self._leg(number)
+        gathers = leg["product"] in GATHERS
+        agrees = self.agrees_on_gradients
         return Exchange(
             family=self.family,
             rows=source.rows(rows),
@@ -80,7 +84,16 @@ class Scene:
             momentum=0.0 if update.kind == "sgd" else update.momentum,
             intercept=config.problem.intercept,
             clip=clip_of(get_format(self.precision.residual).carrier),
+            precision=self.precision,
+            in_steps=agrees or gathers or leg["product"] == "direct",
+            members=1 if gathers else leg["members"],
+            replicas=self.shape.replicas if agrees else 1,
         )
+
+    def _leg(self, number: int) -> dict[str, Any]:
+        """The part of the run, from a start to its end, that took exchange `number`."""
+        legs = self.recording.legs
+        return next((leg for leg in legs if number <= leg["last"]), legs[-1])
 
     @property
     def agrees_on_gradients(self) -> bool:
@@ -139,7 +152,8 @@ class Scene:
         schedule = self.config.schedule
         rows = split_range(self.shape.rows, self.shape.replicas, 0).stop
         steps = [len(g) for g in plan_groups(rows, schedule.batch, schedule.steps)]
-        rate = make_rate(self.config.rate, schedule.epochs * sum(steps))
+        epochs = schedule.epochs
+        rate = make_rate(self.config.rate, epochs * sum(steps), epochs)
         return rate.at(epoch * sum(steps) + sum(steps[:index]), steps[index])
 
 

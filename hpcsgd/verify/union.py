@@ -37,8 +37,8 @@ class Union:
 
     def rates(self, number: int) -> Array:
         """That of the exchange: a step is one, of however many batches."""
-        total = self.config.schedule.epochs * self.each
-        return make_rate(self.config.rate, total).at(number, 1)
+        epochs = self.config.schedule.epochs
+        return make_rate(self.config.rate, epochs * self.each, epochs).at(number, 1)
 
     def _of(self, replica: int, epoch: int, index: int) -> Array:
         """None of a replica that has used up its rows."""

@@ -3,7 +3,7 @@
 
    Matrices lie as 128-byte swizzling has them, K-major: 128 bytes of each row, eight
    rows in 1024 bytes that begin at a multiple of 1024; the 16 bytes of number c in row
-   r are the (c ^ r & 7)-th of that row. tests/kernels/wgmma_on_cpu.h reads them as the
+   r are the (c ^ r & 7)-th of that row. tests/helpers/kernels/wgmma_on_cpu.h reads them as the
    PTX ISA says. */
 #ifndef HPCSGD_WGMMA_CUH
 #define HPCSGD_WGMMA_CUH

@@ -69,6 +69,7 @@ def commands_in(path):
             yield words[: words.index("|")] if "|" in words else words
 
 
+@pytest.mark.cases(26)
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_the_commands_shown_are_commands(path):
     for words in commands_in(path):

@@ -3,8 +3,12 @@
 import subprocess
 import sys
 
+import pytest
+
 CODE = """
 import sys
+
+import pytest
 class Refuse:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in {blocked!r}:
@@ -61,3 +65,31 @@ def test_the_command_line_loads_no_heavy_parts_of_scipy():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
     )
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "words, code", [(["--help"], 0), (["--version"], 0), (["trian"], 2), ([], 2)]
+)
+def test_what_needs_no_command_loads_none(words, code):
+    """`hpcsgd --help` and a misspelt command wait for no import of NumPy."""
+    program = (
+        "import sys\n"
+        "from hpcsgd.cli import main\n"
+        "try:\n"
+        f"    code = main({words!r})\n"
+        "except SystemExit as ended:\n"
+        "    code = ended.code or 0\n"
+        "heavy = ('numpy', 'scipy', 'h5py', 'rich', 'mpi4py', 'hpcsgd.cli.train')\n"
+        "print(code, sorted(m for m in sys.modules if m in heavy))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines()[-1] == f"{code} []", done.stdout + done.stderr
+
+
+def test_the_menu_shows_every_command():
+    """What `--help` says without its modules is what they say of themselves."""
+    from hpcsgd.cli.parser import make_menu, make_parser
+
+    assert make_menu().format_help() == make_parser().format_help()

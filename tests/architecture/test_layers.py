@@ -1,9 +1,10 @@
 """The map is a test: imports point down, optional packages have one home."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
-import pytest
+import hpcsgd
 
 PACKAGE = Path(__file__).parents[2] / "hpcsgd"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -25,6 +26,7 @@ LAYERS = (
         "weights_file",
         "compiled",
         "toml_text",
+        "ends",
     ),
     (
         "families",
@@ -51,7 +53,7 @@ LAYERS = (
     (
         "build",
         "assembly",
-        "load",
+        "loading",
         "row_weights",
         "exponents",
         "calibrate",
@@ -99,8 +101,7 @@ LAYERS = (
         "auto_rate",
         "averaging",
         "best_held",
-        "recheck",
-        "unchecked",
+        "retired",
         "unread",
         "start",
         "survive",
@@ -141,8 +142,13 @@ HOMES = {
 CONCRETE = {"HostBackend", "LookAheadGram", "Delayed", "CudaBackend"}
 
 
+@cache
 def imports_of(path):
     """(module, names) of every import in a file, wherever it stands."""
+    return tuple(_imports_of(path))
+
+
+def _imports_of(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -179,25 +185,30 @@ def _is_room(name):
     return (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").exists()
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_imports_point_down(path):
+def rises(path):
+    """What a file imports from above, or from a room beside its own."""
     own = room(path)
-    if own == "__init__":
-        return
-    for other in rooms_imported(path):
-        if other == own:
-            continue
-        assert layer(other) <= layer(own), f"{own} imports {other} from above"
-        assert not (own in SIBLINGS and other in SIBLINGS), f"{own} imports {other}"
+    for other in {*rooms_imported(path)} - {own}:
+        beside = own in SIBLINGS and other in SIBLINGS
+        if own != "__init__" and (layer(other) > layer(own) or beside):
+            yield f"{path.relative_to(PACKAGE)} imports {other}"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_optional_packages_have_one_home(path):
+def test_imports_point_down():
+    assert [one for path in MODULES for one in rises(path)] == []
+
+
+def strays(path):
+    """Optional packages that a file imports and that have their home elsewhere."""
     place = str(path.relative_to(PACKAGE))
     for module, _ in imports_of(path):
         homes = HOMES.get(module.split(".")[0])
-        if homes:
-            assert any(place.startswith(home) for home in homes), (place, module)
+        if homes and not place.startswith(homes):
+            yield f"{place} imports {module}"
+
+
+def test_optional_packages_have_one_home():
+    assert [one for path in MODULES for one in strays(path)] == []
 
 
 def test_only_build_names_the_backend():
@@ -214,3 +225,24 @@ def test_a_planted_import_from_above_is_found(tmp_path):
     file.write_text("def f():\n    from hpcsgd.engine import Engine\n")
     assert list(rooms_imported(file)) == ["engine"]
     assert layer("engine") > layer("comm")
+
+
+def test_no_file_hides_a_public_name():
+    """Importing `hpcsgd.x` sets `hpcsgd.x`, be it a function for users or not."""
+    files = {p.stem if p.is_file() else p.name for p in PACKAGE.iterdir()}
+    assert not files & set(hpcsgd.__all__) - {"__version__"}
+
+
+def test_no_test_is_imported():
+    """What tests share lies in tests/helpers; benchmarks import that, and no test."""
+    root = PACKAGE.parent
+    offenders = [
+        f"{path.relative_to(root)} imports {name}"
+        for folder in ("tests", "benchmarks", "examples")
+        for path in sorted((root / folder).rglob("*.py"))
+        for module, names in imports_of(path)
+        for name in (module, *(f"{module}.{one}" for one in names))
+        if name.startswith("tests.")
+        and name.rpartition(".")[2].startswith(("test_", "conftest"))
+    ]
+    assert offenders == []

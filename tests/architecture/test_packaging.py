@@ -58,6 +58,14 @@ def test_extras():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("major", [12, 13])
+def test_extras_of_gpus_bring_all_that_ranks_on_gpus_need(major):
+    """CuPy of that CUDA with its compiler, and NCCL for --transport auto."""
+    lines = setup_cfg()["options.extras_require"][f"cuda{major}"].split("\n")
+    names = {line.split()[0] for line in lines if line.strip()}
+    assert names == {f"cupy-cuda{major}x[ctk]", f"nvidia-nccl-cu{major}"}
+
+
 def test_the_bare_checkout_finds_its_assets():
     for name in ASSETS:
         assert assets.path(name) == ROOT / name

@@ -50,12 +50,12 @@ def offences(source):
                 yield f"{name}({keyword.arg})"
 
 
-@pytest.mark.parametrize(
-    "path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE))
-)
-def test_no_file_is_run_and_nothing_listens(path):
-    allowed = ALLOWED.get(str(path.relative_to(PACKAGE)), set())
-    assert set(offences(path.read_text())) == allowed
+def test_no_file_is_run_and_nothing_listens():
+    found = {}
+    for path in MODULES:
+        if names := set(offences(path.read_text())):
+            found[str(path.relative_to(PACKAGE))] = names
+    assert found == ALLOWED
 
 
 def test_no_clock_that_can_jump_is_read():

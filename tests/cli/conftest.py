@@ -1,20 +1,12 @@
 """The command as a user runs it: a process, its output, its exit code."""
 
-import json
-import os
 import subprocess
 import sys
 
 import pytest
 
 from tests.cli.forge import Forge
-
-LAUNCH_VARIABLES = ("PMI_", "PMIX_", "OMPI_", "MPI_", "HPCSGD_", "HYDI_")
-
-
-def environment():
-    """That of a command which no launcher has started."""
-    return {k: v for k, v in os.environ.items() if not k.startswith(LAUNCH_VARIABLES)}
+from tests.helpers.command_line import environment
 
 
 @pytest.fixture(scope="session")
@@ -80,7 +72,21 @@ def susy(tmp_path_factory):
     return path
 
 
-def only_json(process):
-    """The one document on standard output."""
-    assert process.returncode == 0, process.stderr
-    return json.loads(process.stdout)
+@pytest.fixture
+def elsewhere(tmp_path):
+    """A file outside of the run folder, which has to stay as it is."""
+    path = tmp_path / "elsewhere"
+    path.write_text("precious\n")
+    yield path
+    assert path.read_text() == "precious\n"
+
+
+@pytest.fixture
+def outside(tmp_path):
+    """A folder elsewhere with a file, which have to stay as they are."""
+    path = tmp_path / "outside"
+    path.mkdir()
+    (path / "kept").write_text("precious")
+    yield path
+    assert [one.name for one in path.iterdir()] == ["kept"]
+    assert not (path.parent / "nowhere").exists()

@@ -3,7 +3,7 @@
 import h5py
 
 import hpcsgd
-from tests.problems import make_problem
+from tests.helpers.problems import make_problem
 
 
 def write_data(path, problem, with_y=True):

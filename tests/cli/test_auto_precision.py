@@ -2,14 +2,13 @@
 
 import json
 
-import numpy as np
 import pytest
 
 from hpcsgd.auto_precision import choose_recipe
 from hpcsgd.data.memory import MemoryReader
 from hpcsgd.precision import RECIPES
-from tests.cli.conftest import only_json
-from tests.harness import config_for, make_problem, train_on
+from tests.helpers.command_line import only_json
+from tests.helpers.harness import config_for, make_problem, train_on
 
 
 def configured(problem, **sections):
@@ -91,31 +90,3 @@ def test_real_ranks_agree(hpcsgd, susy):
     assert only_json(process)["precision_auto"]["recipe"] in RECIPES
     assert "precision: " in process.stderr
     json.loads(process.stdout)
-
-
-def test_real_ranks_outgrow_a_recipe_together(hpcsgd, tmp_path):
-    """The loss falls by 1e4, and bf16 is too coarse for what is left."""
-    rng = np.random.default_rng(0)
-    X, w = rng.normal(size=(6000, 12)), rng.normal(size=12)
-    np.savez(tmp_path / "data.npz", X=X, y=X @ w + 0.03 * rng.normal(size=6000))
-    assert hpcsgd("data", "convert", "data.npz", "data.h5").returncode == 0
-    flags = ("--data", "data.h5", "--family", "gaussian", "--rate", 0.004, "--json")
-    flags = (*flags, "--batch", 16, "--steps", 4, "--epochs", 8, "--reproducible")
-    flags = (*flags, "--out", "run", "--precision", "auto")
-    process = hpcsgd("train", *flags, "--ranks", 2)
-    found = only_json(process)
-    looks = found["precision_auto"]["rechecks"]
-    assert [(one["recipe"], one["passed"]) for one in looks] == [
-        ("c", True),
-        ("c", False),
-        ("fp32", True),
-    ]
-    (event,) = found["events"]
-    assert event["change"] == "recipe c -> fp32"
-    assert process.stderr.count("fell back after exchange 188") == 1
-    lines = (tmp_path / "run" / "history.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
-    (place,) = [i for i, one in enumerate(records) if one.get("kind") == "event"]
-    assert records[place - 1]["epoch"] == 2 and records[place + 1]["epoch"] == 3
-    process = hpcsgd("verify", "run", "--data", "data.h5")
-    assert process.returncode == 0, process.stdout + process.stderr

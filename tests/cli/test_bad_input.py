@@ -3,6 +3,9 @@
 import h5py
 import numpy as np
 import pytest
+import scipy.sparse
+
+from tests.helpers.command_line import refuse
 
 
 def write(path, X, y, **more):
@@ -21,16 +24,6 @@ def good():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(40, 3))
     return X, (X[:, 0] > 0).astype(float)
-
-
-def refuse(process, code, *words):
-    """Exactly one line, the right code, every word in it."""
-    lines = process.stderr.strip().splitlines()
-    assert process.returncode == code, process.stderr
-    assert len(lines) == 1, process.stderr
-    assert process.stdout == ""
-    for word in words:
-        assert word in lines[0], lines[0]
 
 
 def changed(array, place, value):
@@ -56,6 +49,11 @@ WRONG_FLAGS = [
     (["--momentum", "1.5", "--update", "momentum"], ["must lie in [0, 1)"]),
     (["--rate", "-1"], ["rate"]),
     (["--rate", "nan"], ["rate"]),
+    (["--progress", "nan"], ["--progress", "'nan'", "finite number"]),
+    (["--progress", "-1"], ["--progress", "at least 0"]),
+    (["--checkpoint-seconds", "nan"], ["seconds = nan", "finite"]),
+    (["--checkpoint-seconds", "inf"], ["seconds = inf", "finite"]),
+    (["--emulate-members", "1000000000000"], ["emulate_members", "at most 1048576"]),
     (["--l2", "-1"], ["l2", "at least 0"]),
     (["--products", "cached", "--sampling", "reshuffle"], ["shuffle-once"]),
     (["--products", "gather-once", "--sampling", "reshuffle"], ["kind = 'gather'"]),
@@ -63,6 +61,7 @@ WRONG_FLAGS = [
 ]
 
 
+@pytest.mark.cases(20)
 @pytest.mark.parametrize("flags, words", WRONG_FLAGS, ids=lambda x: " ".join(x))
 def test_wrong_flags(hpcsgd, tmp_path, good, flags, words):
     write(tmp_path / "d.h5", *good)
@@ -118,6 +117,7 @@ def test_targets_that_do_not_suit_the_family(hpcsgd, tmp_path, good):
     refuse(train(X[:, 0], "softmax"), 2, "gaussian")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("bad", ["X", "y", "columns"])
 def test_one_rank_speaks_for_all(hpcsgd, tmp_path, good, bad):
     """What only the last rank can see is said once, and nobody hangs."""
@@ -168,3 +168,78 @@ def test_synth(hpcsgd):
     )
     missing = hpcsgd("data", "synth", "--shape", "susy", "--out", "no/where/x.h5")
     refuse(missing, 2, "no/where")
+
+
+def test_a_link_that_names_itself_is_said(hpcsgd, tmp_path):
+    path = tmp_path / "ring.h5"
+    with h5py.File(path, "w") as file:
+        file["X"] = h5py.SoftLink("/X")
+        file["y"] = np.zeros(3)
+    for words in (
+        ["data", "inspect", str(path)],
+        ["data", "convert", str(path), str(tmp_path / "out.h5")],
+        ["train", "--data", str(path), "--family", "logistic"],
+    ):
+        refuse(hpcsgd(*words), 2, "ring.h5", "/X is a link that leads nowhere")
+    assert not (tmp_path / "out.h5").exists()
+
+
+def test_rows_of_2_to_the_62_columns_are_inspected(hpcsgd, tmp_path):
+    path = tmp_path / "wide.h5"
+    with h5py.File(path, "w") as file:
+        X = file.create_group("X")
+        X.attrs["shape"] = np.array([2, 2**62])
+        X["data"] = np.ones(2)
+        X["indices"] = np.array([0, 2**61])
+        X["indptr"] = np.array([0, 1, 2])
+        file["y"] = np.array([0.0, 1.0])
+    done = hpcsgd("data", "inspect", str(path))
+    assert done.returncode == 0, done.stderr
+    assert str(2**62) in done.stdout.replace(",", "").replace(" ", "")
+
+
+def test_an_empty_data_set_is_not_converted(hpcsgd, tmp_path):
+    path = tmp_path / "empty.h5"
+    with h5py.File(path, "w") as file:
+        file["X"] = h5py.Empty("f4")
+        file["y"] = np.zeros(0)
+    done = hpcsgd("data", "convert", str(path), str(tmp_path / "out.h5"))
+    refuse(done, 2, "empty.h5: /X has shape None", "--x-name")
+
+
+@pytest.mark.parametrize("kind", ["h5", "npy", "npz"])
+@pytest.mark.parametrize("flag", [[], ["--standardize"]])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_numbers_that_training_refuses_are_not_converted(
+    hpcsgd, tmp_path, good, kind, flag, value
+):
+    X, y = good
+    X = changed(X, (7, 1), value)
+    path, labels = tmp_path / f"rows.{kind}", tmp_path / "labels.npy"
+    np.save(labels, y)
+    if kind == "h5":
+        write(path, X, y)
+    elif kind == "npy":
+        np.save(path, X)
+    else:
+        scipy.sparse.save_npz(path, scipy.sparse.csr_array(X))
+    words = [] if kind == "h5" else ["--labels", str(labels)]
+    out = tmp_path / "out.h5"
+    done = hpcsgd("data", "convert", str(path), str(out), *words, *flag, "--quiet")
+    refuse(done, 2, path.name, f"X has {value} at row 7, column 1")
+    assert not out.exists()
+
+
+def test_targets_that_training_refuses_are_not_converted(hpcsgd, tmp_path, good):
+    X, y = good
+    path = write(tmp_path / "rows.h5", X, changed(y, 5, np.nan))
+    done = hpcsgd("data", "convert", str(path), str(tmp_path / "out.h5"))
+    refuse(done, 2, "rows.h5: y has nan at row 5")
+
+
+@pytest.mark.parametrize("text", ["a = {}{}", "[problem]\nfamily = {}1{}"])
+def test_deeply_nested_settings_are_said(hpcsgd, tmp_path, text):
+    path = tmp_path / "deep.toml"
+    marks = ("[" * 5000, "]" * 5000) if "{}{}" in text else ("{a=" * 5000, "}" * 5000)
+    path.write_text(text.format(*marks))
+    refuse(hpcsgd("train", str(path)), 2, "deep.toml", "nested more deeply")

@@ -7,25 +7,15 @@ import re
 import pytest
 
 from hpcsgd.result import load_result
-from tests.cli.conftest import only_json
+from tests.helpers.command_line import only_json
+from tests.helpers.comparisons import BASE, refused
 
-BASE = ("--batch", 32, "--rate", 0.5, "--epochs", 2, "--precision", "fp64")
 SGD, CA = "sgd: products=direct steps=1", "ca-sgd: products=gram steps=4"
 
 
 def compare(data, *more, settings=(SGD, CA)):
     flags = [word for text in settings for word in ("--setting", text)]
     return ["compare", "--data", data, *BASE, *flags, *more]
-
-
-def refused(process, *words):
-    """One sentence, wrong input, nothing on standard output."""
-    assert process.returncode == 2, process.stderr
-    assert process.stdout == ""
-    lines = process.stderr.strip().splitlines()
-    assert len(lines) == 1, process.stderr
-    for word in words:
-        assert word in lines[0], lines[0]
 
 
 @pytest.fixture
@@ -209,6 +199,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize("settings, words", WRONG, ids=lambda x: " | ".join(x))
 def test_wrong_settings(hpcsgd, susy, tmp_path, settings, words):
     done = hpcsgd(*compare(susy, "--out", "c", settings=settings))
@@ -227,6 +218,22 @@ def test_an_error_in_a_run_names_the_setting(hpcsgd, susy):
     settings = ("b: products=cached sampling=reshuffle",)
     done = hpcsgd(*compare(susy, "--ranks", 2, "-q", settings=settings))
     refused(done, "setting 'b'", "shuffle-once")
+
+
+def test_a_setting_that_ends_above_where_it_began(hpcsgd, susy):
+    """Its run went to the end; the table, the document and the exit code say more."""
+    settings = ("good: rate=0.5", "bad: rate=100")
+    done = hpcsgd(*compare(susy, "--repeats", 1, settings=settings))
+    assert done.returncode == 1
+    (row,) = (line for line in done.stdout.splitlines() if line.split()[:1] == ["bad"])
+    assert "worse" in row.split()
+    assert "bad ended above where it began (loss" in done.stderr
+    assert "lower its rate" in done.stderr and "diverged" not in done.stderr
+    done = hpcsgd(*compare(susy, "--repeats", 1, "--json", settings=settings))
+    assert done.returncode == 1
+    for table in ("rows", "settings"):
+        ended = [row["status"] for row in json.loads(done.stdout)[table]]
+        assert ended == ["completed", "worse"]
 
 
 def test_a_setting_that_diverges(hpcsgd, susy):

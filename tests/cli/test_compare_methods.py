@@ -5,8 +5,8 @@ import json
 import pytest
 
 from hpcsgd.methods import METHODS
-from tests.cli.conftest import only_json
-from tests.cli.test_compare import BASE, refused
+from tests.helpers.command_line import only_json
+from tests.helpers.comparisons import BASE, refused
 
 
 def compare(data, names, *more):

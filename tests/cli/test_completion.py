@@ -6,11 +6,12 @@ import subprocess
 
 import pytest
 
+from hpcsgd.cli.commands import COMMANDS
 from hpcsgd.cli.completion import places
-from hpcsgd.cli.parser import COMMANDS, make_parser
+from hpcsgd.cli.parser import make_parser
 from hpcsgd.cli.shells import SHELLS
 from hpcsgd.families import FAMILIES
-from tests.cli.test_bad_input import refuse
+from tests.helpers.command_line import refuse
 
 ASK = """
 source ./completion.bash

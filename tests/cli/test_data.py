@@ -1,17 +1,12 @@
 """`hpcsgd data` as a user runs it: results, refusals, kills and full disks."""
 
-import resource
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
 
-from hpcsgd.data.hdf5 import Hdf5Reader
-from tests.cli.conftest import only_json
-from tests.cli.test_bad_input import refuse
+from tests.helpers.command_line import only_json, refuse, start, values
 
 ROWS, COLS = 60_000, 100
 
@@ -23,33 +18,6 @@ def arrays(tmp_path_factory):
     X = rng.normal(2, 3, size=(ROWS, COLS)).astype(np.float32)
     np.savez(folder / "a.npz", X=X, y=(X[:, 0] > 2) * 2.0 - 1)
     return folder / "a.npz"
-
-
-def values(path):
-    reader = Hdf5Reader(path)
-    rows = slice(0, reader.rows)
-    read = reader.read(rows, slice(0, reader.cols)), reader.targets(rows)
-    reader.close()
-    return read
-
-
-def start(arguments, folder, limit=None):
-    """The command, on its way; `limit` bytes are the most a file of it may have."""
-
-    def confine():
-        # Whatever runs the tests in the background has Ctrl-C ignored, and so have we.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        if limit is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-    return subprocess.Popen(
-        [sys.executable, "-m", "hpcsgd", "data", *map(str, arguments)],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=confine,
-    )
 
 
 def test_convert_inspect_verify_train(hpcsgd, tmp_path, arrays):

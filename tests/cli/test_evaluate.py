@@ -4,9 +4,8 @@ import h5py
 import pytest
 
 import hpcsgd
-from tests.cli.conftest import only_json
 from tests.cli.models import train_into
-from tests.cli.test_bad_input import refuse
+from tests.helpers.command_line import only_json, refuse
 
 
 @pytest.mark.parametrize("family", ["softmax", "squared-hinge", "gamma"])

@@ -3,7 +3,7 @@
 import h5py
 import pytest
 
-from tests.cli.conftest import only_json
+from tests.helpers.command_line import only_json
 
 has_mpi = h5py.get_config().mpi
 COMMAND = ("train", "--batch", 16, "--steps", 4, "--epochs", 1, "--json")

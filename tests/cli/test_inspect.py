@@ -1,14 +1,16 @@
 """`hpcsgd inspect` from a process: what it says, and what it does not believe."""
 
 import json
+import os
+import shutil
 
 import numpy as np
 import pytest
 
 import hpcsgd
-from tests.cli.conftest import only_json
+from hpcsgd.folder_lock import FolderLock
 from tests.cli.models import train_into
-from tests.cli.test_bad_input import refuse
+from tests.helpers.command_line import only_json, refuse
 
 
 def test_a_run_folder(command, tmp_path):
@@ -100,6 +102,15 @@ def test_a_run_that_was_cut_off(command, tmp_path):
     said = only_json(command("inspect", "run", "--json"))
     assert "unfinished" in said["status"] and said["evaluated"]["epoch"] == 2
     assert said["settings"]["schedule.batch"] == 8
+    assert said["run"].startswith("ended without a result; --resume auto goes on from")
+    lock = FolderLock(run)
+    lock.take()
+    said = only_json(command("inspect", "run", "--json"))
+    assert said["run"].startswith(f"under way: process {os.getpid()} on ")
+    lock.release()
+    shutil.rmtree(run / "checkpoints")
+    said = only_json(command("inspect", "run", "--json"))
+    assert "without a checkpoint; train again" in said["run"]
 
 
 def test_wrong_input_is_one_sentence(command, tmp_path):

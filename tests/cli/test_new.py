@@ -19,8 +19,7 @@ from hpcsgd.products import PRODUCTS
 from hpcsgd.rates import RATES
 from hpcsgd.schedule import Schedule
 from hpcsgd.updates import UPDATES
-from tests.cli.conftest import only_json
-from tests.cli.test_bad_input import refuse
+from tests.helpers.command_line import only_json, refuse
 
 
 def test_the_unchanged_file_is_the_defaults(command, tmp_path):
@@ -43,6 +42,7 @@ def read(path, *flags):
     return configuration(make_parser().parse_args(["train", str(path), *flags]))
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("name", METHODS)
 def test_its_defaults_are_in_the_way_of_no_method(tmp_path, name):
     """Named by a flag all of a method is set; named in the file what makes it one."""

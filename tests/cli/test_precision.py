@@ -8,7 +8,7 @@ from scipy import sparse
 
 from hpcsgd.formats import FORMATS
 from hpcsgd.precision import FIELDS, RECIPES
-from tests.cli.conftest import only_json
+from tests.helpers.command_line import only_json
 
 BASE = ("--batch", 8, "--steps", 4, "--rate", 0.5, "--epochs", 5)
 
@@ -135,6 +135,7 @@ def test_sparse_rows_weights_offsets_and_an_intercept(hpcsgd, tmp_path):
         assert row["measured"] <= row["bound"]
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -11,9 +11,8 @@ import pytest
 import hpcsgd
 from hpcsgd.data.writers import open_writer
 from hpcsgd.errors import DataError
-from tests.cli.conftest import only_json
 from tests.cli.models import train_into, write_data
-from tests.cli.test_bad_input import refuse
+from tests.helpers.command_line import only_json, refuse
 
 
 def read(path):
@@ -98,6 +97,7 @@ def test_a_fault_in_a_later_block_leaves_what_was_there(tmp_path, monkeypatch, c
     assert {p.name for p in tmp_path.iterdir()} == names
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "ending, limit", [("npy", 64), ("csv", 64), ("h5", 64), ("h5", 2)]
 )

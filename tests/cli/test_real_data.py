@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import only_json
+from tests.helpers.command_line import only_json
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 SIZES = {"a9a": (32561, 123), "w1a": (2477, 300), "abalone": (4177, 8)}

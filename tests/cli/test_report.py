@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from hpcsgd.cli import main
-from tests.studies import line_of, real_run, write_study
+from tests.helpers.studies import line_of, real_run, write_study
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable")
 BROWSER = next((path for path in map(shutil.which, NAMES) if path), None)

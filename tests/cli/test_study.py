@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.cli.conftest import LAUNCH_VARIABLES, only_json
+from tests.helpers.command_line import LAUNCH_VARIABLES, only_json
 
 BASE = ("--batch", 32, "--steps", 4, "--rate", 0.5)
 SGD, CASGD = "sgd/p{}/s1/b32/1x{}/fp32/seed0/r1", "casgd/p{}/s4/b32/1x{}/fp32/seed0/r1"

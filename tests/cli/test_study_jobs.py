@@ -2,10 +2,11 @@
 
 import json
 import os
+import tomllib
 
 import pytest
 
-from tests.launcher import mpiexec
+from tests.helpers.launcher import mpiexec
 
 SBATCH = """#!/bin/bash
 number=$(( $(ls {folder}/*.log 2> /dev/null | wc -l) + 101 ))
@@ -79,6 +80,37 @@ def test_a_job_for_each_number_of_ranks(hpcsgd, tmp_path, slurm, asked):
     assert ledger["words"] == found[2]["expected"]["words"] > 0
     assert found[2]["cpu_seconds"] > 0 and found[2]["nodes"] == 1
     assert json.loads(done.stdout)["runs"] == 2
+
+
+def test_a_study_at_a_site_with_gpus_computes_on_those_that_it_holds(
+    hpcsgd, tmp_path, slurm, asked
+):
+    """As a job of train does; and none of it is held for nothing."""
+    (slurm / "hold").touch()
+    on_gpus = (*asked[:-1], "generic-gpu", "--ranks", "1,2", "--ask", "gpus=2")
+    begun = hpcsgd(*on_gpus)
+    assert begun.returncode == 0, begun.stderr
+    for ranks in (1, 2):
+        script = (tmp_path / "s" / "jobs" / f"p{ranks}" / "job.sbatch").read_text()
+        assert "#SBATCH --gpus-per-node=2" in script
+        assert ("--comm mpi" in script) == (ranks > 1)
+    points = [tomllib.loads(p.read_text()) for p in (tmp_path / "s/points").iterdir()]
+    assert [point["run"]["device"] for point in points] == ["cuda", "cuda"]
+
+
+@pytest.mark.parametrize("more", [
+    ("--device", "cpu"), ("--emulate-members", 19, "--network", "lan"),
+])  # fmt: skip
+def test_a_study_that_uses_no_gpus_holds_none(more, hpcsgd, tmp_path, slurm, asked):
+    (slurm / "hold").touch()
+    words = (*asked[:-1], "generic-gpu", "--ranks", 1, *more)
+    refused = hpcsgd(*words)
+    assert refused.returncode == 2 and "--ask NAME=VALUE" in refused.stderr
+    assert "holds 1 GPU of each node" in refused.stderr
+    begun = hpcsgd(*words, "--ask", "gpus=0", "--resume")
+    assert begun.returncode == 0, begun.stderr
+    script = (tmp_path / "s" / "jobs" / "p1" / "job.sbatch").read_text()
+    assert "--gpus-per-node" not in script
 
 
 def test_jobs_need_a_site_and_ask_for_what_there_is(hpcsgd, asked, monkeypatch):

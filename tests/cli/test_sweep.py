@@ -33,6 +33,15 @@ def test_a_sweep_leaves_a_table_and_its_best(hpcsgd, susy, tmp_path):
     assert refused.returncode == 2 and "replays one model" in refused.stderr
 
 
+def test_a_best_that_learnt_nothing_is_said(hpcsgd, susy):
+    """All rates are too large: the least loss is above that of the beginning."""
+    asked = ("--rates", "100,300", "--intercept", "--quiet", "--no-fall-back")
+    done = hpcsgd("sweep", "--data", susy, *asked)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("worse") == 2
+    assert "ended above where it began; use smaller rates" in done.stdout
+
+
 def test_a_sweep_goes_on(hpcsgd, susy, tmp_path):
     """Two epochs in two calls are two epochs in one, bit for bit."""
     hashes = []

@@ -15,8 +15,7 @@ import scipy.sparse
 import hpcsgd as package
 from hpcsgd.cli import main
 from hpcsgd.data.hdf5 import Hdf5Reader
-from tests.cli.conftest import only_json
-from tests.cli.test_data import start, values
+from tests.helpers.command_line import only_json, start, values
 
 ROWS, COLS = 400, 60
 RNG = np.random.default_rng(0)
@@ -49,6 +48,7 @@ FILES = {
 }
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", FILES)
 def test_converted_text_trains_as_the_arrays_do(hpcsgd, tmp_path, name):
     content, X, flags = FILES[name]

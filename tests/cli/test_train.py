@@ -12,7 +12,7 @@ import pytest
 from hpcsgd.config import RunConfig, read_toml
 from hpcsgd.data import parse_native
 from hpcsgd.result import load_result
-from tests.cli.conftest import only_json
+from tests.helpers.command_line import only_json
 
 DEMANDED = {
     *("status", "loss", "iterations", "exchanges", "schedule", "ledger"),
@@ -127,6 +127,25 @@ def test_set_lies_over_the_file_and_flags_over_both(hpcsgd, susy, tmp_path):
     )
     schedule = said["schedule"]
     assert (schedule["batch"], schedule["steps"], schedule["epochs"]) == (10, 5, 1)
+
+
+def test_milestones_by_flags_and_by_a_file_are_one_run(hpcsgd, susy, tmp_path):
+    """Other milestones are another run, and the wrong ones one sentence."""
+    asked = "--rate-kind", "milestones", "--milestones", "0.5,1", "--json"
+    said = only_json(hpcsgd(*flags(susy, "--out", tmp_path / "run", *asked)))
+    kept = read_toml(tmp_path / "run" / "resolved.toml")
+    assert kept["rate"]["milestones"] == [0.5, 1.0] and kept["rate"]["factor"] == 0.1
+    again = hpcsgd("train", tmp_path / "run" / "resolved.toml", "--json")
+    assert only_json(again)["weights_sha256"] == said["weights_sha256"]
+    other = only_json(hpcsgd(*flags(susy, *asked, "--set", "rate.factor=0.5")))
+    assert other["weights_sha256"] != said["weights_sha256"]
+    for wrong, remedy in (
+        (("--rate-kind", "milestones"), "as --milestones 30,60,90"),
+        (("--milestones", "1"), "is for [rate] kind = 'milestones'"),
+        (("--rate-kind", "milestones", "--milestones", "2,1"), "in rising order"),
+    ):
+        refused = hpcsgd(*flags(susy, *wrong))
+        assert refused.returncode == 2 and remedy in refused.stderr
 
 
 def test_a_network_is_felt(hpcsgd, susy):

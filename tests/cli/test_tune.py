@@ -22,7 +22,7 @@ from hpcsgd.tuner.question import (
 )
 from hpcsgd.tuner.rooms import open_room
 from hpcsgd.tuner.stage import LEAST
-from tests.launcher import launch_environment
+from tests.helpers.launcher import launch_environment
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +105,13 @@ def test_two_ranks_end_to_end(data, tmp_path):
 
 def test_batches_are_compared_by_what_is_learnt(data, tmp_path):
     """Each is run to the same loss; the penalty is what was seen, 1 for the first."""
-    asked = ["tune", "--data", data, "--seconds", 2, "--batch", "8,64", "--json"]
-    found = json.loads(hpcsgd(*asked, "--rate", 0.2, "--precision", "fp32"))
-    first, *others = found["learning"]
+    asked = ["tune", "--data", data, "--batch", "8,64", "--json"]
+    asked += ["--rate", 0.2, "--precision", "fp32", "--seconds"]
+    for seconds in (2, 20, 100):  # a busy machine has no time for the second batch
+        found = json.loads(hpcsgd(*asked, seconds))
+        first, *others = found["learning"]
+        if others:
+            break
     assert first["batch"] == 8 and first["penalty"] == 1.0 and others
     row = found["chosen"]
     (own,) = [

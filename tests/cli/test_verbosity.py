@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from hpcsgd.cli.logs import RankHandler
-from tests.cli.conftest import only_json
+from tests.helpers.command_line import only_json
 
 
 def train(data, *more):

@@ -6,7 +6,7 @@ import shutil
 import h5py
 
 from hpcsgd.result import load_result
-from tests.cli.conftest import only_json
+from tests.helpers.command_line import only_json
 
 
 def trained(hpcsgd, susy, tmp_path, *more):
@@ -36,6 +36,14 @@ def test_a_failed_check_is_named(hpcsgd, susy, tmp_path):
     done = hpcsgd("verify", "run")
     assert done.returncode == 1
     assert "does not hold: traffic" in done.stderr and "FAILS" in done.stdout
+
+
+def test_what_cannot_be_decided_has_an_exit_code_of_its_own(hpcsgd, susy, tmp_path):
+    trained(hpcsgd, susy, tmp_path, "--precision", "bf16")
+    done = hpcsgd("verify", "run")
+    assert done.returncode == 3 and done.stderr.count("\n") == 1
+    assert "verify: cannot decide: exchange " in done.stderr
+    assert "UNDECIDED" in done.stdout and "--precision fp32" in done.stdout
 
 
 def test_bad_input_is_one_sentence(hpcsgd, susy, tmp_path):

@@ -17,17 +17,17 @@ from hpcsgd.csr import from_scipy
 from hpcsgd.families import get_family
 from hpcsgd.precision import make_precision
 from hpcsgd.storage import encode
-from tests.contracts.arithmetic import (
+from tests.helpers.contracts.arithmetic import (
     CHECKS,
     Found,
     in_other_formats,
     tells_a_wrong_one,
 )
-from tests.fake_cupy import FakeCupy
-from tests.gpu.conftest import open_gpu
-from tests.kernels.emulator import COMPILER
-from tests.kernels.fake_device import FakeDevice
-from tests.sparse import as_csr
+from tests.helpers.fake_cupy import FakeCupy
+from tests.helpers.gpu import open_gpu
+from tests.helpers.kernels.emulator import COMPILER
+from tests.helpers.kernels.fake_device import FakeDevice
+from tests.helpers.sparse import as_csr
 
 FORMS = ("bf16", "fp16", "fp8-e4m3")
 
@@ -156,6 +156,7 @@ def test_arithmetic(side, check):
     check(side)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("form", FORMS)
 def test_arithmetic_of_other_formats(side, form):
     in_other_formats(side, form)

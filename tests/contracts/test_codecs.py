@@ -8,7 +8,7 @@ from hpcsgd.codecs import CODECS, Bucket, CodecConfig, Feedback, Moment
 from hpcsgd.codecs.base import COUNT_BYTES, Gathered
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
-from tests.contracts.codec import (
+from tests.helpers.contracts.codec import (
     BUCKET_LAWS,
     NAMES,
     ROWS,
@@ -24,7 +24,7 @@ from tests.contracts.codec import (
     opened,
     sends_the_bytes_of_its_formula,
 )
-from tests.harness import make_problem
+from tests.helpers.harness import make_problem
 
 LAWS = [*BUCKET_LAWS, *RUN_LAWS]
 
@@ -40,6 +40,7 @@ def test_nothing_is_forgotten_in_a_thousand_steps(name):
         keeps_what_it_has_not_sent(name, ROWS[name], steps=1000, ranks=4)
 
 
+@pytest.mark.cases("all")
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 @pytest.mark.parametrize("name", NAMES)
 def test_law(name, law):

@@ -18,9 +18,9 @@ from hpcsgd.comm.network import Network
 from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError, TransportError
-from tests.contracts.communicator import CHECKS, splits_into_grids
-from tests.contracts.communicator_moves import exchanges_pieces
-from tests.contracts.communicator_sums import (
+from tests.helpers.contracts.communicator import CHECKS, splits_into_grids
+from tests.helpers.contracts.communicator_moves import exchanges_pieces
+from tests.helpers.contracts.communicator_sums import (
     books_narrow_sums_as_two_calls,
     holds_the_same_bits_when_reproducible,
     sums_in_narrow_formats,

@@ -11,12 +11,12 @@ from hpcsgd.backends.device import Device
 from hpcsgd.backends.device_buffers import sent
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.comm.transports import open_transport
-from tests.contracts.device import CHECKS, rounded, rounds, values_of
-from tests.fake_cuda import Node
-from tests.fake_cupy import FakeCupy
-from tests.gpu.conftest import open_gpu
-from tests.kernels.emulator import COMPILER
-from tests.kernels.fake_device import FakeDevice
+from tests.helpers.contracts.device import CHECKS, rounded, rounds, values_of
+from tests.helpers.fake_cuda import Node
+from tests.helpers.fake_cupy import FakeCupy
+from tests.helpers.gpu import open_gpu
+from tests.helpers.kernels.emulator import COMPILER
+from tests.helpers.kernels.fake_device import FakeDevice
 
 KINDS = ("emulation", "fake CuPy", "GPU")
 

@@ -5,10 +5,9 @@ import pytest
 
 from hpcsgd.errors import ConfigError
 from hpcsgd.rates import make_rate
-from tests.equivalence.test_gradient import agreed
-from tests.harness import make_problem, train_on, union_batches
-from tests.oracle import residual
-from tests.unit.test_gradient import in_folder
+from tests.helpers.gradients import agreed, in_folder
+from tests.helpers.harness import make_problem, train_on, union_batches
+from tests.helpers.oracle import residual
 
 L = np.longdouble
 

@@ -7,8 +7,8 @@ from hpcsgd.data.sampling import Sampler, plan_groups
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.products.clip import make_clip
 from hpcsgd.verify.scene import open_scene
-from tests import oracle
-from tests.harness import config_for, make_problem, relative_error, train_on
+from tests.helpers import oracle
+from tests.helpers.harness import config_for, make_problem, relative_error, train_on
 
 L = np.longdouble
 

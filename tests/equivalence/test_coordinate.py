@@ -9,9 +9,9 @@ from scipy.sparse import csr_matrix
 from hpcsgd.api import train
 from hpcsgd.data.sampling import Sampler
 from hpcsgd.penalties import Penalty
-from tests.coordinate import ELASTIC, MACHINE, descend
-from tests.oracle import L, residual
-from tests.problems import FAMILIES, make_problem
+from tests.helpers.coordinate import ELASTIC, MACHINE, descend
+from tests.helpers.oracle import L, residual
+from tests.helpers.problems import FAMILIES, make_problem
 
 ONE_SCORE = [family for family in FAMILIES if family != "softmax"]
 

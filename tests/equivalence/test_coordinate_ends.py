@@ -11,8 +11,8 @@ from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.memory import MemoryReader
 from hpcsgd.errors import ConfigError
 from hpcsgd.start import Start
-from tests.coordinate import DUAL, ELASTIC, MACHINE, SHIFTED, descend
-from tests.problems import make_problem
+from tests.helpers.coordinate import DUAL, ELASTIC, MACHINE, SHIFTED, descend
+from tests.helpers.problems import make_problem
 
 
 @pytest.mark.parametrize("form", ["primal", "dual", "newton"])
@@ -157,7 +157,7 @@ def test_the_model_is_one_like_others(tmp_path):
 @pytest.mark.parametrize(
     "family, sections, says",
     [
-        ("softmax", {}, "one score a row, and softmax has several"),
+        ("softmax", {"coordinate": {"form": "primal"}}, "for gaussian, not softmax"),
         ("logistic", {"coordinate": {"form": "primal"}}, "for gaussian, not logistic"),
         ("gaussian", {"coordinate": {"form": "dual"}}, "for squared-hinge, not gau"),
         ("squared-hinge", {"coordinate": {"form": "dual"}}, "set --l2"),

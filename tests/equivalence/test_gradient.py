@@ -5,39 +5,14 @@ from math import ceil
 import numpy as np
 import pytest
 
-from tests.harness import (
-    config_for,
+from tests.helpers.gradients import UPDATES, agreed, check
+from tests.helpers.harness import (
     make_problem,
     relative_error,
     train_on,
     union_oracle,
 )
-from tests.sparse import make_sparse
-
-UPDATES = ("sgd", "momentum", "nesterov", "nesterov-classic")
-
-
-def agreed(drawn, replicas, members=1, /, **sections):
-    """A configuration with one step an exchange, and as many ranks as R x C."""
-    tables = {
-        "schedule": {"batch": 4, "steps": 1, "epochs": 2},
-        "products": {"kind": "auto"},
-        "problem": {"l2": 0.05},
-        "agreement": {"kind": "gradient"},
-        "grid": {"replicas": replicas, "members": members},
-    }
-    for name, table in sections.items():
-        tables[name] = {**tables.get(name, {}), **table}
-    return config_for(drawn, **tables)
-
-
-def check(problem, config, stored=None, **data):
-    grid = config.grid
-    result = train_on(grid.replicas * grid.members, config, stored or problem, **data)
-    assert result.status.value == "completed"
-    error = relative_error(result, union_oracle(config, problem, **data))
-    assert error <= 1e-12, f"relative error {error:.2e}"
-    return result
+from tests.helpers.sparse import make_sparse
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4, 7])

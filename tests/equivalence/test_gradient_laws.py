@@ -5,11 +5,15 @@ import pytest
 
 from hpcsgd.assembly.feed import Feed
 from hpcsgd.errors import ConfigError
-from tests import oracle
-from tests.contracts.codec import NAMES, ROWS, coded, on_all
-from tests.equivalence.test_gradient import agreed
-from tests.harness import make_problem, relative_error, replica_batches, train_on
-from tests.unit.test_gradient import in_folder
+from tests.helpers import oracle
+from tests.helpers.contracts.codec import NAMES, ROWS, coded, on_all
+from tests.helpers.gradients import agreed, in_folder
+from tests.helpers.harness import (
+    make_problem,
+    relative_error,
+    replica_batches,
+    train_on,
+)
 
 REPLICAS = (1, 2, 3, 4, 7)
 
@@ -54,6 +58,7 @@ def batches_that_are_there(config, problem, counts):
     return found
 
 
+@pytest.mark.cases(11)
 @pytest.mark.parametrize("name", NAMES)
 def test_replicas_with_eight_five_and_three_batches_finish(name, monkeypatch):
     """No hang, one model; of what is not encoded exactly that of the rows there."""
@@ -99,6 +104,7 @@ def test_another_number_of_replicas_goes_on_with_the_same_steps(tmp_path):
         np.testing.assert_allclose(result.weights, alone.weights, rtol=1e-10)
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("name", NAMES)
 def test_one_column_and_as_many_replicas_as_rows(name):
     """d = 1 is one bucket of one word; a batch is one row."""
@@ -120,6 +126,7 @@ def test_more_replicas_than_rows_are_refused(kind):
         on_all(7, config, problem)
 
 
+@pytest.mark.cases(14)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_column_of_zeros_stays_where_it_began(name):
     """As absent features do: no code moves what has no gradient."""
@@ -129,6 +136,8 @@ def test_a_column_of_zeros_stays_where_it_began(name):
     problem = type(drawn)(**{**vars(drawn), "X": X})
     config = coded(problem, name, 3, codec=ROWS[name].rough)
     result = on_all(3, config, problem)[0]
-    # Low rank and one scale for all signs mix columns; both end near it.
-    allowed = 0.0 if name not in ("powersgd", "sign", "accordion") else 0.2
+    # Low rank and one scale for all signs mix columns, and amq has no level at zero;
+    # they end near it.
+    moves = ("powersgd", "sign", "accordion", "amq")
+    allowed = 0.2 if name in moves else 0.0
     assert abs(result.weights[2]) <= allowed

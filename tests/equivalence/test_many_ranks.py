@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.harness import check_against_oracle, config_for, train_on
-from tests.problems import make_problem
+from tests.helpers.harness import check_against_oracle, config_for, train_on
+from tests.helpers.problems import make_problem
 
 
 @pytest.mark.parametrize("members", [5, 6, 7, 8])

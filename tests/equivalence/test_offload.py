@@ -9,54 +9,12 @@ import pytest
 from hpcsgd.agreement.offload import Offload
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
-from hpcsgd.rates import make_rate
 from hpcsgd.updates.moments import Adam
-from tests.contracts.codec import heterogeneous, on_all
-from tests.equivalence.test_zero import offloaded, own_words, sliced
-from tests.harness import make_problem, train_on, union_batches
-from tests.unit.test_gradient import in_folder
-
-
-def late(config, problem):
-    """The recurrence in float64: (w, β) after all steps, the last gradient taken.
-
-    Exchange t takes g_t as long as t < N0; N0 itself takes none; then t takes g_{t−1}.
-    """
-    batches, asked = union_batches(config, problem), config.update
-    rates = make_rate(config.rate, len(batches)).at(0, len(batches))
-    first, l2 = config.agreement.delay_after, config.problem.l2
-    w, b = np.zeros((problem.X.shape[1], 1)), np.zeros(1)
-    m, v, waiting = np.zeros((2, len(w) + 1, 1)), np.zeros((2, len(w) + 1, 1)), []
-    m, v = m[0], v[0]
-
-    def take(t, s, r):
-        nonlocal w, b, m, v
-        g = np.vstack([s + l2 * w, r[None]])
-        if asked.kind == "adam":
-            m = asked.beta1 * m + (1 - asked.beta1) * g
-            v = asked.beta2 * v + (1 - asked.beta2) * g * g
-            below = np.sqrt(v / (1 - asked.beta2 ** (t + 1))) + asked.epsilon
-            step = m / (1 - asked.beta1 ** (t + 1)) / below
-        elif asked.kind == "momentum":
-            m = asked.momentum * m + g
-            step = m
-        else:
-            step = g
-        w, b = w - rates[t] * step[:-1], b - rates[t] * step[-1]
-
-    for t, rows in enumerate(batches):
-        X, y = problem.X[rows], problem.y[rows].reshape(-1, 1)
-        residuals = 1 / (1 + np.exp(-(X @ w + b))) - y
-        g = (t, X.T @ residuals / len(rows), residuals.mean(axis=0))
-        if not 0 <= first <= t:
-            take(*g)
-            continue
-        if waiting:
-            take(*waiting.pop())
-        waiting.append(g)
-    for g in waiting:
-        take(*g)
-    return w[:, 0], b[0]
+from tests.helpers.contracts.codec import heterogeneous, on_all
+from tests.helpers.gradients import in_folder
+from tests.helpers.harness import make_problem, train_on
+from tests.helpers.offload import late
+from tests.helpers.zero import offloaded, own_words, sliced
 
 
 def test_without_delay_it_is_zero2():
@@ -162,6 +120,7 @@ def test_every_byte_between_device_and_host_is_counted(columns, replicas):
             assert found[0] == found[1]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", ["momentum", "adam"])
 @pytest.mark.parametrize("delay", [-1, 2, 4])
 def test_a_run_goes_on_bit_for_bit(delay, kind, tmp_path):

@@ -8,9 +8,9 @@ from itertools import product
 
 import pytest
 
-from tests.equivalence.pairwise import pairwise
-from tests.harness import check_against_oracle, config_for
-from tests.problems import FAMILIES, make_problem
+from tests.helpers.harness import check_against_oracle, config_for
+from tests.helpers.pairwise import pairwise
+from tests.helpers.problems import FAMILIES, make_problem
 
 CHOICES = {
     "family": FAMILIES,

@@ -14,8 +14,13 @@ from hpcsgd.penalties import Penalty
 from hpcsgd.sweeps.api import sweep
 from hpcsgd.timing import Clock
 from hpcsgd.verify.certificate import certify
-from tests.harness import check_against_oracle, config_for, make_problem, train_on
-from tests.problems import FAMILIES
+from tests.helpers.harness import (
+    check_against_oracle,
+    config_for,
+    make_problem,
+    train_on,
+)
+from tests.helpers.problems import FAMILIES
 
 BENT = {"l1": 0.03, "l2": 0.02, "lower": -0.11, "upper": 0.4}
 

@@ -7,55 +7,11 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.callbacks import Callback, Wish
-from hpcsgd.comm.threads import run_ranks
 from hpcsgd.products import KEEPS
 from hpcsgd.result import Status
-from tests.equivalence.pairwise import pairwise
-from tests.harness import config_for, make_problem, oracle_for, relative_error
-
-PREEMPTED_AT = 7  # of 5 exchanges an epoch (n = 53, b = 4, s = 3): inside the second
-
-
-class PreemptAt(Callback):
-    """The system wants its nodes back, and tells one rank of it."""
-
-    def __init__(self, exchanges):
-        self.exchanges = exchanges
-
-    def on_exchange(self, view):
-        return Wish.PREEMPT if view.exchanges == self.exchanges else Wish.NONE
-
-
-def run(ranks, drawn, folder, stop_at=None, resume="auto", **sections):
-    """One run in `folder`; the results of all ranks."""
-    sections["run"] = {
-        "evaluate_every": 1,
-        "check_every": 1,
-        "out": str(folder),
-        "resume": resume,
-        **sections.get("run", {}),
-    }
-    config = config_for(drawn, **sections)
-
-    def on_rank(world):
-        callbacks = [PreemptAt(stop_at)] if stop_at and world.rank == 0 else []
-        return train(config, X=drawn.X, y=drawn.y, world=world, callbacks=callbacks)
-
-    return run_ranks(ranks, on_rank)
-
-
-def interrupted(ranks, drawn, folder, at=PREEMPTED_AT, **sections):
-    """The result of a run that was ended after exchange `at` and started again."""
-    first = run(ranks, drawn, folder, stop_at=at, **sections)
-    assert {r.status for r in first} == {Status.PREEMPTED}
-    assert {r.exchanges for r in first} == {at}
-    return run(ranks, drawn, folder, **sections)
-
-
-def losses(result):
-    return [(r["exchanges"], r["iterations"], r["loss"]) for r in result.history]
-
+from tests.helpers.harness import config_for, make_problem, oracle_for, relative_error
+from tests.helpers.pairwise import pairwise
+from tests.helpers.resumed import PREEMPTED_AT, interrupted, losses, run
 
 FACTORS = {
     "product": ["direct", "gram", "gather", "gather-once", "cached", "look-ahead"],
@@ -93,6 +49,7 @@ def sections_of(case):
 CASES = [case for case in pairwise(FACTORS) if sections_of(case)]
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize(
     "case", CASES, ids=lambda c: "-".join(str(v).replace(" ", "") for v in c.values())
 )
@@ -191,7 +148,28 @@ def test_checkpoints_change_no_bit(tmp_path):
     assert often.ledger["products"]["calls"] == without.ledger["products"]["calls"]
 
 
+DECAYS = {"kind": "milestones", "milestones": [1, 2.5], "value": 0.2}
+
+
+@pytest.mark.parametrize("agreement", ["average", "gradient"])
+def test_milestones_stay_where_they_are_in_a_longer_run(agreement, tmp_path):
+    """They are epochs: three of them, then five, are five from the start."""
+    problem, sections = make_problem("logistic"), {"rate": DECAYS}
+    sections |= {"agreement": {"kind": agreement}, "products": {"kind": "direct"}}
+    steps = {"batch": 4, "steps": 1}
+    whole = run(2, problem, tmp_path / "w", schedule={**steps, "epochs": 5}, **sections)
+    run(2, problem, tmp_path / "p", schedule={**steps, "epochs": 3}, **sections)
+    again = run(2, problem, tmp_path / "p", schedule={**steps, "epochs": 5}, **sections)
+    assert again[0].weights_sha256 == whole[0].weights_sha256
+    assert again[0].exchanges == whole[0].exchanges
+    other = {**sections, "rate": {"value": 0.2}}
+    plain = run(2, problem, tmp_path / "c", schedule={**steps, "epochs": 5}, **other)
+    assert plain[0].weights_sha256 != whole[0].weights_sha256
+
+
 OTHER = [
+    ({"rate": {**DECAYS, "milestones": [2]}}, "milestones"),
+    ({"rate": {**DECAYS, "factor": 0.5}}, "factor"),
     ({"rate": {"value": 0.3}}, "rate"),
     ({"schedule": {"batch": 5}}, "batch"),
     ({"schedule": {"steps": 2}}, "steps"),
@@ -211,6 +189,8 @@ def test_another_run_is_refused_and_the_setting_named(change, named, tmp_path):
     first = {"update": {"kind": "momentum"}, "rate": {"kind": "constant"}}
     if named == "epochs":
         first["rate"] = {"kind": "cosine"}
+    if named in ("milestones", "factor"):
+        first["rate"] = DECAYS
     run(2, problem, tmp_path, stop_at=3, **first)
     with pytest.raises(ConfigError, match=rf"\b{named}\b.*--resume no"):
         run(2, problem, tmp_path, **{**first, **change})

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from hpcsgd.agreement.slowmo import SlowMo
-from tests.averages import ROWS, config_of
-from tests.equivalence.test_resume import interrupted, losses, run
-from tests.harness import make_problem
+from tests.helpers.averages import CHANGING, ROWS, SLOW, config_of
+from tests.helpers.harness import make_problem
+from tests.helpers.resumed import interrupted, losses, run
 
 MOMENTUM = {"update": {"kind": "momentum", "momentum": 0.6}}
 
@@ -32,6 +32,7 @@ def check(again, whole):
         assert entries[0] == entries[1]
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize(
     "members, momentum, at", [(1, "keep", 3), (1, "keep", 8), (2, "average", 4)]
@@ -47,6 +48,17 @@ def test_at_any_moment(row, members, momentum, at, tmp_path):
     check(again, whole)
 
 
+@pytest.mark.parametrize("row", SLOW)
+@pytest.mark.parametrize("rate", ["inverse", "cosine"])
+@pytest.mark.parametrize("at", [5, 6])
+def test_under_a_rate_that_falls(row, rate, at, tmp_path):
+    """Slow momentum goes on at the rate that it was saved at."""
+    problem, sections = sections_of(row, 1, rate=CHANGING[rate])
+    whole = run(4, problem, tmp_path / "whole", **sections)[0]
+    again = interrupted(4, problem, tmp_path / "parts", at, **sections)
+    check(again, whole)
+
+
 @pytest.mark.parametrize("row", ["slowmo", "sharded"])
 def test_slow_state_is_saved(row, tmp_path, monkeypatch):
     """Without it a run goes elsewhere: what is tested above can fail."""
@@ -57,6 +69,7 @@ def test_slow_state_is_saved(row, tmp_path, monkeypatch):
     assert again.weights_sha256 != whole.weights_sha256
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("replicas, members", [(2, 2), (1, 1), (4, 1)])
 def test_slow_state_in_parts_goes_to_other_grids(replicas, members, tmp_path):
     """Three replicas agree and stop; others go on from their one state."""

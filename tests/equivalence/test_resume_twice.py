@@ -3,8 +3,8 @@
 import pytest
 
 from hpcsgd.methods import METHODS
-from tests.harness import config_for, make_problem, what_is_read
-from tests.unit.test_gradient import in_folder
+from tests.helpers.gradients import in_folder
+from tests.helpers.harness import config_for, make_problem, what_is_read
 
 FEW = ("anybatch", "alq", "local")  # by default; anybatch in a test of its own, too
 

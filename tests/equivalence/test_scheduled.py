@@ -12,27 +12,11 @@ from hpcsgd.callbacks import Callback
 from hpcsgd.capture import Capture
 from hpcsgd.checkpoint import Checkpoint
 from hpcsgd.study.expected import expected_traffic
-from tests.contracts.codec import NAMES, ROWS, on_all, sections_of
-from tests.equivalence.test_gradient import agreed, check
-from tests.harness import make_problem, train_on, what_is_read
-from tests.sparse import make_sparse
-from tests.unit.test_gradient import in_folder
-
-MIB = 2.0**-20
-TILE = 8 * 4 * 2 * MIB  # two columns of four classes in fp64
-WAYS = {
-    "one at a time": {"partition": 8 * MIB, "credit": 8 * MIB},
-    "uneven pieces": {"partition": 8 * 3 * MIB, "credit": 8 * 5 * MIB},
-    "everything at once": {"partition": 4.0, "credit": float("inf")},
-}
-ORDERS = ("forward", "backward", "shuffled")
-
-
-def scheduled(problem, replicas, members=1, /, **sections):
-    """With tiles of two columns, unless it says otherwise."""
-    asked = {"kind": "scheduled", "bucket": TILE, **sections.pop("agreement", {})}
-    asked = what_is_read({"agreement": asked}, "agreement")["agreement"]
-    return agreed(problem, replicas, members, agreement=asked, **sections)
+from tests.helpers.contracts.codec import NAMES, ROWS, on_all, sections_of
+from tests.helpers.gradients import check, in_folder
+from tests.helpers.harness import make_problem, train_on
+from tests.helpers.scheduled import MIB, ORDERS, TILE, WAYS, scheduled
+from tests.helpers.sparse import make_sparse
 
 
 @pytest.fixture
@@ -167,6 +151,7 @@ def test_one_tile_without_limits_is_ddp_bit_for_bit():
             assert own.weights_sha256 == ddp.weights_sha256
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("name", NAMES)
 def test_codecs_travel_in_whole_tiles(name):
     """One tile has the bits of ddp with that codec; several learn, and all agree."""
@@ -314,6 +299,7 @@ def test_losses_and_tail_means_are_those_of_weights_that_arrived():
 # ------------------------------------------------------------------- checkpoints
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("way", ["sgd", "adam", "fp8", "sparse", "tuned"])
 def test_a_run_goes_on_bit_for_bit(way, tmp_path):
     """With transfers under way at the checkpoint."""

@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcsgd.products import KEEPS
-from tests.harness import check_against_oracle, config_for
-from tests.problems import FAMILIES, make_problem
+from tests.helpers.harness import check_against_oracle, config_for
+from tests.helpers.problems import FAMILIES, make_problem
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

@@ -5,16 +5,9 @@ import pytest
 
 from hpcsgd.backends.loss_scale import FIRST
 from hpcsgd.errors import ConfigError
-from tests.equivalence.test_gradient import agreed
-from tests.harness import make_problem, replica_batches, train_on
-from tests.unit.test_gradient import in_folder
-
-
-def loud(replicas):
-    """Only the rows of the last replica have residuals that are too large at first."""
-    problem = make_problem("gaussian", n=40, d=5)
-    problem.y[-40 // replicas :] *= 700.0
-    return problem
+from tests.helpers.gradients import agreed, in_folder
+from tests.helpers.harness import replica_batches, train_on
+from tests.helpers.loss_scale import loud
 
 
 def config_of(problem, replicas, **more):

@@ -7,11 +7,11 @@ import pytest
 
 from hpcsgd.backends import sparse
 from hpcsgd.products import KEEPS
-from tests.equivalence import test_resume
-from tests.equivalence.pairwise import pairwise
-from tests.harness import config_for, oracle_for, relative_error, train_on
-from tests.problems import FAMILIES
-from tests.sparse import as_csr, make_sparse
+from tests.helpers import resumed
+from tests.helpers.harness import config_for, oracle_for, relative_error, train_on
+from tests.helpers.pairwise import pairwise
+from tests.helpers.problems import FAMILIES
+from tests.helpers.sparse import as_csr, make_sparse
 
 CHOICES = {
     "family": FAMILIES,
@@ -64,6 +64,7 @@ COVERING = [
 ]
 
 
+@pytest.mark.cases(42)
 @pytest.mark.parametrize("row", COVERING, ids=name_of)
 def test_float64_equals_sgd(row, monkeypatch):
     monkeypatch.setattr(sparse, "HEAVY", row["heavy"])
@@ -154,6 +155,7 @@ RESUMED = [
 ]
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("row", RESUMED, ids=name_of)
 def test_the_same_ranks_go_on_bit_for_bit(row, tmp_path):
     stored, _ = make_sparse("logistic")
@@ -170,9 +172,9 @@ def test_the_same_ranks_go_on_bit_for_bit(row, tmp_path):
         "schedule": {"batch": 4, "steps": 3, "epochs": 3},
     }
     ranks, at = row["grid"][0] * row["grid"][1], 5
-    whole = test_resume.run(ranks, stored, tmp_path / "whole", **sections)
-    ended = test_resume.interrupted(ranks, stored, tmp_path / "cut", at, **sections)
+    whole = resumed.run(ranks, stored, tmp_path / "whole", **sections)
+    ended = resumed.interrupted(ranks, stored, tmp_path / "cut", at, **sections)
     for one, two in zip(whole, ended, strict=True):
         assert two.report["resumes"] == 1
         assert one.weights.tobytes() == two.weights.tobytes()
-        assert test_resume.losses(one) == test_resume.losses(two)
+        assert resumed.losses(one) == resumed.losses(two)

@@ -8,9 +8,9 @@ from scipy.sparse import csr_array
 
 from hpcsgd.data.sampling import Sampler, plan_groups
 from hpcsgd.errors import ConfigError
-from tests.harness import config_for, make_problem, relative_error, train_on
-from tests.problems import FAMILIES
-from tests.svrg_oracle import svrg
+from tests.helpers.harness import config_for, make_problem, relative_error, train_on
+from tests.helpers.problems import FAMILIES
+from tests.helpers.svrg_oracle import svrg
 
 EXACT = 3e-13
 DATA = {"weights": True, "offset": True}

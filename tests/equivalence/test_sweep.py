@@ -9,17 +9,17 @@ from hpcsgd.assessment import evaluate
 from hpcsgd.callbacks import Callback, Wish
 from hpcsgd.data.folds import fold_of, held_out
 from hpcsgd.result import Status
-from tests.equivalence.pairwise import pairwise
-from tests.harness import (
+from tests.helpers.harness import (
     config_for,
     make_problem,
     oracle_for,
     relative_error,
     train_on,
 )
-from tests.many import distance, solo, solo_run, sweep_on, weights_without
-from tests.problems import FAMILIES
-from tests.sparse import make_sparse
+from tests.helpers.many import distance, solo, solo_run, sweep_on, weights_without
+from tests.helpers.pairwise import pairwise
+from tests.helpers.problems import FAMILIES
+from tests.helpers.sparse import make_sparse
 
 CHOICES = {
     "family": FAMILIES,
@@ -58,6 +58,7 @@ def covering(choices):
     return rows
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("row", covering(CHOICES), ids=name_of)
 def test_models_equal_their_solo_runs(row):
     rows, batch, steps = row["shape"]

@@ -12,9 +12,9 @@ from hpcsgd.comm.network import Network
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.comm.turns import Ended, in_turns
 from hpcsgd.errors import ConfigError
-from tests.equivalence.test_gradient import agreed
-from tests.equivalence.test_scheduled import TILE, scheduled
-from tests.harness import make_problem
+from tests.helpers.gradients import agreed
+from tests.helpers.harness import make_problem
+from tests.helpers.scheduled import TILE, scheduled
 
 
 def both(ranks, first, second, problem, hook=lambda world: world):

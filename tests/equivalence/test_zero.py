@@ -9,37 +9,15 @@ import pytest
 from hpcsgd.agreement.sharded import Sharded
 from hpcsgd.checkpoint import Store
 from hpcsgd.config import RunConfig
-from hpcsgd.data.partition import split_range
 from hpcsgd.errors import ConfigError
 from hpcsgd.study.expected import expected_traffic
-from tests.contracts.codec import heterogeneous, on_all
-from tests.equivalence.test_gradient import agreed
-from tests.harness import make_problem, relative_error, train_on, union_oracle
-from tests.sparse import make_sparse
-from tests.unit.test_gradient import in_folder
+from tests.helpers.contracts.codec import heterogeneous, on_all
+from tests.helpers.gradients import in_folder
+from tests.helpers.harness import make_problem, relative_error, train_on, union_oracle
+from tests.helpers.sparse import make_sparse
+from tests.helpers.zero import STAGES, offloaded, own_words, sliced
 
-STAGES = 1, 2, 3
 UPDATES = ("sgd", "momentum", "nesterov", "adagrad", "adam")
-
-
-def sliced(drawn, stage, replicas, members=1, /, **sections):
-    """Stage 0 is DDP; two columns a tile, so that three replicas have none of some."""
-    how = {"kind": "sharded", "stage": stage} if stage else {"kind": "gradient"}
-    tables = {
-        "agreement": {**how, "bucket": 8 * drawn.classes * 2 * 2.0**-20},
-        "problem": {"l2": 0.05, "intercept": True},
-        "rate": {"value": 0.05},
-    }
-    for name, table in sections.items():
-        tables[name] = {**tables.get(name, {}), **table}
-    return agreed(drawn, replicas, members, **tables)
-
-
-def offloaded(drawn, replicas, members=1, /, delay=-1, **sections):
-    """Stage 2 whose steps the host takes."""
-    how = {"kind": "offload", "stage": 1, "delay_after": delay}
-    asked = {**sections, "agreement": {**how, **sections.get("agreement", {})}}
-    return sliced(drawn, 2, replicas, members, **asked)
 
 
 def test_all_stages_take_the_steps_of_ddp():
@@ -84,6 +62,7 @@ def test_slices_of_float32_have_one_answer(kind):
     np.testing.assert_allclose(results[0].weights, plain.weights, 0, 1e-6)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("stage", STAGES)
 def test_edges(stage):
     """One column, a replica without rows in most exchanges, rows that are sparse."""
@@ -146,19 +125,6 @@ def test_a_gradient_of_zeros_and_one_that_is_no_number(stage):
     assert np.isfinite(results[0].weights).all()
 
 
-def own_words(columns, width, tiles, replicas, replica):
-    """Of the slices of one replica: columns go round, and nothing is padded."""
-    found = turn = 0
-    for number in range(tiles):
-        part = split_range(columns, tiles, number)
-        each, over = divmod(part.stop - part.start, replicas)
-        found += each + (replica in [(turn + k) % replicas for k in range(over)])
-        turn += over
-    own = split_range(columns, replicas, 0)
-    assert 0 <= own.stop - found <= 1
-    return found * width
-
-
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("columns, replicas", [(7, 3), (13, 4), (13, 2)])
 def test_every_word_is_counted(stage, columns, replicas):
@@ -200,6 +166,7 @@ def test_a_study_knows_what_a_run_must_have_said(stage, replicas, members):
             assert said == value, figure
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", ["momentum", "adam"])
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_run_goes_on_bit_for_bit(stage, kind, tmp_path):
@@ -242,6 +209,7 @@ def test_a_checkpoint_is_one_vector_whatever_holds_it(tmp_path):
                     np.testing.assert_allclose(array, found[0][name], 0, 1e-13, name)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", ["momentum", "adam"])
 def test_a_checkpoint_of_four_goes_on_anywhere(kind, tmp_path):
     """On 1, 3 and 8 replicas, in every stage, and as DDP: the same steps from there."""
@@ -273,6 +241,7 @@ def test_the_state_is_in_the_checkpoint(tmp_path, monkeypatch):
     assert np.abs(again.weights - whole.weights).max() > 1e-4
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("products", ["direct", "gather"])
 @pytest.mark.parametrize("stage", [*STAGES, "offload"])
 def test_batches_that_travel_together(stage, products):
@@ -307,6 +276,7 @@ SHAPED = [
 ]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("shaped", SHAPED, ids=lambda s: next(iter(s)))
 def test_norms_and_means_are_of_all_slices(shaped):
     """What is done to the gradient first is done to all of it, as in DDP."""

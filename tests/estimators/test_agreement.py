@@ -9,7 +9,7 @@ from sklearn import linear_model, svm
 from sklearn.base import clone
 
 import hpcsgd
-from tests.estimators.zoo import problem_for
+from tests.helpers.zoo import problem_for
 
 TIGHT = 1e-10
 CLOSE = {"rtol": 0, "atol": 1e-6}

@@ -8,7 +8,7 @@ from unittest import SkipTest
 import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from tests.estimators.zoo import ALL, CHOOSING, NAMED
+from tests.helpers.zoo import ALL, CHOOSING, NAMED
 
 ARRAY_API = "SCIPY_ARRAY_API"
 # Asks each estimator for the record of every check, in a process that has the switch
@@ -17,7 +17,7 @@ RECORDS = """
 import warnings
 warnings.simplefilter("ignore")
 from sklearn.utils.estimator_checks import check_estimator
-from tests.estimators.zoo import NAMED
+from tests.helpers.zoo import NAMED
 for estimator in NAMED:
     found = check_estimator(estimator, on_skip=None, on_fail=None)
     bad = [r["check_name"] for r in found if r["status"] != "passed"]
@@ -39,6 +39,7 @@ def passes(estimator, check):
         pytest.fail(f"skipped: {skipped}")
 
 
+@pytest.mark.cases(150)
 @parametrize_with_checks([*ALL, CHOOSING[0]])
 def test_every_check_passes(estimator, check):
     passes(estimator, check)

@@ -17,7 +17,7 @@ import hpcsgd
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.folds import fold_of
 from hpcsgd.errors import ConfigError
-from tests.estimators.zoo import CHOOSING, name_of, problem_for
+from tests.helpers.zoo import CHOOSING, name_of, problem_for
 
 ALPHAS = (1e-3, 1e-1, 1.0)
 
@@ -71,6 +71,7 @@ def test_models_as_steps_leave_them():
         clone(model).set_params(polish=True).fit(X, y)
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("estimator", CHOOSING, ids=name_of)
 def test_the_best_is_fitted_on_all_rows(estimator):
     X, y = problem_for(estimator, n=83)

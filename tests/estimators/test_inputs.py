@@ -15,7 +15,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import hpcsgd
-from tests.estimators.zoo import NAMED, name_of, problem_for
+from tests.helpers.zoo import NAMED, name_of, problem_for
 
 
 @pytest.mark.parametrize("estimator", NAMED, ids=name_of)

@@ -10,7 +10,7 @@ from sklearn.base import clone
 import hpcsgd
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.estimators.predictor import Predictor
-from tests.estimators.zoo import ALL, CHOOSING, name_of, problem_for
+from tests.helpers.zoo import ALL, CHOOSING, name_of, problem_for
 
 EVERY = [*ALL, CHOOSING[0], CHOOSING[1]]
 # A process in which none of these can be imported.

@@ -19,7 +19,7 @@ from hpcsgd.assembly import gpu, live
 from hpcsgd.comm import open_world
 from hpcsgd.comm.base import Communicator
 from hpcsgd.errors import ConfigError
-from tests.harness import what_is_read
+from tests.helpers.harness import what_is_read
 
 PURPOSE = "agreement"
 
@@ -90,8 +90,8 @@ def train(world, row, sections):
 
 def give_gpus(world):
     """Made of NumPy, and of kernels that this processor runs."""
-    from tests.fake_cuda import Node
-    from tests.kernels.fake_device import FakeDevice
+    from tests.helpers.fake_cuda import Node
+    from tests.helpers.kernels.fake_device import FakeDevice
 
     place = f"GPU of rank {world.rank}"
     gpu.take_gpu = lambda share_gpus: FakeDevice(Node(), world.rank + 1, place)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpcsgd.api import train
 from hpcsgd.comm import open_world
-from tests.infinity_child import arm, config_of, problem
+from tests.helpers.infinity_child import arm, config_of, problem
 
 
 def main(out, resume, where="", count="0"):

@@ -2,7 +2,7 @@
 
 import time
 
-from tests import launcher
+from tests.helpers import launcher
 
 
 def is_alive(pid):

@@ -3,8 +3,8 @@
 For two thirds of the time runs on 2, 3 and 4 ranks are hit by random kills and signals
 and started again until they are done; each has to end with the very weights of an
 undisturbed run. For the last third one run goes on undisturbed, saved all the time,
-and the memory of its ranks has to stay what it was. All goes to
-benchmarks/results/soak.json.
+and the memory of its ranks has to stay what it was. Then 60 starts are met by a signal
+and 20 are killed (`tests.faults.starts`). All goes to benchmarks/results/soak.json.
 """
 
 import argparse
@@ -21,9 +21,10 @@ from pathlib import Path
 from benchmarks.run import machine
 from hpcsgd.checkpoint import Store, read_checkpoint
 from hpcsgd.data.synthetic import write_synthetic
-from tests import launcher
-from tests.faults.conftest import Case
+from tests.faults import starts
 from tests.faults.processes import all_gone, is_alive, wait_until
+from tests.helpers import launcher
+from tests.helpers.killed_runs import Case
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "soak.json"
 BLOWS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
@@ -45,12 +46,19 @@ def main():
         kills = storm(folder, data, draw, until)
         launcher.sweep(known)
         memory = calm(folder, data, 20.0 * options.minutes)
+    begun = starts.both(60, 20, options.seed)
     document = {
         "machine": machine(),
-        "figures": {"minutes": options.minutes, "storm": kills, "calm": memory},
+        "figures": {
+            "minutes": options.minutes,
+            "storm": kills,
+            "calm": memory,
+            "starts": begun,
+        },
     }
     RESULTS.write_text(json.dumps(document, indent=2) + "\n")
     good = not kills["wrong"] and memory["growth"] < MOST_GROWTH
+    good = good and starts.is_good(begun)
     print(json.dumps(document["figures"], indent=2), "good" if good else "NOT GOOD")
     return 0 if good else 1
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 import hpcsgd
-import hpcsgd.load
+import hpcsgd.loading
 from hpcsgd.comm import open_world
 
 FOR_EVER = 1000
@@ -60,7 +60,7 @@ class Stall(hpcsgd.Callback):
 
 
 def stall_while_loading(action):
-    load = sys.modules["hpcsgd.load"]
+    load = sys.modules["hpcsgd.loading"]
     load_block = load.load_block
 
     def stuck(*arguments, **options):

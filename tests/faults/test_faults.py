@@ -9,8 +9,8 @@ import pytest
 
 from hpcsgd.checkpoint import Store, read_checkpoint
 from hpcsgd.data.synthetic import write_synthetic
-from tests.faults.conftest import LIMIT, Case
 from tests.faults.processes import all_gone, wait_until
+from tests.helpers.killed_runs import LIMIT, Case
 
 
 def reports(text, output):
@@ -43,6 +43,7 @@ def test_a_rank_that_stalls(case, undisturbed):
     check_resume(case, undisturbed)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("product", ["cached", "direct", "gather", "gather-once"])
 def test_three_ranks_and_another_product(product, data, tmp_path):
     """MPI adds messages of another length in another order: resumes must not."""
@@ -129,6 +130,7 @@ def test_a_disk_that_is_full_for_a_while(case, undisturbed):
     assert ended.result["weights_sha256"] == undisturbed(2)
 
 
+@pytest.mark.full
 def test_a_slow_disk_is_no_stall(case, undisturbed):
     """Rank 0 waits for its checkpoints much longer than `timeout`."""
     case.timeout, case.every = 0.6, 40
@@ -149,6 +151,7 @@ def damage(path, how):
     path.write_bytes(content)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("how", ["truncated", "bit-in-data", "bit-in-header", "empty"])
 def test_a_damaged_checkpoint_is_passed_over(how, case, undisturbed):
     case.run("--fault", "raises", "--at", 33)
@@ -223,6 +226,7 @@ def test_two_runs_in_one_folder(case, undisturbed):
     assert undisturbed(2) in case.said()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "number, code",
     [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR2, 75)],

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from hpcsgd.checkpoint import Store, read_checkpoint
-from tests.faults.conftest import LIMIT
 from tests.faults.processes import all_gone, wait_until
+from tests.helpers.killed_runs import LIMIT
 
 MOMENTS = 20
 SLOW = 0.02  # seconds an exchange: 114 of them take about two

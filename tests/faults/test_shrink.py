@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from tests import launcher
-from tests.faults.conftest import ROOT
+from tests.helpers import launcher
+from tests.helpers.killed_runs import ROOT
 
 pytestmark = pytest.mark.ulfm
 PROGRAM = """

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from hpcsgd.cli.family import MARK, Family
-from hpcsgd.cli.job import killing_signal, say_how_it_ended
-from tests import launcher
+from hpcsgd.cli.job import Ending, ending_of, possible_signals, say_how_it_ended
+from hpcsgd.ends import End
 from tests.faults.processes import all_gone, wait_until, written_pids
+from tests.helpers import launcher
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [
@@ -22,11 +23,12 @@ pytestmark = [
 RANKS = 2
 PARENT = """
 import os, sys
-from hpcsgd.cli.job import Job, OWN_CODES, say_how_it_ended
-from tests.launcher import mpiexec
+from hpcsgd.cli.job import NOTED, Job, OWN_CODES, say_how_it_ended
+from tests.helpers.launcher import mpiexec
 program = [sys.executable, "-m", "tests.faults.obedient", *sys.argv[1:]]
-code = Job([*mpiexec(), "-n", "2"], program, os.environ).run()
-say_how_it_ended(code, keeps_checkpoints=True)
+ending = Job([*mpiexec(), "-n", "2", *NOTED], program, os.environ).run()
+say_how_it_ended(ending, keeps_checkpoints=True)
+code = ending.code
 print("back", code, flush=True)
 sys.exit(code if code in OWN_CODES else 1)
 """
@@ -63,6 +65,7 @@ ORDERLY = [
 ]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("sent, got, code", ORDERLY, ids=lambda value: str(value))
 def test_the_ranks_get_the_signal_once_and_end_in_order(
     start, tmp_path, sent, got, code
@@ -175,16 +178,23 @@ def _below(process):
     return list(launcher.descendants(process.pid))
 
 
+DEADLY = ("KILL", "SEGV", "ABRT", "BUS", "FPE", "ILL", "XCPU", "SYS", "QUIT")
+
+
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "how, said",
     [
-        (str(int(signal.SIGKILL)), "a rank was killed by SIGKILL"),
-        (str(int(signal.SIGSEGV)), "a rank was killed by SIGSEGV"),
-        # Its launcher may kill the other rank before that one has ended by itself.
-        ("exits99", "hpcsgd: error: a rank "),
+        *(
+            (str(int(signal.Signals[f"SIG{name}"])), f"rank 1 was killed by SIG{name}")
+            for name in DEADLY
+        ),
+        ("exits99", "rank 1 ended without a message (exit code 99)"),
     ],
 )
-def test_a_rank_that_is_killed_is_said_in_one_sentence(start, how, said):
+def test_the_rank_and_the_signal_that_killed_it_are_named_in_one_sentence(
+    start, how, said
+):
     process, ranks = start(how)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 1, output
@@ -229,14 +239,28 @@ def _parent(pid):
 
 def test_the_sentence_depends_on_the_ending(capsys):
     for code in (0, 1, 2, 75, 130):  # whoever ended so has spoken
-        say_how_it_ended(code, keeps_checkpoints=True)
+        say_how_it_ended(Ending(code), keeps_checkpoints=True)
     assert not capsys.readouterr().err
-    say_how_it_ended(9, keeps_checkpoints=False)
+    say_how_it_ended(ending_of(137, []), keeps_checkpoints=False)
     said = capsys.readouterr().err
     assert "SIGKILL" in said and "--out DIR" in said and "--resume" not in said
     assert "memory" in said
-    assert killing_signal(137) == killing_signal(-9) == killing_signal(9) == "SIGKILL"
-    assert killing_signal(99) is None
+
+
+def test_without_notes_all_signals_are_named_that_the_launchers_code_can_stand_for():
+    assert possible_signals(137) == possible_signals(-9) == ("SIGKILL",)
+    for number in (signal.SIGHUP, signal.SIGABRT, signal.SIGSEGV, signal.SIGKILL):
+        for more in (0, signal.SIGKILL, signal.SIGTERM):
+            assert number.name in possible_signals(number | more)
+    assert possible_signals(99) == possible_signals(0) == ()
+
+
+def test_the_first_rank_that_fails_is_the_cause():
+    ends = [End(1.0, 2, 0), End(2.0, 1, -11), End(2.1, 0, -9)]
+    assert ending_of(11 | 9, ends) == Ending(-11, "rank 1", ("SIGSEGV",))
+    assert ending_of(9, [End(1.0, 1, 2), End(2.0, 0, -9)]).code == 2
+    assert ending_of(-9, ends).who == "the launcher"
+    assert ending_of(0, ends).code == 0  # the others went on without it
 
 
 def test_what_a_rank_forked_is_no_rank():

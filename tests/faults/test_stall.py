@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hpcsgd.data.synthetic import write_synthetic
-from tests import launcher
 from tests.faults.processes import all_gone, wait_until, written_pids
+from tests.helpers import launcher
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(launcher.mpiexec() is None, reason="no mpiexec")
@@ -54,11 +54,12 @@ STALLS = [
         ),
     ),
     ("sleeps-loading", 3, 2, 25, ("in the exchange of objects for control", "stuck")),
-    ("sleeps-starting", 2, 0.5, 25, ("in the start of the run for control", "not kno")),
+    ("sleeps-starting", 2, 0.5, 25, ("rank 1 has not made the same call of hpcsgd",)),
     ("is_stopped-loading", 2, 2, 25, ("in the exchange of objects for control",)),
 ]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "how, ranks, timeout, limit, said",
     STALLS,

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import hpcsgd
-import hpcsgd.load
+import hpcsgd.loading
 from hpcsgd.comm import open_world
 from hpcsgd.config import RunConfig, read_toml
 from hpcsgd.signals import Signals
@@ -75,7 +75,7 @@ class Slow(hpcsgd.Callback):
 
 
 def remember_blocks():
-    load = sys.modules["hpcsgd.load"]
+    load = sys.modules["hpcsgd.loading"]
     load_block = load.load_block
 
     def remembering(*arguments, **options):

@@ -100,7 +100,7 @@ def _of_files(path: Path) -> Iterator[tuple[str, Callable]]:
     for base in ("auto", "1"):
         yield f"libsvm {base}", partial(_rows, partial(LibsvmSource, path, base))
     for missing in ("error", "mean"):
-        source = partial(CsvSource, path, missing=missing)
+        source = partial(CsvSource, path, label_column=0, missing=missing)
         yield f"csv {missing}", partial(_rows, source)
 
 

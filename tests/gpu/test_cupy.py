@@ -10,8 +10,8 @@ import pytest
 
 from hpcsgd.backends import kernel_table, raw_kernels
 from hpcsgd.backends.raw_kernels import ascii_of
-from tests import strict_cupy
-from tests.kernels.emulator import KERNELS
+from tests.helpers import strict_cupy
+from tests.helpers.kernels.emulator import KERNELS
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("hpcsgd/backends", "hpcsgd/comm", "hpcsgd/data", "benchmarks/gpu")

@@ -20,9 +20,9 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.products.base import State
 from hpcsgd.products.device_kinds import ON_DEVICE
 from hpcsgd.products.held import HeldState
-from tests.harness import make_problem, oracle_for, relative_error, train_on
-from tests.kernels.test_runs import FAMILIES, on_gpu
-from tests.sparse import make_sparse
+from tests.helpers.harness import make_problem, oracle_for, relative_error, train_on
+from tests.helpers.kernels.runs import FAMILIES, on_gpu
+from tests.helpers.sparse import make_sparse
 
 KINDS = (State, HeldState)
 

@@ -13,8 +13,8 @@ import pytest
 from benchmarks.gpu.gram_wgmma import ALONE_COMMAND
 from benchmarks.gpu.sanitizer import ROOT
 from hpcsgd.backends.kernel_table import serves
-from tests.harness import make_problem, train_on
-from tests.kernels.test_runs import on_gpu
+from tests.helpers.harness import make_problem, train_on
+from tests.helpers.kernels.runs import on_gpu
 
 LIMIT = 100  # seconds; `make gpu` ends all tests where one takes 120
 

@@ -41,6 +41,12 @@ STEPS = {
 }
 
 
+def by_mpi(command):
+    """The words of a command of one name, on several ranks of a site with MPI."""
+    name, *rest = command
+    return [name, "--comm", "mpi", *rest]
+
+
 def example(kind, **changes):
     """A job of that template."""
     resources = Resources(tasks=4, walltime="02:00:00")

@@ -48,7 +48,7 @@ def test_words_arrive_as_they_are_or_are_refused(words, fakes, tmp_path):
     done = fakes.play(render(job, load_site("generic-cpu"), PYTHON))
     assert done.returncode == 0, done.stderr
     (call,) = fakes.calls("srun")
-    assert call[call.index("hpcsgd") + 1 :] == ["evaluate", *words]
+    assert call[call.index("hpcsgd") + 1 :] == examples.by_mpi(["evaluate", *words])
     assert not (tmp_path / "pwned").exists()
 
 
@@ -64,7 +64,7 @@ def test_words_of_elements_and_steps_too(words, element, fakes, tmp_path):
         job = examples.example(template, folder=str(tmp_path), steps=steps)
         fakes.play(render(job, load_site("generic-cpu"), PYTHON), **array)
     said = [call[call.index("hpcsgd") + 1 :] for call in fakes.calls("srun")]
-    expected = [list(step.command) for step in steps]
+    expected = [examples.by_mpi(step.command) for step in steps]
     # A command that names --ranks is another matter; none does here.
     assert said == [expected[element], *expected]
 

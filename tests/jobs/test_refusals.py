@@ -199,6 +199,12 @@ def test_a_site_without_cuda_refuses_gpus_in_a_sentence():
         ("workstation", {"nodes": 2, "tasks": 2}, "on one node alone"),
         (
             "perlmutter-gpu",
+            {"gpus": 4},
+            "holds 4 GPUs of each node and its command does not use them; add --device"
+            " cuda to the command, or ask for --gpus 0",
+        ),
+        (
+            "perlmutter-gpu",
             {"tasks": 4, "gpus": 2, "command": ON_GPU},
             "4 ranks on a node and 2 GPUs",
         ),
@@ -208,10 +214,42 @@ def test_what_a_site_has_not(site, wanted, said):
     assert said in at(site, **wanted)
 
 
+@pytest.mark.parametrize("template", [*COMMANDS, *STEPS])
+def test_gpus_that_nothing_uses_are_refused(template):
+    """Of every template: training, tests and conversions on processors hold none."""
+    job = example(template, resources=Resources(tasks=4, gpus=4))
+    with pytest.raises(ConfigError, match=r"holds 4 GPUs .*ask for --gpus 0"):
+        render(job, load_site("perlmutter-gpu"), PYTHON)
+
+
+@pytest.mark.parametrize("flags", [
+    ("--device", "cuda"), ("--device=cuda",), ("--set", "run.device=cuda"),
+])  # fmt: skip
+def test_gpus_that_a_command_uses(flags):
+    command = (*COMMANDS["train"], *flags)
+    job = example("train", command=command, resources=Resources(tasks=4, gpus=4))
+    assert render(job, load_site("perlmutter-gpu"), PYTHON)
+
+
+def test_an_element_of_an_array_that_uses_no_gpu_is_refused():
+    """Each holds GPUs of its own; launches one after another share them."""
+    first, *others = STEPS["sweep"]
+    steps = (Step((*first.command, "--device", "cuda")), *others)
+    wanted = Resources(tasks=4, gpus=4)
+    with pytest.raises(ConfigError, match="some of its runs do not use them"):
+        render(
+            example("sweep", steps=steps, resources=wanted),
+            load_site("perlmutter-gpu"),
+            PYTHON,
+        )
+    together = example("scaling", steps=steps, resources=wanted)
+    assert render(together, load_site("perlmutter-gpu"), PYTHON)
+
+
 def test_what_a_site_has():
     site = load_site("perlmutter-gpu")
     wanted = Resources(tasks=4, gpus=4, cpus=32, walltime="48:00:00", memory="256G")
-    assert render(example("train", resources=wanted), site, PYTHON)
+    assert render(example("train", resources=wanted, command=ON_GPU), site, PYTHON)
     shared = (*ON_GPU, "--share-gpus")
     one = Resources(tasks=4, gpus=1)
     assert render(example("train", resources=one, command=shared), site, PYTHON)

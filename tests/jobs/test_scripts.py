@@ -5,16 +5,18 @@ import shlex
 
 import pytest
 
+from hpcsgd.cli.parser import make_parser
 from hpcsgd.errors import ConfigError
 from hpcsgd.jobs.collect import collect
 from hpcsgd.jobs.job import Step
+from hpcsgd.jobs.launch_line import COLLECTIVE
 from hpcsgd.jobs.render import render
 from hpcsgd.jobs.resources import Resources
 from hpcsgd.jobs.sites import load_site, with_mpi
 from hpcsgd.jobs.status import states
 from hpcsgd.jobs.submit import submit
 from hpcsgd.result import REQUEUE
-from tests.jobs.examples import COMMANDS, PYTHON, STEPS, example
+from tests.jobs.examples import COMMANDS, PYTHON, STEPS, by_mpi, example
 
 RESTARTING = ("train", "scaling")
 
@@ -40,6 +42,40 @@ def test_ranks_without_mpi_meet_at_a_file_of_the_job():
         assert 'export HPCSGD_STORE="file:$out/state/$id.ranks"\n' in script
     usual = render(example("train"), load_site("generic-gpu"), PYTHON)
     assert "HPCSGD_STORE" not in usual
+
+
+@pytest.mark.parametrize("kind", [*COMMANDS, *STEPS])
+def test_ranks_of_a_site_with_mpi_say_so(kind):
+    """So that an MPI of another launcher cannot look like a good job."""
+    for site in ("generic-cpu", "perlmutter-cpu", "workstation"):
+        assert " --comm mpi " in render(example(kind), load_site(site), PYTHON)
+    without = with_mpi(load_site("generic-cpu"), "none")
+    assert "--comm" not in render(example(kind), without, PYTHON)
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_one_rank_needs_no_mpi(kind):
+    alone = example(kind, resources=Resources(tasks=1))
+    assert "--comm" not in render(alone, load_site("workstation"), PYTHON)
+
+
+@pytest.mark.parametrize("words", [
+    ("train", "--comm", "tcp"), ("train", "--comm=auto"),
+    ("train", "--set", "run.comm=tcp"), ("verify", "run"),
+])  # fmt: skip
+def test_a_command_that_says_how_ranks_communicate_stays_as_it_is(words):
+    script = render(example("train", command=words), load_site("generic-cpu"), PYTHON)
+    assert shlex.join(words) in script and "--comm mpi" not in script
+
+
+def test_every_command_of_several_ranks_takes_comm():
+    """Those that a job adds it to, and no other that opens a world."""
+    for name in COLLECTIVE:
+        parser = make_parser(name[0])
+        for word in name:
+            actions = [a for a in parser._actions if isinstance(a.choices, dict)]
+            parser = actions[0].choices[word]
+        assert "--comm" in parser.format_help(), name
 
 
 def test_another_pmi_is_for_sites_that_start_ranks_by_srun():
@@ -99,7 +135,8 @@ def test_an_element_requeues_itself_alone(play, fakes, tmp_path):
     assert done.returncode == REQUEUE
     assert fakes.calls("scontrol") == [["requeue", "40_2"]]
     words = fakes.calls("srun")[0]
-    assert tuple(words[-len(STEPS["sweep"][2].command) :]) == STEPS["sweep"][2].command
+    expected = by_mpi(STEPS["sweep"][2].command)
+    assert words[-len(expected) :] == expected
     assert events(tmp_path, "40_2") == ["began", "requeued"]
 
 
@@ -276,11 +313,23 @@ def test_a_workstation_runs_it_without_slurm(code, fakes, tmp_path):
     job = example("train", folder=str(tmp_path))
     done = fakes.play(render(job, load_site("workstation"), str(python)))
     assert done.returncode == code
-    expected = ["-m", "hpcsgd", *COMMANDS["train"], "--ranks", "4"]
+    expected = ["-m", "hpcsgd", *by_mpi(COMMANDS["train"]), "--ranks", "4"]
     assert fakes.calls("python") == [expected]
     assert fakes.calls("scontrol") == fakes.calls("srun") == []
     assert ("run this script again" in done.stderr) == (code == REQUEUE)
     assert events(tmp_path, "local") == ["began", "ended"]
+
+
+@pytest.mark.parametrize("code, calls", [(0, 0), (1, 1)])
+def test_a_script_removes_what_killed_ranks_shared(code, calls, fakes, tmp_path):
+    """Only its launcher could, and srun does not."""
+    python = fakes.add("python")
+    fakes.answer("srun", code=code)
+    job = example("train", folder=str(tmp_path))
+    script = render(job, load_site("generic-cpu"), str(python))
+    done = fakes.play(script, SLURM_JOB_ID="7")
+    assert done.returncode == code
+    assert fakes.calls("python") == calls * [["-m", "hpcsgd.comm.leftovers"]]
 
 
 def test_what_is_run_by_hand_has_a_status_too(fakes, tmp_path):
@@ -341,4 +390,4 @@ def test_one_step_alone_is_an_array_too(play, fakes, tmp_path):
     job = example("sweep", folder=str(tmp_path), steps=(Step(("train", "a.toml")),))
     array = {"SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "0"}
     assert play(job=job, **array).returncode == 0
-    assert fakes.calls("srun")[0][-2:] == ["train", "a.toml"]
+    assert fakes.calls("srun")[0][-4:] == by_mpi(["train", "a.toml"])

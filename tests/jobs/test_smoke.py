@@ -9,10 +9,11 @@ import pytest
 
 from hpcsgd.cli import main
 from hpcsgd.cli.jobs import smoke as command
+from hpcsgd.comm.mpi_facts import provider_of
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import TransportError
 from hpcsgd.jobs import smoke_files
-from hpcsgd.jobs.smoke import content_of, smoke, verdict
+from hpcsgd.jobs.smoke import content_of, look_at_speed, smoke, verdict
 
 RANKS = 3
 
@@ -44,6 +45,44 @@ def test_other_ranks_than_were_asked_for(tmp_path):
         list(said) == ["ranks"]
         and "4 ranks were asked for and there are 3" in said["ranks"]
     )
+
+
+def test_latency_and_bandwidth_of_sums(tmp_path):
+    """Figures of all ranks together; the ledger counts what is sent for them."""
+
+    def on_rank(world):
+        return look_at_speed(world), world.ledger
+
+    (seen, ledger), *others = run_ranks(RANKS, on_rank)
+    assert all(other == seen for other, _ in others)
+    text, facts = seen
+    long = 8 * 2**20
+    assert (facts["latency_bytes"], facts["bandwidth_bytes"]) == (8, long)
+    assert facts["latency_us"] > 0 and facts["bandwidth_us"] > 0
+    rate = 1e-3 * long / facts["bandwidth_us"]
+    assert facts["gb_per_second"] == pytest.approx(rate)
+    assert "a sum of 8 bytes takes" in text and "GB/s of payload" in text
+    control = ledger.entries["control"]
+    assert control.calls == 104 + 10 + 2, "sums, and two exchanges of what they took"
+    assert 0 <= control.bytes - (104 * 8 + 10 * long) < 1000
+
+
+def test_one_rank_has_no_speed():
+    assert run_ranks(1, look_at_speed) == ["one rank sends nothing"]
+
+
+MPICH = "MPICH Version: 5.0.2\nMPICH Device:       {}\nMPICH CC: cc\n"
+
+
+@pytest.mark.parametrize("version, variables, said", [
+    (MPICH.format("ch4:ucx ofi"), {}, "device ch4:ucx"),
+    (MPICH.format("ch4:ofi"), {"UCX_TLS": "rc"}, "device ch4:ofi, UCX_TLS=rc"),
+    (MPICH.format("ch4:ucx ofi"), {"MPIR_CVAR_CH4_NETMOD": "ofi"}, "device ch4:ofi"),
+    ("Open MPI v5.0.11, package: x", {"OMPI_MCA_pml": "ucx"}, "OMPI_MCA_pml=ucx"),
+    ("Open MPI v5.0.11, package: x", {}, "provider not named by MPI"),
+])  # fmt: skip
+def test_the_provider_is_named_where_it_can_be_known(version, variables, said):
+    assert provider_of(version, variables) == said
 
 
 def test_sums_of_very_many_ranks_are_exact():
@@ -141,10 +180,10 @@ def test_the_command_prints_one_verdict(words, code, tmp_path, capsys):
     assert main(["jobs", "smoke", "--folder", str(tmp_path), *words]) == code
     out, err = capsys.readouterr()
     assert out.startswith("smoke: bad: ranks" if code else "smoke: good: ")
-    assert len(out.splitlines()) == 1 and len(err.splitlines()) == 6
+    assert len(out.splitlines()) == 1 and len(err.splitlines()) == 7
     assert main(["jobs", "smoke", "--folder", str(tmp_path), "--json", *words]) == code
     said = json.loads(capsys.readouterr().out)
-    assert said["good"] == (not code) and len(said["checks"]) == 6
+    assert said["good"] == (not code) and len(said["checks"]) == 7
     assert os.listdir(tmp_path) == []
 
 

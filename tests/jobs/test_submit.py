@@ -181,21 +181,48 @@ def test_a_scaling_job_is_as_large_as_its_largest_launch(fakes, workplace):
 def test_on_gpus_where_some_are_asked_for(fakes, workplace):
     base = ["--site", "generic-gpu", "--gpus", "1", "--out"]
     assert jobs("submit", "train", *base, "a", *REST) == 0
-    assert jobs("submit", "train", *base, "b", *REST, "--device", "cpu") == 0
-    assert jobs("submit", "smoke", *base, "c") == 0
+    assert jobs("submit", "smoke", *base, "b") == 0
+    assert jobs("submit", "command", *base, "c", "--", "tune", *REST[1:3]) == 0
     said = [records(workplace / name)[0]["steps"][0]["command"] for name in "abc"]
     devices = [words[words.index("--device") + 1] for words in said]
-    assert devices == ["cuda", "cpu", "cuda"]
+    assert devices == ["cuda"] * 3
+
+
+@pytest.mark.parametrize("words", [
+    ["train", "--", "--data", "x.h5", "--device", "cpu"],
+    ["train", "--", "cpu.toml", "--data", "x.h5"],
+    ["sweep", "--vary", "run.device=cpu,cuda", "--", "--data", "x.h5"],
+    ["scaling", "--ranks", "1", "--", "--data", "x.h5", "--set", "run.device=cpu"],
+    ["command", "--", "evaluate", "run", "x.h5"],
+    ["convert", "--gpus", "1", "--", "x.csv", "x.h5"],
+    ["smoke", "--", "--device", "cpu"],
+])  # fmt: skip
+def test_gpus_that_nothing_uses_are_refused(words, fakes, capsys, workplace):
+    """What this site gives by default is held as well."""
+    (workplace / "cpu.toml").write_text('[run]\ndevice = "cpu"\n')
+    template, *rest = words
+    place = ["--site", "generic-gpu", "--out", "a"]
+    assert jobs("submit", template, *place, *rest) == 2
+    err = capsys.readouterr().err
+    assert "holds 1 GPU of each node and" in err and "--gpus 0" in err
+    assert len(err.splitlines()) == 1 and fakes.calls("sbatch") == []
+
+
+def test_a_conversion_holds_no_gpus_of_a_site(fakes, workplace):
+    words = ["--site", "generic-gpu", "--out", "a", "--", "x.csv", "x.h5"]
+    assert jobs("submit", "convert", *words) == 0
+    assert records(workplace / "a")[0]["resources"]["gpus"] == 0
 
 
 def test_the_file_says_where_it_runs(fakes, workplace, capsys):
     """As a flag would: GPUs of the job do not win over it, nor does a site without."""
     for device in ("cpu", "cuda"):
         (workplace / f"{device}.toml").write_text(f'[run]\ndevice = "{device}"\n')
+    no_gpus = ["--site", "generic-gpu", "--gpus", "0", "--"]
     for name, words in (
-        ("a", ["--site", "generic-gpu", "--", "cpu.toml"]),
+        ("a", [*no_gpus, "cpu.toml"]),
         ("b", ["--site", "generic-gpu", "--gpus", "1", "--", "cuda.toml"]),
-        ("c", ["--site", "generic-gpu", "--", "--set", "run.device=cpu"]),
+        ("c", [*no_gpus, "--set", "run.device=cpu"]),
     ):
         assert jobs("submit", "train", "--out", name, *words, *REST[1:]) == 0
         command = records(workplace / name)[0]["steps"][0]["command"]
@@ -203,6 +230,20 @@ def test_the_file_says_where_it_runs(fakes, workplace, capsys):
     words = ["--site", "frontier-like", "--out", "d", "--", "cuda.toml", *REST[1:]]
     assert jobs("submit", "train", *words) == 2
     assert "GPUs without CUDA" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("said", [
+    ["tcp.toml"], ["--comm", "tcp"], ["--set", "run.comm=tcp"],
+])  # fmt: skip
+def test_ranks_communicate_as_the_file_or_the_command_says(said, fakes, workplace):
+    """By MPI where neither says anything: see the accepted scripts."""
+    (workplace / "tcp.toml").write_text('[run]\ncomm = "tcp"\n')
+    for template, first in (("train", []), ("command", ["train"])):
+        words = [*TRAIN[:3], template, *TRAIN[4:], "--", *first, *said, *REST[1:3]]
+        assert jobs("submit", template, *words) == 0
+        script = (workplace / template / "job.sbatch").read_text()
+        assert "--comm mpi" not in script
+        assert "--comm tcp" in script or "run.comm=tcp" in script
 
 
 def test_resources_from_a_file_and_defaults_of_a_site(fakes, workplace):

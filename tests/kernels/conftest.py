@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from tests.fake_cuda import Node
-from tests.kernels import emulator
-from tests.kernels.fake_device import FakeDevice
+from tests.helpers.fake_cuda import Node
+from tests.helpers.kernels import emulator
+from tests.helpers.kernels.fake_device import FakeDevice
 
 
 def pytest_collection_modifyitems(items):

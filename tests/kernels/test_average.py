@@ -1,79 +1,28 @@
 """What replicas average: the kernels bit for bit, then states, then whole runs."""
 
-import ctypes
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from hpcsgd.agreement import Average
-from hpcsgd.backends.launch_average import average
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.nccl import NcclCommunicator
 from hpcsgd.comm.staged import StagedCommunicator
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.products.base import State
 from hpcsgd.products.held import HeldState
-from tests.fake_cuda import Node
-from tests.harness import make_problem, train_on
-from tests.kernels.emulator import Kernel, empty, on_device
-from tests.kernels.fake_device import FakeDevice
-from tests.kernels.mutants import Mutant
-from tests.kernels.test_runs import on_gpu
-
-SIZES = ((1, 0), (255, 1), (256, 0), (257, 6), (1000, 300))
-MUTANTS = [
-    Mutant("average", "the share is left out", "scale * share", "scale"),
-    Mutant(
-        *("average", "the share of the intercept is left out"),
-        *("(float)intercept[i - held] * share", "(float)intercept[i - held]"),
-    ),
-    Mutant(
-        *("average", "the intercept is scaled before it is rounded"),
-        *("(float)intercept[i - held] * share", "(float)(intercept[i - held] * share)"),
-    ),
-    Mutant(
-        *("average", "the intercept begins at the wrong word"),
-        *(
-            "intercept[i - held] = buffer[i];",
-            "intercept[i - held] = buffer[i - held];",
-        ),
-    ),
-    Mutant("average", "the scale is left out", "weights[i] * scale", "weights[i]"),
-    Mutant("average", "the scale stays", "buffer[i] / scale", "buffer[i]"),
-]
+from tests.helpers.fake_cuda import Node
+from tests.helpers.harness import make_problem, train_on
+from tests.helpers.kernels.checks.average import SIZES, agrees
+from tests.helpers.kernels.fake_device import FakeDevice
+from tests.helpers.kernels.runs import on_gpu
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("held, more", SIZES)
 def test_portions_have_the_bits_of_the_host(held, more):
     agrees(held, more)
-
-
-def check(text):
-    """What mutants have to fail."""
-    agrees(257, 300, text)
-
-
-def agrees(held, more, text=None):
-    rng = np.random.default_rng(held)
-    weights, scale = on_device(rng.normal(size=held), np.float32), 0.25
-    intercept = on_device(rng.normal(size=more), np.float64) if more else None
-    share = 1 / 3
-    buffer, shape = empty(held + more), average(held, more)
-    count = ctypes.c_longlong(held)
-
-    def launch(entry, arguments):
-        kernel = Kernel("average", "ELEMENT=3", text=text, entry=entry)
-        kernel(shape.grid, shape.block, arguments)
-
-    launch("portion", (weights / scale, count, scale, intercept, more, share, buffer))
-    wanted = State(weights, intercept).portion(share, None)
-    np.testing.assert_array_equal(buffer, wanted)
-    back = empty(held), empty(more, np.float64) if more else None
-    launch("become", (buffer, count, scale, more, *back))
-    np.testing.assert_array_equal(back[0] * np.float32(scale), wanted[:held])
-    if more:
-        np.testing.assert_array_equal(back[1], wanted[held:].astype(np.float64))
 
 
 @pytest.mark.parametrize("intercept", [False, True])
@@ -141,6 +90,7 @@ def test_a_group_of_hosts_sums_what_the_host_holds():
     assert run_ranks(2, on_rank) == [True, True]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("replicas, members", [(2, 1), (3, 2)])
 def test_runs_agree_without_copies_of_weights(devices, monkeypatch, replicas, members):
     agree, agreed = Average.agree, []

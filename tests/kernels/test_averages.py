@@ -3,11 +3,12 @@
 import pytest
 
 from hpcsgd.agreement import Average
-from tests.averages import ROWS, config_of
-from tests.harness import make_problem, relative_error, train_on
-from tests.swarm import Swarm
+from tests.helpers.averages import ROWS, config_of
+from tests.helpers.harness import make_problem, relative_error, train_on
+from tests.helpers.swarm import Swarm
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "row, members", [(row, 1 + i % 2) for i, row in enumerate(ROWS)]
 )

@@ -16,7 +16,7 @@ from benchmarks.gpu.figure import Figure, table
 from benchmarks.gpu.sizes import CASES, Case, Sizes
 from hpcsgd.backends import cuda, device_layer, launch_gram
 from hpcsgd.backends.kernel_table import VARIANTS
-from tests import strict_cupy
+from tests.helpers import strict_cupy
 
 TINY = Sizes(
     turns=1,
@@ -63,6 +63,7 @@ def named(found):
     return {figure["name"]: figure for figure in found["figures"]}
 
 
+@pytest.mark.full
 def test_all_figures_are_measured(cupy, no_sanitizer, tmp_path, capsys):
     code, found = run(tmp_path, "--minutes", "60")
     figures = named(found)

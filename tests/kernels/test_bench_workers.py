@@ -13,7 +13,7 @@ from benchmarks import bench_gpu
 from benchmarks.gpu import prepare, sanitizer, worker
 from hpcsgd.backends.kernel_table import build_of
 from hpcsgd.errors import MissingPackage
-from tests import strict_cupy
+from tests.helpers import strict_cupy
 
 STUB = """
 import json, os, signal, subprocess, sys, time

@@ -8,10 +8,10 @@ from collections import Counter
 
 import pytest
 
-from tests.kernels.ptx import planted, sanitize
-from tests.kernels.ptx.kernel import ptx_of
-from tests.kernels.ptx.launches import module_of, rows_packed, run_by
-from tests.kernels.ptx.watched import Found, WatchedKernel
+from tests.helpers.kernels.ptx import planted, sanitize
+from tests.helpers.kernels.ptx.kernel import ptx_of
+from tests.helpers.kernels.ptx.launches import module_of, rows_packed, run_by
+from tests.helpers.kernels.ptx.watched import Found, WatchedKernel
 
 # A barrier of a block, one of a warp, a bound, and a fence between blocks.
 SOME = (
@@ -21,6 +21,7 @@ SOME = (
 )
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kernel, name", SOME)
 def test_what_is_planted_is_reported(kernel, name):
     (fault,) = [one for one in planted.faults_of(kernel) if one.name == name]

@@ -8,24 +8,18 @@ import pytest
 
 from hpcsgd.backends.kernel_table import (
     ARCHS,
-    ELEMENTS,
     FALLS_BACK,
-    FAMILIES,
     VARIANTS,
     all_builds,
     build_of,
     number_of,
     serves,
 )
-from tests.kernels import nvrtc
-from tests.kernels.emulator import KERNELS, source_of
-from tests.kernels.nvrtc import options_for
+from tests.helpers.kernels import nvrtc
+from tests.helpers.kernels.compiles import faults_in, worthy
+from tests.helpers.kernels.emulator import KERNELS, source_of
+from tests.helpers.kernels.nvrtc import options_for
 
-# Plain steps differ between families by the few lines of families.cuh, which every arch
-# compiles for the recurrence: all of them for one arch and one format, and one of them
-# for every arch and format.
-STEPS = ("direct_steps", "gather_steps")
-FULL = "90"
 # What device.cuh asks of an arch has the same answer for these as for the one before in
 # ARCHS: one build of each text shows that they are known.
 ALIKE = ("86", "90a", "100")
@@ -40,15 +34,7 @@ def checked(arch):
         met.add(build.source)
 
 
-def worthy(arch):
-    """Families that say something new."""
-    one, bf16 = f"FAMILY={FAMILIES['logistic']}", f"ELEMENT={ELEMENTS['bf16']}"
-    for build in all_builds(arch):
-        is_family = arch == FULL and bf16 in build.defines
-        if build.source not in STEPS or one in build.defines or is_family:
-            yield build
-
-
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("arch", ARCHS)
 def test_compiles(arch):
     has_no_fault(checked(arch), arch)
@@ -99,16 +85,6 @@ def test_small_values_of_fp8_are_no_zeros():
     found = nvrtc.compile_text(text, "margin", given, 13).ptx
     assert found.count("mul.rn.f32") >= 16 and "fma.rn.ftz.f32" in found
     assert "mul.ftz" not in found and "mul.rn.ftz" not in found
-
-
-def faults_in(log):
-    """Warnings, and values that found no register: these are slow without a word."""
-    lines = [line for line in log.splitlines() if "deprecated" not in line]
-    slow = ("warning", "Potential Performance Loss")  # as of wgmma that is serialized
-    wrong = [line for line in lines if any(word in line for word in slow)]
-    frames = [line for line in lines if "bytes stack frame" in line]
-    clean = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
-    return wrong + [line for line in frames if line.split(".")[-1].strip() != clean]
 
 
 def test_every_source_is_in_the_table():

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu import counted
-from tests.kernels.emulator import inlined, source_of
-from tests.kernels.ptx.chain import Interval, Latencies, Warp, steps_of
-from tests.kernels.ptx.counts import CLASSES, class_of, goes_through_l1
-from tests.kernels.ptx.parse import Instruction
+from tests.helpers.kernels.emulator import inlined, source_of
+from tests.helpers.kernels.ptx.chain import Interval, Latencies, Warp, steps_of
+from tests.helpers.kernels.ptx.counts import CLASSES, class_of, goes_through_l1
+from tests.helpers.kernels.ptx.parse import Instruction
 
 SIDE, COLS = 64, 128  # of a tile; two stages
 
@@ -81,11 +81,13 @@ FAULTS = {
 }
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("check", [margins, updates, tiles, steps])
 def test_nothing_is_asked_for_that_nobody_needs(check):
     check()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", FAULTS)
 def test_what_is_slow_is_seen(name):
     check, *change = FAULTS[name]

@@ -7,32 +7,10 @@ from hpcsgd.backends import gram_kernel
 from hpcsgd.backends.cublas_gram import CublasGram
 from hpcsgd.backends.device_buffers import sent
 from hpcsgd.backends.device_matrix import DeviceMatrix
-from hpcsgd.backends.device_products import DenseProducts, Tiles, Widths
+from hpcsgd.backends.device_products import DenseProducts
 from hpcsgd.backends.gram_kernel import allowed, choose_gram
 from hpcsgd.errors import ConfigError, MissingPackage
-from hpcsgd.schedule import blocks_of
-from hpcsgd.storage import encode
-from tests.kernels.fake_device import FakeDevice
-
-STARTS = (0, 60, 100, 170)
-ROWS, COLUMNS = 300, 37
-
-
-def case(starts=STARTS):
-    """Products of rows of a small matrix."""
-    device, rng = FakeDevice(), np.random.default_rng(0)
-    X = rng.normal(size=(ROWS, COLUMNS)).astype(np.float32)
-    held = np.zeros((ROWS, 40), np.uint16)
-    held[:, :COLUMNS] = encode(X, "bf16").view(np.uint16)
-    matrix = DeviceMatrix(sent(device, held), "bf16", ROWS, COLUMNS)
-    return products_of(device, matrix, starts)
-
-
-def products_of(device, matrix, starts):
-    """By our kernels."""
-    blocks = blocks_of(tuple(np.diff(starts).tolist()))
-    tiles = Tiles(device, blocks)
-    return DenseProducts(device, matrix, blocks, tiles, Widths())
+from tests.helpers.kernels.cublas_gram import COLUMNS, ROWS, STARTS, case, products_of
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])

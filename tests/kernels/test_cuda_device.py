@@ -12,9 +12,9 @@ from hpcsgd.backends import cuda, raw_kernels
 from hpcsgd.backends.kernel_table import build_of
 from hpcsgd.errors import ConfigError, DeviceLost, MissingPackage
 from hpcsgd.storage import encode
-from tests import strict_cupy
-from tests.fake_cupy import FakeCupy
-from tests.kernels.emulator import KERNELS
+from tests.helpers import strict_cupy
+from tests.helpers.fake_cupy import FakeCupy
+from tests.helpers.kernels.emulator import KERNELS
 
 
 @pytest.fixture

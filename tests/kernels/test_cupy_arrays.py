@@ -2,7 +2,7 @@
 
 Making an array, or a view of one, asks for no driver: whatever a run does with shapes,
 slices, addresses and flags is done by CuPy here. What would be a kernel of CuPy's, and
-all of its streams and modules, is that of tests/strict_cupy.py.
+all of its streams and modules, is that of tests/helpers/strict_cupy.py.
 """
 
 import sys
@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from hpcsgd.backends import cuda
-from tests import strict_cupy
-from tests.harness import make_problem, oracle_for, relative_error, train_on
-from tests.kernels.emulator import COMPILER
-from tests.kernels.emulator import empty as guarded
-from tests.kernels.test_runs import on_gpu
-from tests.sparse import make_sparse
+from tests.helpers import strict_cupy
+from tests.helpers.harness import make_problem, oracle_for, relative_error, train_on
+from tests.helpers.kernels.emulator import COMPILER
+from tests.helpers.kernels.emulator import empty as guarded
+from tests.helpers.kernels.runs import on_gpu
+from tests.helpers.sparse import make_sparse
 
 CASES = {
     "gram": {"products": {"kind": "gram"}},

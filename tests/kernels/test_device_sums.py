@@ -11,8 +11,8 @@ from hpcsgd.comm.staged import StagedCommunicator
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.products.device_sums import DeviceSums
 from hpcsgd.timing import Clock
-from tests.fake_cuda import Node
-from tests.kernels.fake_device import FakeDevice
+from tests.helpers.fake_cuda import Node
+from tests.helpers.kernels.fake_device import FakeDevice
 
 FORMS = ("fp32", "bf16", "fp16", "fp8-e4m3", "tf32")
 TRANSPORTS = (NcclCommunicator, StagedCommunicator)

@@ -3,10 +3,10 @@
 import pytest
 
 from hpcsgd.products.device_gradient import DeviceGradient
-from tests.fake_cuda import FakeLayer
-from tests.harness import make_problem, train_on
-from tests.kernels.fake_device import FakeDevice
-from tests.kernels.test_gradient_runs import crossed, shared
+from tests.helpers.fake_cuda import FakeLayer
+from tests.helpers.harness import make_problem, train_on
+from tests.helpers.kernels.fake_device import FakeDevice
+from tests.helpers.kernels.gradient_runs import crossed, shared
 
 
 @pytest.mark.parametrize("intercept", [False, True])

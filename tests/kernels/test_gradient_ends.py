@@ -12,10 +12,10 @@ from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.store_writer import StoreWriter
 from hpcsgd.errors import ConfigError
 from hpcsgd.result import Status
-from tests.harness import make_problem, train_on
-from tests.kernels.fake_device import FakeDevice
-from tests.kernels.going_on import goes_on_bit_for_bit
-from tests.kernels.test_gradient_runs import both, near, shared
+from tests.helpers.harness import make_problem, train_on
+from tests.helpers.kernels.fake_device import FakeDevice
+from tests.helpers.kernels.going_on import goes_on_bit_for_bit
+from tests.helpers.kernels.gradient_runs import both, near, shared
 
 # ------------------------------------------------------------------- broken twins
 
@@ -64,6 +64,7 @@ def test_means_of_means_are_found(devices, monkeypatch):
 # --------------------------------------------------------------------- endings
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "sections",
     [

@@ -5,59 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.contracts.codec import NAMES, ROWS, sections_of
-from tests.harness import make_problem, train_on, what_is_read
-from tests.kernels.test_runs import on_gpu
-from tests.sparse import make_sparse
-
-
-def shared(problem, replicas, members=1, /, **sections):
-    """A run of the gradient agreement on GPUs, in several buckets."""
-    tables = {
-        "schedule": {"batch": 4, "steps": 1, "epochs": 1},
-        "products": {"kind": "auto"},
-        "problem": {"intercept": True, "l2": 0.05},
-        "agreement": {"kind": "gradient", "bucket": 4 * 5 * 2.0**-20},
-        "grid": {"replicas": replicas, "members": members},
-        "run": {"device": "cuda", "evaluate_every": 0, "transport": "nccl"},
-    }
-    for name, table in sections.items():
-        tables[name] = {**tables.get(name, {}), **table}
-    return on_gpu(problem, **what_is_read(tables, "agreement"))
-
-
-def both(problem, replicas, members=1, /, data=None, **sections):
-    """Results with the device, and without."""
-    ranks, data = replicas * members, data or {}
-    there = train_on(
-        ranks, shared(problem, replicas, members, **sections), problem, **data
-    )
-    sections["run"] = {**sections.get("run", {}), "device": "cpu"}
-    here = train_on(
-        ranks, shared(problem, replicas, members, **sections), problem, **data
-    )
-    return there, here
-
-
-def near(there, here, most=1e-5):
-    size = np.abs(here.weights).max()
-    gap = np.abs(here.weights - there.weights).max() / size
-    assert size > 0 and gap <= most, gap
-    if here.intercept is not None:
-        np.testing.assert_allclose(there.intercept, here.intercept, atol=most * size)
-    one, other = (run.ledger["agreement"] for run in (there, here))
-    for name in ("calls", "words", "bytes", "wire_bytes"):
-        assert one[name] == pytest.approx(other[name]), name
-
-
-def near_weights(one, other, most=1e-5):
-    size = np.abs(other.weights).max()
-    assert np.abs(one.weights - other.weights).max() <= most * size
-
-
-def crossed(result):
-    said = result.report["agreement"]
-    return said["device_bytes_up"], said["device_bytes_down"]
+from tests.helpers.contracts.codec import NAMES, ROWS, sections_of
+from tests.helpers.harness import make_problem
+from tests.helpers.kernels.gradient_runs import both, near, same_on_three
+from tests.helpers.sparse import make_sparse
 
 
 @pytest.mark.parametrize("transport", ["nccl", "mpi-host"])
@@ -127,16 +78,7 @@ CASES = {
 }
 
 
-def same_on_three(family, sections):
-    """Weights and offsets of rows, three replicas of uneven rows, one without."""
-    members = sections.get("grid", {}).get("members", 1)
-    problem = make_problem(family, n=13, d=13)
-    data = {"weights": True, "offset": True}
-    there, here = both(problem, 3, members, data=data, **sections)
-    near(there, here)
-    assert there.report["agreement"]["mended_replicas"] == 0
-
-
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("case", CASES)
 def test_what_else_a_run_may_be(devices, case):
     same_on_three(*CASES[case])
@@ -166,6 +108,7 @@ def test_replicas_may_store_their_rows_times_other_powers(devices):
     near(*both(problem, 2, **sections))
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_codecs_say_what_they_say_for_hosts(devices, name):
     """With the same dice, and errors that are kept."""
@@ -174,3 +117,15 @@ def test_codecs_say_what_they_say_for_hosts(devices, name):
     if name == "powersgd":
         sections["agreement"]["bucket"] = 4.0
     near(*both(problem, 2, **sections))
+
+
+@pytest.mark.parametrize("kind", ["gradient", "scheduled"])
+def test_a_replica_is_clipped_as_on_hosts(devices, kind):
+    """By all tiles that came down, of which none travels before the last."""
+    problem = make_problem("softmax", n=17, d=13)
+    agreement = {"kind": kind, "codec": "dgc", "bucket": 4 * 4 * 4 * 2.0**-20}
+    clips = {"share": 1.0, "clip": 0.02}
+    ends = both(problem, 2, agreement=agreement, codec=clips)
+    near(*ends)
+    free = both(problem, 2, agreement=agreement, codec={"share": 1.0})
+    assert np.abs(free[0].weights - ends[0].weights).max() > 1e-2

@@ -13,12 +13,12 @@ from hpcsgd.comm.on_device import OnDevice
 from hpcsgd.errors import ConfigError
 from hpcsgd.products.held import HeldState
 from hpcsgd.result import Status
-from tests.averages import config_of
-from tests.harness import make_problem, train_on
-from tests.kernels.fake_device import FakeDevice
-from tests.kernels.test_gradient_runs import both, crossed, near, shared
-from tests.sparse import make_sparse
-from tests.unit.test_gradient import in_folder
+from tests.helpers.averages import config_of
+from tests.helpers.gradients import in_folder
+from tests.helpers.harness import make_problem, train_on
+from tests.helpers.kernels.fake_device import FakeDevice
+from tests.helpers.kernels.gradient_runs import both, crossed, near, shared
+from tests.helpers.sparse import make_sparse
 
 KINDS = {
     "decentralized": {"kind": "decentralized"},
@@ -43,6 +43,7 @@ def of(name, /, **sections):
     return {"agreement": agreement, **sections}
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("name", KINDS)
 def test_runs_are_those_of_the_host(devices, name):
     """Replicas of uneven rows, in the last exchange of an epoch one without."""
@@ -294,6 +295,7 @@ def test_clocks_wait_for_the_device(devices, monkeypatch):
 # --------------------------------------------------------------------- endings
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", [*KINDS, "async-average"])
 def test_runs_go_on_bit_for_bit(devices, tmp_path, name):
     """With a gradient that is late, or an average that travels."""

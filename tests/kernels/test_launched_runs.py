@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.harness import make_problem, oracle_for, relative_error, train_on
-from tests.kernels.test_runs import on_gpu
+from tests.helpers.harness import make_problem, oracle_for, relative_error, train_on
+from tests.helpers.kernels.runs import on_gpu
 
 
 @pytest.mark.parametrize("kind", ["gram", "direct"])

@@ -5,10 +5,10 @@ import pytest
 
 from hpcsgd.products.base import State
 from hpcsgd.products.held import HeldState
-from tests.fake_cuda import Node
-from tests.harness import make_problem, train_on
-from tests.kernels.fake_device import FakeDevice
-from tests.kernels.test_runs import on_gpu
+from tests.helpers.fake_cuda import Node
+from tests.helpers.harness import make_problem, train_on
+from tests.helpers.kernels.fake_device import FakeDevice
+from tests.helpers.kernels.runs import on_gpu
 
 D = 13
 LOCAL = {

@@ -13,13 +13,13 @@ from hpcsgd.checkpoint import Store
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import DeviceLost, TransportError
 from hpcsgd.result import Status
-from tests.contracts.device import rounds
-from tests.fake_cuda import Node
-from tests.fake_cupy import FakeCupy
-from tests.harness import make_problem, train_on
-from tests.kernels.fake_device import FakeDevice
-from tests.kernels.test_gradient_runs import shared
-from tests.kernels.test_runs import on_gpu
+from tests.helpers.contracts.device import rounds
+from tests.helpers.fake_cuda import Node
+from tests.helpers.fake_cupy import FakeCupy
+from tests.helpers.harness import make_problem, train_on
+from tests.helpers.kernels.fake_device import FakeDevice
+from tests.helpers.kernels.gradient_runs import shared
+from tests.helpers.kernels.runs import on_gpu
 
 PROBLEM = make_problem("logistic", n=37, d=13)  # two exchanges an epoch
 
@@ -197,6 +197,7 @@ def cupys(monkeypatch):
 
 
 # "fill": the copy of a rate; "sum": the copy of what is fetched.
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "what, count, status",
     [
@@ -262,6 +263,7 @@ def copies_by_hand(device, array):
     device.layer.synchronize(device.stream)
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize(
     "notices",
     [waits, fetches, settles, asks_an_event, waits_for_an_event]

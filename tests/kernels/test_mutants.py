@@ -2,12 +2,12 @@
 
 import pytest
 
-from tests.kernels.mutants import modules, planted_in
+from tests.helpers.kernels.mutants import modules, planted_in
 
 
 def short(module):
-    """recurrence of tests.kernels.test_recurrence."""
-    return module.__name__.split("test_")[1]
+    """Return the last part of the name of a module."""
+    return module.__name__.rpartition(".")[2]
 
 
 @pytest.mark.parametrize("module", modules(), ids=short)

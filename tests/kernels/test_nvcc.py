@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hpcsgd.backends.kernel_table import ARCHS, options
-from tests.kernels.emulator import KERNELS
-from tests.kernels.nvrtc import OF_CUPY, major_for
-from tests.kernels.test_compiles import faults_in, worthy
+from hpcsgd.backends.kernel_table import ARCHS, compiled_for, options
+from tests.helpers.kernels.compiles import faults_in, worthy
+from tests.helpers.kernels.emulator import KERNELS
+from tests.helpers.kernels.nvrtc import OF_CUPY, major_for
 
 NVCC = shutil.which("nvcc")
 ONLY_NVRTC = ("--device-as-default-execution-space",)
@@ -22,7 +22,8 @@ def fault_of(build, arch, folder, text=None):
     given = (*options(build, str(KERNELS)), *OF_CUPY)
     flags = [flag for flag in given if flag not in ONLY_NVRTC]
     number = abs(hash((build, arch)))
-    target = ["-cubin", f"-arch=sm_{arch}", "-Xptxas", "-v", "-Werror", "all-warnings"]
+    target = ["-cubin", f"-arch=sm_{compiled_for(build, arch)}"]
+    target += ["-Xptxas", "-v", "-Werror", "all-warnings"]
     source = folder / f"{number}.cu"
     source.write_text(
         (KERNELS / f"{build.source}.cu").read_text() if text is None else text
@@ -50,6 +51,7 @@ def has_no_fault(builds, arch, folder):
     assert found and not any(found), [fault for fault in found if fault]
 
 
+@pytest.mark.full
 def test_every_text_compiles(tmp_path):
     """One build of each."""
     met = {}

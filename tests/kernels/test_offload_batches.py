@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.harness import make_problem
-from tests.kernels.test_gradient_runs import both, near
-from tests.kernels.test_offload_runs import offloaded
+from tests.helpers.harness import make_problem
+from tests.helpers.kernels.gradient_runs import both, near
+from tests.helpers.kernels.offload_runs import offloaded
 
 
 @pytest.mark.parametrize("delay", [-1, 1])

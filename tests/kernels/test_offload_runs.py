@@ -10,24 +10,20 @@ from hpcsgd.agreement.offload_link import PinnedLink
 from hpcsgd.agreement.offload_there import OffloadThere
 from hpcsgd.products.device_gradient import DeviceGradient
 from hpcsgd.result import Status
-from tests.harness import make_problem, train_on
-from tests.kernels.copies import copies_of_steps
-from tests.kernels.fake_device import FakeDevice
-from tests.kernels.going_on import goes_on_bit_for_bit
-from tests.kernels.test_gradient_runs import (
+from tests.helpers.gradients import in_folder
+from tests.helpers.harness import make_problem, train_on
+from tests.helpers.kernels.copies import copies_of_steps
+from tests.helpers.kernels.fake_device import FakeDevice
+from tests.helpers.kernels.going_on import goes_on_bit_for_bit
+from tests.helpers.kernels.gradient_runs import (
     both,
     near,
     near_weights,
     same_on_three,
     shared,
 )
-from tests.sparse import make_sparse
-from tests.unit.test_gradient import in_folder
-
-
-def offloaded(delay=-1, **sections):
-    more = {"kind": "offload", "delay_after": delay, **sections.pop("agreement", {})}
-    return {"agreement": more, **sections}
+from tests.helpers.kernels.offload_runs import offloaded
+from tests.helpers.sparse import make_sparse
 
 
 @pytest.mark.parametrize("transport", ["nccl", "mpi-host", "mpi-cuda"])
@@ -79,6 +75,7 @@ CASES = {
 }
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("case", CASES)
 def test_what_else_a_run_may_be(devices, case):
     family, sections = CASES[case]

@@ -8,9 +8,9 @@ import pytest
 from hpcsgd.assembly import gpu_choice
 from hpcsgd.errors import ConfigError
 from hpcsgd.result import Status
-from tests.harness import make_problem, oracle_for, relative_error, train_on
-from tests.kernels.fake_device import FakeDevice
-from tests.kernels.test_runs import FAMILIES, UPDATES, on_gpu
+from tests.helpers.harness import make_problem, oracle_for, relative_error, train_on
+from tests.helpers.kernels.fake_device import FakeDevice
+from tests.helpers.kernels.runs import FAMILIES, UPDATES, on_gpu
 
 KINDS = ("direct", "gather", "gather-once", "cached")
 ONE_SCORE = FAMILIES[:-1]
@@ -44,6 +44,7 @@ def both(members, config, problem, **data):
     return there, here
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("family", ONE_SCORE)
 @pytest.mark.parametrize("kind, members", [("direct", 1), ("gather", 2)])
 def test_every_family(devices, kind, members, family):
@@ -111,6 +112,7 @@ def test_margins_are_rounded_as_on_the_host(devices, kind):
         assert off < 0.2 * np.abs(found - other).max()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("form, members", [("fp16", 1), ("fp8-e4m3", 2)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_matrix_that_is_stored_times_a_power_of_two(devices, form, kind, members):
@@ -174,6 +176,7 @@ def test_later_epochs_of_gather_once_are_one_launch(devices):
     assert counts[0] == counts[1] and counts[0][1] == 2
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("members", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_goes_on_has_the_same_bits(devices, tmp_path, kind, members):

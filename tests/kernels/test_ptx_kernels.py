@@ -9,10 +9,10 @@ C; and where the text leaves it open, NVRTC rounds some products once with their
 import numpy as np
 import pytest
 
-from tests.kernels.ptx.beside import Beside, differing
-from tests.kernels.ptx.kernel import PtxKernel
-from tests.kernels.ptx.launches import launch, run_by, table
-from tests.kernels.ptx.watched import WatchedKernel
+from tests.helpers.kernels.ptx.beside import Beside, differing
+from tests.helpers.kernels.ptx.kernel import PtxKernel
+from tests.helpers.kernels.ptx.launches import launch, run_by, table
+from tests.helpers.kernels.ptx.watched import WatchedKernel
 
 # Each way to do something once; what older GPUs have instead of it at the end.
 LEAN = (
@@ -29,6 +29,7 @@ ALL = ("70", "75", "80", "89", "90", "100", "120")
 EXPONENTIALS = ("logistic", "poisson", "gamma", "probit", "softmax")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name, element, arch", LEAN)
 def test_kernels_agree_with_float64_and_bit_for_bit(name, element, arch):
     """And whoever watches the PTX (test_watch.py) finds nothing."""

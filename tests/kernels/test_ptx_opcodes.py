@@ -8,8 +8,8 @@ from math import inf, isnan, nan
 
 import numpy as np
 
-from tests.kernels.emulator import empty, on_device
-from tests.kernels.ptx.exact import (
+from tests.helpers.kernels.emulator import empty, on_device
+from tests.helpers.kernels.ptx.exact import (
     COMPARE,
     SIZE,
     Near,
@@ -32,8 +32,8 @@ from tests.kernels.ptx.exact import (
     whole,
     wrapped,
 )
-from tests.kernels.ptx.kernel import Translated
-from tests.kernels.ptx.lines import text_of
+from tests.helpers.kernels.ptx.kernel import Translated
+from tests.helpers.kernels.ptx.lines import text_of
 
 COUNT = 128
 

@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-from tests.kernels.ptx.kernel import PtxKernel, ptx_of
-from tests.kernels.ptx.lines import text_of
-from tests.kernels.ptx.opcodes import FORMS
-from tests.kernels.ptx.parse import Unknown, parsed
-from tests.kernels.ptx.translate import translated
+from tests.helpers.kernels.ptx.kernel import PtxKernel, ptx_of
+from tests.helpers.kernels.ptx.lines import text_of
+from tests.helpers.kernels.ptx.opcodes import FORMS
+from tests.helpers.kernels.ptx.parse import Unknown, parsed
+from tests.helpers.kernels.ptx.translate import translated
 
 UNKNOWN = (
     "add.s32.x %r1, %r2, %r3",

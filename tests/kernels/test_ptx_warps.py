@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from tests.kernels.emulator import empty, on_device
-from tests.kernels.ptx.kernel import Translated
-from tests.kernels.ptx.lines import text_of
+from tests.helpers.kernels.emulator import empty, on_device
+from tests.helpers.kernels.ptx.kernel import Translated
+from tests.helpers.kernels.ptx.lines import text_of
 
 LANES = np.arange(32)
 

@@ -15,27 +15,15 @@ from hpcsgd.backends.wgmma_gram import WgmmaGram
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
 from hpcsgd.products import on_device
-from tests.fake_cuda import Node
-from tests.harness import make_problem, train_on
-from tests.kernels.fake_device import FakeDevice
-from tests.kernels.test_cublas_gram import case as cublas_case
-from tests.kernels.test_runs import on_gpu
-from tests.kernels.test_wgmma_choice import case as wgmma_case
+from tests.helpers.fake_cuda import Node
+from tests.helpers.harness import make_problem, train_on
+from tests.helpers.kernels.cublas_gram import case as cublas_case
+from tests.helpers.kernels.room import Counting
+from tests.helpers.kernels.runs import on_gpu
+from tests.helpers.kernels.wgmma_choice import case as wgmma_case
 
 PROBLEM = make_problem("logistic", n=400, d=37)
 SCHEDULE = {"batch": 32, "steps": 4, "epochs": 1}
-
-
-class Counting(FakeDevice):
-    """Adds up what it is asked for."""
-
-    def __init__(self, free, place="node 0000:01", node=None):
-        super().__init__(node, place=place)
-        self.layer.size, self.asked = free, []
-
-    def empty(self, shape, dtype):
-        self.asked.append(int(np.prod(shape)) * np.dtype(dtype).itemsize)
-        return super().empty(shape, dtype)
 
 
 @pytest.fixture

@@ -1,47 +1,10 @@
 """Values rounded in place: bit for bit what a format stores."""
 
-import numpy as np
 import pytest
 
-from hpcsgd.rounding import round_through
-from tests.kernels.emulator import Kernel, on_device
-from tests.kernels.mutants import Mutant
-from tests.kernels.problems import ELEMENTS
-
-MUTANTS = [
-    Mutant("round", "values behind the last", "if (i >= count)", "if (i > count)"),
-]
-
-
-def awkward(name):
-    """Every pattern of the upper half, its neighbours and midpoints; half's, too."""
-    upper = np.arange(2**16, dtype=np.uint32) << 16
-    if name == "fp16":
-        every = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
-        upper = every.view(np.uint32)
-        return np.concatenate([upper, upper + 0xFFF, upper + 0x1000, upper + 0x1001])
-    return np.concatenate([upper, upper + 0x7FFF, upper + 0x8000, upper + 0x8001])
+from tests.helpers.kernels.checks.round import agrees
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp16"])
 def test_rounding_is_that_of_the_host(name):
     agrees(name)
-
-
-def check(text):
-    """What mutants have to fail."""
-    agrees("bf16", text)
-
-
-def agrees(name, text=None):
-    values = on_device(awkward(name).view(np.float32)[:-3])
-    wanted = values.copy()
-    with np.errstate(all="ignore"):
-        round_through(wanted, name)
-    kernel = Kernel(
-        "round", f"ELEMENT={ELEMENTS[name]}", text=text, entry="round_values"
-    )
-    count = len(values)
-    kernel(-(-count // 256), 256, (values, count))
-    same = values.view(np.uint32) == wanted.view(np.uint32)
-    assert (same | (np.isnan(values) & np.isnan(wanted))).all()

@@ -10,9 +10,9 @@ from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.there import There
 from hpcsgd.data.unheld import Unheld
 from hpcsgd.errors import ConfigError, DataError
-from tests import strict_cupy
-from tests.harness import make_problem
-from tests.kernels.fake_device import FakeDevice
+from tests.helpers import strict_cupy
+from tests.helpers.harness import make_problem
+from tests.helpers.kernels.fake_device import FakeDevice
 
 pytestmark = pytest.mark.filterwarnings("ignore::hpcsgd.ConvergenceWarning")
 PLAIN = {"device": "cuda", "batch": 16, "steps": 4, "epochs": 2}

@@ -9,27 +9,19 @@ from hpcsgd.comm.nccl import Nccl, NcclCommunicator
 from hpcsgd.errors import ConfigError
 from hpcsgd.products.on_device import DeviceGram
 from hpcsgd.result import Status
-from tests.harness import config_for, make_problem, oracle_for, relative_error, train_on
+from tests.helpers.harness import (
+    make_problem,
+    oracle_for,
+    relative_error,
+    train_on,
+)
+from tests.helpers.kernels.runs import FAMILIES, UPDATES, on_gpu
 
-FAMILIES = ("logistic", "gaussian", "poisson", "gamma", "squared-hinge", "huber")
-FAMILIES = (*FAMILIES, "probit", "softmax")
-UPDATES = ("momentum", "nesterov", "nesterov-classic")
 # One score a row, and many.
 KERNELS = (
     ("margin", "recurrence", "update"),
     ("margins_columns", "softmax", "update_columns"),
 )
-
-
-def on_gpu(problem, /, **sections):
-    tables = {
-        "precision": {"recipe": "fp32"},
-        "schedule": {"batch": 8, "steps": 4, "epochs": 1},
-        "run": {"device": "cuda", "evaluate_every": 1},
-    }
-    for name, table in sections.items():
-        tables[name] = {**tables.get(name, {}), **table}
-    return config_for(problem, **tables)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +89,7 @@ def test_l1_and_bounds_are_the_hosts(devices, members, kind, update):
     assert (found.weights == 0.0).any() and (found.weights == np.float32(0.005)).any()
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("form", ["fp16", "fp8-e4m3", "fp8-e5m2"])
 def test_a_matrix_that_is_stored_times_a_power_of_two(devices, form):
     """The values that are stored are those of the host, and so are the weights."""

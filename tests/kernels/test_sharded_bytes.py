@@ -3,10 +3,10 @@
 import pytest
 
 from hpcsgd.study.expected import expected_traffic
-from tests.harness import make_problem, train_on
-from tests.kernels.copies import copies_of_steps
-from tests.kernels.slices import ADAM, STAGES, zero
-from tests.kernels.test_gradient_runs import crossed, shared
+from tests.helpers.harness import make_problem, train_on
+from tests.helpers.kernels.copies import copies_of_steps
+from tests.helpers.kernels.gradient_runs import crossed, shared
+from tests.helpers.kernels.slices import ADAM, STAGES, zero
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -6,13 +6,14 @@ import pytest
 from hpcsgd.agreement.sharded_there import ShardedThere
 from hpcsgd.products.held import HeldMemory
 from hpcsgd.result import Status
-from tests.harness import make_problem, train_on
-from tests.kernels.going_on import goes_on_bit_for_bit
-from tests.kernels.slices import ADAM, MOMENTUM, STAGES, zero
-from tests.kernels.test_gradient_runs import both, near, near_weights, shared
-from tests.unit.test_gradient import in_folder
+from tests.helpers.gradients import in_folder
+from tests.helpers.harness import make_problem, train_on
+from tests.helpers.kernels.going_on import goes_on_bit_for_bit
+from tests.helpers.kernels.gradient_runs import both, near, near_weights, shared
+from tests.helpers.kernels.slices import ADAM, MOMENTUM, STAGES, zero
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("stage", STAGES)
 def test_runs_go_on_bit_for_bit(devices, tmp_path, stage):
     """In stage 2 from a checkpoint of the host, too, to roundoff."""
@@ -23,6 +24,7 @@ def test_runs_go_on_bit_for_bit(devices, tmp_path, stage):
     goes_on_bit_for_bit(problem, sections, tmp_path, devices)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("stages", [(1, 3), (2, 1), (3, 2)])
 def test_runs_go_on_with_other_replicas_in_another_stage(devices, tmp_path, stages):
     """Slices are put together in checkpoints: of three replicas, then of two."""
@@ -37,6 +39,7 @@ def test_runs_go_on_with_other_replicas_in_another_stage(devices, tmp_path, stag
     near_weights(*found)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("stage", STAGES)
 def test_runs_that_were_preempted_go_on(devices, tmp_path, stage):
     """In the middle, with looks on the way, which change nothing."""
@@ -70,6 +73,7 @@ def test_what_is_no_number_ends_runs_as_on_the_host(devices, stage):
     np.testing.assert_array_equal(there.weights, here.weights)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("stage", STAGES)
 def test_looks_see_the_weights_of_that_moment(devices, stage):
     """With means of iterates beside them, and one row that is held out of each."""

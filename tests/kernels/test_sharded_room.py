@@ -5,12 +5,12 @@ import pytest
 from hpcsgd.assembly import gpu
 from hpcsgd.backends.device_room import room_of
 from hpcsgd.errors import ConfigError
-from tests.fake_cuda import Node
-from tests.harness import make_problem, train_on
-from tests.kernels.fake_device import FakeDevice
-from tests.kernels.slices import ADAM, STAGES, zero
-from tests.kernels.test_gradient_runs import shared
-from tests.kernels.test_room import Counting
+from tests.helpers.fake_cuda import Node
+from tests.helpers.harness import make_problem, train_on
+from tests.helpers.kernels.fake_device import FakeDevice
+from tests.helpers.kernels.gradient_runs import shared
+from tests.helpers.kernels.room import Counting
+from tests.helpers.kernels.slices import ADAM, STAGES, zero
 
 
 def table(stage, kept, tiles, replicas):

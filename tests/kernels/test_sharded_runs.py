@@ -4,15 +4,16 @@ import pytest
 
 from hpcsgd.backends.cuda import CudaDevice
 from hpcsgd.errors import ConfigError
-from tests import strict_cupy
-from tests.harness import make_problem, train_on
-from tests.kernels.slices import ADAM, MOMENTUM, STAGES, zero
-from tests.kernels.test_gradient_runs import both, near, shared
-from tests.sparse import make_sparse
+from tests.helpers import strict_cupy
+from tests.helpers.harness import make_problem, train_on
+from tests.helpers.kernels.gradient_runs import both, near, shared
+from tests.helpers.kernels.slices import ADAM, MOMENTUM, STAGES, zero
+from tests.helpers.sparse import make_sparse
 
 FP16 = {"precision": {"matrix": "fp16", "scale": "global"}}
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize(
     "replicas, members, transport",
@@ -58,6 +59,7 @@ CASES = {
 }
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("case", CASES)
 def test_what_else_a_run_may_be(devices, case):
     """Weights and offsets of rows, one replica without any; two stages in turn."""
@@ -76,6 +78,7 @@ def test_what_else_a_run_may_be(devices, case):
         assert there.report["agreement"]["mended_replicas"] == 0
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("family, recipe", [("logistic", "fp32"), ("softmax", "c")])
 def test_sparse_rows(devices, stage, family, recipe):
@@ -102,6 +105,7 @@ def test_one_column_of_three_replicas(devices):
         near(*both(make_problem("logistic", n=13, d=1), 3, **zero(stage, **ADAM)))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "name, replicas", [("sgd", 1), ("nesterov", 2), ("adam", 3), ("adagrad", 2)]
 )

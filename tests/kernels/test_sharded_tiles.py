@@ -9,10 +9,10 @@ from hpcsgd.agreement.sharded_there import ShardedThere, TilesThere
 from hpcsgd.backends.device_rules import DeviceRules
 from hpcsgd.products.device_gradient import DeviceGradient
 from hpcsgd.products.device_slices import RowsThere
-from tests.fake_cuda import FakeLayer
-from tests.harness import make_problem, train_on
-from tests.kernels.slices import zero
-from tests.kernels.test_gradient_runs import shared
+from tests.helpers.fake_cuda import FakeLayer
+from tests.helpers.harness import make_problem, train_on
+from tests.helpers.kernels.gradient_runs import shared
+from tests.helpers.kernels.slices import zero
 
 
 def test_a_tile_travels_while_the_next_is_computed(devices, monkeypatch):

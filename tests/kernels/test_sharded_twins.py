@@ -9,10 +9,10 @@ import pytest
 from hpcsgd.agreement.sharded_there import ShardedThere, TilesThere
 from hpcsgd.backends.device_rules import DeviceRules, Piece
 from hpcsgd.products.held import HeldMemory
-from tests.harness import make_problem, train_on
-from tests.kernels.fake_device import FakeDevice
-from tests.kernels.slices import ADAM, STAGES, zero
-from tests.kernels.test_gradient_runs import near, shared
+from tests.helpers.harness import make_problem, train_on
+from tests.helpers.kernels.fake_device import FakeDevice
+from tests.helpers.kernels.gradient_runs import near, shared
+from tests.helpers.kernels.slices import ADAM, STAGES, zero
 
 
 def twice(self, piece, gradient, factor, turn):
@@ -72,6 +72,7 @@ TWINS = {
 }
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize(
     "what, stage", [(what, stage) for what, row in TWINS.items() for stage in row[0]]
 )

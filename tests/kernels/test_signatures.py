@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from hpcsgd.backends.kernel_table import VARIANTS
-from tests.kernels import signatures
-from tests.kernels.emulator import Kernel, on_device, source_of
+from tests.helpers.kernels import signatures
+from tests.helpers.kernels.emulator import Kernel, on_device, source_of
 
 ENTRIES = {
     (variant.source, variant.entry or variant.source)

@@ -10,9 +10,9 @@ from hpcsgd.csr import Csr
 from hpcsgd.errors import ConfigError
 from hpcsgd.products import on_device
 from hpcsgd.result import Status
-from tests.harness import oracle_for, relative_error, train_on
-from tests.kernels.test_runs import FAMILIES, UPDATES, on_gpu
-from tests.sparse import as_csr, make_sparse
+from tests.helpers.harness import oracle_for, relative_error, train_on
+from tests.helpers.kernels.runs import FAMILIES, UPDATES, on_gpu
+from tests.helpers.sparse import as_csr, make_sparse
 
 SIDES = {"intercept": True, "l2": 0.01}
 TWICE = {"epochs": 2}  # in the first exchange scores are 0 whatever kernels do

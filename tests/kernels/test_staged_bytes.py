@@ -8,10 +8,10 @@ from hpcsgd.comm.delayed import Delayed
 from hpcsgd.comm.network import parse_network
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.comm.transports import TRANSPORTS, open_transport
-from tests.fake_cuda import FakeLayer, Node
-from tests.harness import make_problem, train_on
-from tests.kernels.test_gradient_runs import shared
-from tests.kernels.test_offload_runs import offloaded
+from tests.helpers.fake_cuda import FakeLayer, Node
+from tests.helpers.harness import make_problem, train_on
+from tests.helpers.kernels.gradient_runs import shared
+from tests.helpers.kernels.offload_runs import offloaded
 
 NETWORK = "alpha=1e-6,bandwidth=1e12"
 EXCHANGES, D = 3, 13

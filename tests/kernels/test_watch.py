@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from tests.kernels.emulator import empty, on_device
-from tests.kernels.ptx.watched import Found, WatchedKernel
+from tests.helpers.kernels.emulator import empty, on_device
+from tests.helpers.kernels.ptx.watched import Found, WatchedKernel
 
 THREADS = 64
 # One kernel, built once; `which` is the number of a case.
@@ -260,6 +260,7 @@ def kernel():
     return WatchedKernel("watch", text=text_of(CASES), entry="some")
 
 
+@pytest.mark.cases(18)
 @pytest.mark.parametrize("name", NAMES)
 def test_faults_are_found_and_nothing_else(kernel, name):
     """Whatever the order of warps was."""

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from hpcsgd.backends.device_exchange import DeviceExchange
-from tests.harness import make_problem, train_on
-from tests.kernels.test_runs import on_gpu
+from tests.helpers.harness import make_problem, train_on
+from tests.helpers.kernels.runs import on_gpu
 
 SCHEDULE = {"batch": 8, "steps": 4, "epochs": 3}
 

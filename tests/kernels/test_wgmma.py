@@ -1,11 +1,11 @@
-"""wgmma as tests/kernels/wgmma_on_cpu.h has it: its layout, and every rule."""
+"""wgmma as tests/helpers/kernels/wgmma_on_cpu.h has it: its layout, and every rule."""
 
 from ctypes import c_char_p
 
 import numpy as np
 import pytest
 
-from tests.kernels.emulator import Kernel, build, empty, library, on_device
+from tests.helpers.kernels.emulator import Kernel, build, empty, library, on_device
 
 # One product of 64 columns by a warpgroup: 64 rows of A by 128 of B. `broken` is the
 # number of the rule that is not kept.
@@ -91,6 +91,7 @@ def probe(broken=NONE, seed=0, block=128):
     return found, exact[:64] @ exact[64:].T, (ask() or b"").decode()
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("seed", range(8))
 def test_a_product_is_that_of_float64(seed):
     """Wherever shared memory begins."""
@@ -131,6 +132,7 @@ LAUNCHABLE(places)
 """
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("sides", [0, 16384, 3 * 49152])
 def test_chunks_lie_where_the_instruction_looks_for_them(sides):
     """Swizzle<3,4,3> of ((8,m),(8,2k)):((64,SBO),(1,8)) of 16-bit values."""

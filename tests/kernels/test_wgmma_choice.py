@@ -5,32 +5,14 @@ import pytest
 
 from hpcsgd.backends import gram_kernel
 from hpcsgd.backends.device_buffers import sent
-from hpcsgd.backends.device_matrix import DeviceMatrix
-from hpcsgd.backends.device_products import DenseProducts, Tiles, Widths
+from hpcsgd.backends.device_products import Widths
 from hpcsgd.backends.gram_kernel import allowed, choose_gram
 from hpcsgd.backends.launch_wgmma import each_of, launch_of, stages_of
 from hpcsgd.backends.wgmma_gram import WgmmaGram
 from hpcsgd.errors import ConfigError
-from hpcsgd.schedule import blocks_of
-from hpcsgd.storage import encode
-from tests.kernels.fake_device import FakeDevice
+from tests.helpers.kernels.wgmma_choice import COLUMNS, ROWS, STARTS, case
 
-STARTS = (0, 60, 100, 300)
-ROWS, COLUMNS = 90, 37
 NUMBERS = np.random.default_rng(0).integers(0, ROWS, STARTS[-1])
-
-
-def case(element="bf16", side=128, widths=None, starts=STARTS):
-    """Products of rows of a small matrix, by our plain kernel."""
-    device, rng = FakeDevice(), np.random.default_rng(0)
-    X = rng.normal(size=(ROWS, COLUMNS)).astype(np.float32)
-    held = np.zeros((ROWS, 40), np.float32 if element == "fp32" else np.uint16)
-    stored = X if element == "fp32" else encode(X, element).view(np.uint16)
-    held[:, :COLUMNS] = stored
-    matrix = DeviceMatrix(sent(device, held), element, ROWS, COLUMNS)
-    blocks = blocks_of(tuple(np.diff(starts).tolist()))
-    tiles = Tiles(device, blocks, side)
-    return DenseProducts(device, matrix, blocks, tiles, widths or Widths())
 
 
 def products_of(own, way, weights):

@@ -33,6 +33,7 @@ def ratios(drawn, name):
     return found
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", draws.LOW)
 def test_no_error_passes_its_bound(name):
     """On 200 exchanges or more, and on some the error is half of it at least.
@@ -56,6 +57,7 @@ def test_the_bound_is_of_use_at_larger_sizes():
     assert all(medians[field] <= 60 for field in USEFUL), medians
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("recipe", ["fp32", "c", "d", "bf16", "fp16", "fp8"])
 def test_the_terms_add_up_to_a_bound_on_a_recipe(recipe):
     """All fields at once; values lie in float32 meanwhile."""

@@ -9,33 +9,23 @@ from hpcsgd.api import train
 from hpcsgd.backends.host import HostBackend
 from hpcsgd.backends.native import NativeBackend
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.products import cached, gram, lookahead
+from hpcsgd.products import cached, gram
 from hpcsgd.rounding import round_through
-from tests.equivalence.test_resume import interrupted, run
-from tests.harness import config_for, make_problem, train_on
-from tests.problems import FAMILIES
-from tests.sparse import make_sparse
-
-ROWS, COLUMNS, BATCH, STEPS, EVERY = 160, 40, 8, 4, 4
-
-
-def settings(problem, product="gram", recipe="fp32", /, **sections):
-    """20 exchanges, a look at every fourth of them; nothing is done about alarms."""
-    ahead = product == "look-ahead"
-    tables = {
-        "schedule": {"batch": BATCH, "steps": STEPS, "epochs": 4},
-        "products": {
-            "kind": "gram" if ahead else product,
-            "look_ahead": "on" if ahead else "off",
-        },
-        "precision": {"recipe": recipe},
-        "run": {"gap_every": EVERY, "fall_back": False, **sections.pop("run", {})},
-    }
-    return config_for(problem, **{**tables, **sections})
-
-
-def alarms(result):
-    return [event for event in result.events if event["event"] == "gap"]
+from tests.helpers.gap import (
+    BATCH,
+    COLUMNS,
+    EVERY,
+    ROWS,
+    STEPS,
+    alarms,
+    bend,
+    one_entry,
+    settings,
+)
+from tests.helpers.harness import make_problem, train_on
+from tests.helpers.problems import FAMILIES
+from tests.helpers.resumed import interrupted, run
+from tests.helpers.sparse import make_sparse
 
 
 @pytest.mark.parametrize("recipe", ["fp64", "fp32", "c"])
@@ -188,26 +178,6 @@ def test_the_weights_are_the_same_bits_with_and_without(
         for every in (0, 1, EVERY)
     }
     assert len(found) == 1
-
-
-def bend(monkeypatch, change):
-    """`change` every Gram after it was summed, where the recurrence reads it."""
-
-    def bending(task, state, group, rows, margins, packed):
-        return iterate(task, state, group, rows, margins, change(packed))
-
-    iterate = gram.iterate
-    for module in (gram, lookahead, cached):
-        monkeypatch.setattr(module, "iterate", bending)
-
-
-def one_entry(place, factor=1.1):
-    def change(packed):
-        packed = packed.copy()
-        packed[place] *= packed.dtype.type(factor)
-        return packed
-
-    return change
 
 
 WORDS = BATCH**2 * STEPS * (STEPS - 1) // 2
@@ -381,6 +351,7 @@ def test_what_a_field_says_is_what_it_may_lose(wire, monkeypatch, ratios):
     assert max(ratios["scores"]) < 0.5
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("every", [1, 2, 3, 5])
 @pytest.mark.parametrize("stopped", range(1, 12))
 def test_messages_of_a_resumed_run_have_the_same_sizes(

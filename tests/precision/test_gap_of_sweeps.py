@@ -5,9 +5,9 @@ import pytest
 
 from hpcsgd.backends.host import HostBackend
 from hpcsgd.backends.native import NativeBackend
-from tests.harness import make_problem
-from tests.many import sweep_on
-from tests.precision.test_gap import COLUMNS, ROWS, alarms, bend, one_entry, settings
+from tests.helpers.gap import COLUMNS, ROWS, alarms, bend, one_entry, settings
+from tests.helpers.harness import make_problem
+from tests.helpers.many import sweep_on
 
 SWEEP = {"l2": [0.0, 0.05], "rate": [0.05, 0.02], "folds": 2}
 

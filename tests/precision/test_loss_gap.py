@@ -75,6 +75,7 @@ def gap(name, recipe, **setting):
     return (loss(name, recipe, **setting) - of_sgd(name)) / abs(of_sgd(name))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", [*SHAPES, *HERE])
 @pytest.mark.parametrize("members", [1, 2, 4])
 def test_c_and_d_keep_the_loss(name, members):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.harness import config_for, make_problem, train_on
+from tests.helpers.harness import config_for, make_problem, train_on
 
 FORMATS = ["tf32", "bf16", "fp16", "fp8-e4m3", "fp8-e5m2"]
 PRODUCTS = {
@@ -54,6 +54,7 @@ def test_a_format_is_felt_between_members_alone(members, form, field):
     assert low.loss == pytest.approx(kept.loss, rel=0.02)
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("members", [2, 3, 4])
 @pytest.mark.parametrize("product", ["cached", "look-ahead"])
 @pytest.mark.parametrize(

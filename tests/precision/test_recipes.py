@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from tests.harness import config_for, make_problem, oracle_for, relative_error, train_on
+from tests.helpers.harness import (
+    config_for,
+    make_problem,
+    oracle_for,
+    relative_error,
+    train_on,
+)
 
 PRODUCTS = ["direct", "gram", "gather", "gather-once", "cached"]
 

@@ -24,6 +24,7 @@ def grown():
         return {varied: bench.slopes(varied) for varied in ("s", "C")}
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("field", ["gram_sum", "gram_wire", "gradient_sum"])
 def test_sums_over_the_rows_of_an_exchange_err_more_with_more_steps(grown, field):
     error, said = grown["s"][field]

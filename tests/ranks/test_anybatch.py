@@ -8,8 +8,8 @@ import pytest
 from hpcsgd.api import train
 from hpcsgd.comm.mpi import MpiCommunicator
 from hpcsgd.products.direct import Direct
-from tests.anybatch import MAPS, any_batch, restated, script
-from tests.harness import make_problem, relative_error
+from tests.helpers.anybatch import MAPS, any_batch, restated, script
+from tests.helpers.harness import make_problem, relative_error
 from tests.ranks.counting import CountingComm
 
 

@@ -8,10 +8,10 @@ from hpcsgd.comm.address import Address
 from hpcsgd.comm.mpi import MpiCommunicator
 from hpcsgd.errors import ConfigError
 from hpcsgd.result import Status
-from tests.averages import ROWS, config_of
-from tests.harness import make_problem, relative_error
+from tests.helpers.averages import ROWS, config_of
+from tests.helpers.harness import make_problem, relative_error
+from tests.helpers.swarm import Swarm
 from tests.ranks.counting import CountingComm
-from tests.swarm import Swarm
 
 
 def trained(comm, config, problem, address=None):

@@ -4,11 +4,11 @@ import pytest
 
 from hpcsgd.api import train
 from hpcsgd.comm.mpi import MpiCommunicator
-from tests.bagua import ROWS, config_of
-from tests.equivalence.test_gradient import agreed
-from tests.harness import make_problem, relative_error, union_oracle
+from tests.helpers.bagua import ROWS, config_of
+from tests.helpers.bagua_runs import expected
+from tests.helpers.gradients import agreed
+from tests.helpers.harness import make_problem, relative_error, union_oracle
 from tests.ranks.counting import CountingComm
-from tests.unit.test_bagua import expected
 
 
 @pytest.mark.ranks(2, 4)

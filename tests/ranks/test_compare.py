@@ -6,7 +6,7 @@ from hpcsgd.api import train
 from hpcsgd.comm.mpi import MpiCommunicator
 from hpcsgd.methods import METHODS
 from hpcsgd.study import compare_methods
-from tests.harness import make_problem
+from tests.helpers.harness import make_problem
 
 BASE = {
     "schedule": {"batch": 16, "epochs": 1},

@@ -7,8 +7,8 @@ import hpcsgd
 from hpcsgd.api import train
 from hpcsgd.comm.mpi import MpiCommunicator
 from hpcsgd.comm.serial import SerialCommunicator
-from tests.coordinate import ELASTIC, MACHINE
-from tests.problems import make_problem
+from tests.helpers.coordinate import ELASTIC, MACHINE
+from tests.helpers.problems import make_problem
 
 LASSO = {"family": "logistic", "l1": 0.02, "intercept": True}
 

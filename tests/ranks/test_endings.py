@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import launcher
+from tests.helpers import launcher
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,6 +79,7 @@ world.close()
 """
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("code, said", [
     (UNCAUGHT, "boom on rank one"),
     (INSIDE_A_RUN, "callback failed"),
@@ -103,8 +104,9 @@ def test_a_mismatched_launcher_is_an_error(tmp_path):
     environment = launcher.launch_environment()
     environment.update(HPCSGD_EXPECT_RANKS="4", PYTHONPATH=str(ROOT))
     code = "import sys; from hpcsgd.cli import main; sys.exit(main(sys.argv[1:]))"
+    (tmp_path / "some.h5").touch()
     done = subprocess.run(
-        [sys.executable, "-c", code, "train", "--data", "none.h5"],
+        [sys.executable, "-c", code, "train", "--data", "some.h5"],
         capture_output=True,
         text=True,
         env=environment,
@@ -125,6 +127,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("body", ENDINGS.values(), ids=ENDINGS)
 def test_one_bad_test_hides_no_other(tmp_path, body):
     """Tests of one file share a launch; the bad one is named, the others pass."""
@@ -176,7 +179,7 @@ def _pytest(folder):
     environment = {
         **kept,
         "PYTHONPATH": str(ROOT),
-        "PYTEST_PLUGINS": "tests.plugin_ranks",
+        "PYTEST_PLUGINS": "tests.helpers.plugin_ranks",
     }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     return subprocess.run(

@@ -8,7 +8,7 @@ import hpcsgd
 from hpcsgd.data.partition import split_range
 from hpcsgd.data.store_writer import StoreWriter
 from hpcsgd.errors import DataError
-from tests.estimators.zoo import problem_for
+from tests.helpers.zoo import problem_for
 from tests.ranks.counting import CountingComm
 
 QUICK = {"max_iter": 2, "tol": 1e-7}

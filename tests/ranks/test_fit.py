@@ -9,7 +9,7 @@ from scipy.sparse import csr_array
 import hpcsgd
 from hpcsgd.comm.mpi import MpiCommunicator
 from hpcsgd.errors import DataError, HpcsgdError
-from tests.problems import make_problem
+from tests.helpers.problems import make_problem
 
 PROBLEM = make_problem("logistic", n=61, d=11)
 PLAIN = {"epochs": 2, "steps": 3, "batch": 4}

@@ -2,18 +2,19 @@
 
 from math import inf
 
+import numpy as np
 import pytest
 
 from hpcsgd.api import train
 from hpcsgd.comm.mpi import MpiCommunicator
 from hpcsgd.data.partition import split_range
-from tests.contracts.codec import NAMES, ROWS, coded
-from tests.equivalence.test_gradient import agreed
-from tests.equivalence.test_shapers import SHAPES
-from tests.equivalence.test_shapers import expected as shaped
-from tests.harness import make_problem, relative_error, union_oracle
+from tests.helpers.contracts.codec import NAMES, ROWS, coded
+from tests.helpers.gradients import agreed
+from tests.helpers.growing import expected, growing
+from tests.helpers.harness import make_problem, relative_error, union_oracle
+from tests.helpers.shapers import SHAPES
+from tests.helpers.shapers import expected as shaped
 from tests.ranks.counting import CountingComm
-from tests.unit.test_growing import expected, growing
 
 
 def hashes(comm, result):
@@ -118,7 +119,8 @@ def test_bytes_of_codecs_that_change_their_ways(comm):
     ]
     each = sum((comm.size + 1) * (-(-w // comm.size) + 8) for w in words)
     assert result.ledger["agreement"]["bytes"] == (each + 40) * result.exchanges
-    turned = {"low": "share=0.5", "high": "share=0.2", "eta": inf, "codec": "topk"}
+    turned = {"low": "share=0.5", "high": "share=0.2", "eta": inf, "interval": 1}
+    turned["codec"] = "topk"
     said = {}
     for settings in (
         {"accordion": turned},
@@ -138,3 +140,15 @@ def test_bytes_of_codecs_that_change_their_ways(comm):
         said[settings.get("share", name)] = result.ledger["agreement"]["bytes"]
     mixed = (said[0.5] + said[0.2]) // 2  # two epochs of each
     assert said["accordion"] == mixed + 4 * buckets * 3
+
+
+@pytest.mark.ranks(4)
+def test_dgc_clips_a_replica_alike_on_both_grids(comm):
+    """2×2, and 2×1 twice: the norm is that of all columns of a replica."""
+    problem, weights = make_problem("softmax"), []
+    for members, color in ((2, 0), (1, comm.rank // 2)):
+        world = MpiCommunicator(comm.Split(color, comm.rank))
+        config = coded(problem, "dgc", 2, members, codec={"share": 1.0, "clip": 0.02})
+        result = train(config, X=problem.X, y=problem.y, world=world)
+        weights.append(result.weights)
+    np.testing.assert_allclose(weights[0], weights[1], 0, 1e-12)

@@ -6,7 +6,7 @@ import pytest
 from hpcsgd.api import train
 from hpcsgd.comm.mpi import MpiCommunicator
 from hpcsgd.products import gram
-from tests.harness import config_for, make_problem, oracle_for, relative_error
+from tests.helpers.harness import config_for, make_problem, oracle_for, relative_error
 
 
 def trained(comm, problem, **sections):

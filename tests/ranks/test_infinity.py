@@ -12,10 +12,10 @@ from hpcsgd.api import train
 from hpcsgd.comm.mpi import MpiCommunicator
 from hpcsgd.errors import DataError
 from hpcsgd.tiles.files import StateFile
-from tests.equivalence.test_gradient import agreed
-from tests.harness import make_problem
-from tests.infinity_child import config_of
-from tests.sparse import make_sparse
+from tests.helpers.gradients import agreed
+from tests.helpers.harness import make_problem
+from tests.helpers.infinity_child import config_of
+from tests.helpers.sparse import make_sparse
 
 TILE = 0.001
 

@@ -5,7 +5,7 @@ import pytest
 from hpcsgd.api import train
 from hpcsgd.backends import cpu
 from hpcsgd.comm.mpi import MpiCommunicator
-from tests.harness import config_for, make_problem
+from tests.helpers.harness import config_for, make_problem
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 
 from hpcsgd.checkpoint import Store
 from hpcsgd.data.store_writer import StoreWriter
-from tests import launcher
-from tests.kernels.emulator import COMPILER
-from tests.problems import make_problem
+from tests.helpers import launcher
+from tests.helpers.kernels.emulator import COMPILER
+from tests.helpers.problems import make_problem
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -19,7 +19,7 @@ import sys
 from hpcsgd.assembly import gpu
 from hpcsgd.backends import device_layer
 from hpcsgd.comm import open_world
-from tests.kernels.fake_device import FakeDevice
+from tests.helpers.kernels.fake_device import FakeDevice
 rank, (what, count), arguments = open_world().rank, sys.argv[1:3], sys.argv[3:]
 if what == "driver":
     if rank != 1:

@@ -12,9 +12,11 @@ from hpcsgd.comm.network import Network
 from hpcsgd.data.partition import split_range
 from hpcsgd.jobs.smoke import smoke
 from hpcsgd.products import GATHERS
-from tests.contracts.communicator import CHECKS
-from tests.contracts.communicator_sums import holds_the_same_bits_when_reproducible
-from tests.harness import config_for, make_problem, oracle_for, relative_error
+from tests.helpers.contracts.communicator import CHECKS
+from tests.helpers.contracts.communicator_sums import (
+    holds_the_same_bits_when_reproducible,
+)
+from tests.helpers.harness import config_for, make_problem, oracle_for, relative_error
 from tests.ranks.counting import CountingComm
 
 

@@ -9,9 +9,9 @@ from hpcsgd.comm.mpi import MpiCommunicator
 from hpcsgd.comm.narrow import open_message
 from hpcsgd.comm.network import Network
 from hpcsgd.formats import FORMATS
-from tests.harness import config_for, make_problem
+from tests.helpers.harness import config_for, make_problem
+from tests.helpers.narrow import bound_of, drawn
 from tests.ranks.counting import CountingComm
-from tests.unit.test_narrow import bound_of, drawn
 
 NARROW = ("bf16", "fp16", "fp8-e4m3", "fp8-e5m2")
 

@@ -13,11 +13,11 @@ from hpcsgd.comm.narrow import open_message
 from hpcsgd.comm.narrow_device import DeviceNarrowSum
 from hpcsgd.comm.transports import open_transport
 from hpcsgd.errors import ConfigError
-from tests.fake_cuda import FakeLayer, Node
-from tests.harness import make_problem
-from tests.kernels import emulator
-from tests.kernels.fake_device import FakeDevice
-from tests.kernels.test_gradient_runs import near, shared
+from tests.helpers.fake_cuda import FakeLayer, Node
+from tests.helpers.harness import make_problem
+from tests.helpers.kernels import emulator
+from tests.helpers.kernels.fake_device import FakeDevice
+from tests.helpers.kernels.gradient_runs import near, shared
 
 
 def opened(comm, kind, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 from hpcsgd.api import train
 from hpcsgd.comm.mpi import MpiCommunicator
 from hpcsgd.comm.serial import SerialCommunicator
-from tests.harness import config_for, make_problem
+from tests.helpers.harness import config_for, make_problem
 
 
 def best(problem, world, grid=(1, 1), kind="auto", **sections):

@@ -12,7 +12,7 @@ from hpcsgd.comm.mpi import MpiCommunicator, load_mpi
 from hpcsgd.comm.network import Network
 from hpcsgd.comm.persistent import PersistentWorkspace, supported
 from hpcsgd.comm.workspace import Workspace
-from tests.harness import config_for, make_problem
+from tests.helpers.harness import config_for, make_problem
 from tests.ranks.counting import CountingComm
 
 WORDS = (1, 8, 100, 512)

@@ -7,9 +7,9 @@ import hpcsgd
 from hpcsgd.agreement.scheduled_tuner import MOST, ROUNDS
 from hpcsgd.api import train
 from hpcsgd.comm.mpi import MpiCommunicator
-from tests.equivalence.test_scheduled import ORDERS, WAYS, scheduled
-from tests.equivalence.test_ticktock import late_oracle, ticktock, union_of_both
-from tests.harness import make_problem, relative_error, union_oracle
+from tests.helpers.harness import make_problem, relative_error, union_oracle
+from tests.helpers.scheduled import ORDERS, WAYS, scheduled
+from tests.helpers.tick_tock import late_oracle, ticktock, union_of_both
 
 
 def one(comm, config, problem):

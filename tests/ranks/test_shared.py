@@ -14,7 +14,7 @@ from hpcsgd.comm.network import Network
 from hpcsgd.comm.shared import SummedByEach, SummedInSlices
 from hpcsgd.comm.ways import Ways
 from hpcsgd.comm.workspace import Workspace
-from tests.harness import config_for, make_problem
+from tests.helpers.harness import config_for, make_problem
 
 WORDS = (1, 2, 17, 4097, 60_001)
 COUNTED = ("calls", "words", "bytes", "wire_bytes")

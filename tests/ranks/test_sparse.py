@@ -4,9 +4,9 @@ import pytest
 
 from hpcsgd.api import train
 from hpcsgd.comm.mpi import MpiCommunicator
-from tests.harness import config_for, oracle_for, relative_error
+from tests.helpers.harness import config_for, oracle_for, relative_error
+from tests.helpers.sparse import make_sparse
 from tests.ranks.counting import CountingComm
-from tests.sparse import make_sparse
 
 
 @pytest.mark.ranks(1, 2, 3, 4)

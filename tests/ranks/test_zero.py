@@ -5,9 +5,9 @@ import pytest
 from benchmarks.bench_zero import computed, peaks_of
 from hpcsgd.api import train
 from hpcsgd.comm.mpi import MpiCommunicator
-from tests.equivalence.test_offload import late
-from tests.equivalence.test_zero import STAGES, offloaded, sliced
-from tests.harness import make_problem, relative_error, union_oracle
+from tests.helpers.harness import make_problem, relative_error, union_oracle
+from tests.helpers.offload import late
+from tests.helpers.zero import STAGES, offloaded, sliced
 from tests.ranks.counting import CountingComm
 
 

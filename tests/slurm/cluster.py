@@ -16,7 +16,7 @@ import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from tests import launcher
+from tests.helpers import launcher
 from tests.slurm import keeper
 
 HERE = Path(__file__).parent
@@ -26,7 +26,7 @@ NODES = ("n1", "n2", "n3", "n4")
 FRAIL = ("f1", "f2", "f3", "f4", "f5", "f6")  # those that tests lose
 CPUS = dict.fromkeys(NODES, 4) | dict.fromkeys(FRAIL, 2)
 START = 30.0  # seconds for all nodes to be idle
-CALL = 20.0  # seconds for any one command of Slurm
+CALL = 60.0  # seconds for any one command of Slurm
 CONFIGURATION = """\
 ClusterName=hpcsgdtest
 SlurmctldHost={host}({address})
@@ -153,8 +153,9 @@ class Cluster:
         """What MPICH's ranks of a job share memory through."""
         found = set()
         for pid in set().union(*self.ranks(job).values()):
-            words = Path(f"/proc/{pid}/maps").read_text().split()
-            found |= {Path(word) for word in words if "/mpich_shm_" in word}
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                words = Path(f"/proc/{pid}/maps").read_text().split()
+                found |= {Path(word) for word in words if "/mpich_shm_" in word}
         return found
 
     def logs(self, lines=40):

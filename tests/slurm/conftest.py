@@ -8,15 +8,16 @@ import importlib.util
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests import launcher
-from tests.conftest import UNRUN
+from tests.helpers import launcher
 from tests.slurm.cluster import Cluster
 from tests.slurm.desk import LONGEST, Desk
 from tests.slurm.jobs import ACTS, BEFORE, JOBS
+from tests.suite import UNRUN
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -139,7 +140,14 @@ def undisturbed(desk):
     """The result of the same run by a plain srun, which nothing happens to."""
     out = desk.folder / "undisturbed"
     train = [sys.executable, "-m", "hpcsgd", "train", desk.run, "--out", out]
-    words = ("srun", "--nodes=2", "--ntasks=4", "--mpi=pmi2", *train)
-    # The reason stands in the site's file.
-    desk.cluster.call(*words, limit=90, MPIR_CVAR_CH4_NETMOD="ofi")
+    words = ("srun", "--nodes=2", "--ntasks=4", "--mpi=pmi2", *train, "--timeout", 19)
+    # The site's file says why: now and then MPICH's ranks of several nodes never meet.
+    # The time limit of a start ends those, and they are started again.
+    how = {"limit": LONGEST, "MPIR_CVAR_CH4_NETMOD": "ofi"}
+    for _ in range(4):
+        with suppress(AssertionError):
+            desk.cluster.call(*words, **how)
+            break
+    else:
+        desk.cluster.call(*words, **how)
     return json.loads((out / "result.json").read_text())

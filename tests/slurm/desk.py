@@ -7,7 +7,7 @@ import time
 
 from hpcsgd.data.synthetic import write_synthetic
 
-LONGEST = 200.0  # seconds that any job may take, all its starts together
+LONGEST = 600.0  # seconds that a job may take: its wait for nodes and all its starts
 OVER = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "DEADLINE"}
 SITE = "generic-cpu"
 RUN = """

@@ -1,8 +1,22 @@
 """Jobs of which a rank is killed, that are cancelled, told to save, or lose a node."""
 
 import json
+import sys
+import time
 
-from tests.slurm.desk import EXCHANGES
+from tests.slurm.desk import EXCHANGES, LONGEST
+
+STARTING = """
+import time
+from pathlib import Path
+from hpcsgd.comm import open_world
+from hpcsgd.signals import Signals
+
+world = open_world("mpi")
+with Signals(world.abort):
+    Path(f"up.{world.rank}").touch()
+    time.sleep(100)
+"""
 
 
 def test_a_failure_names_its_rank(failing):
@@ -29,6 +43,29 @@ def test_one_element_of_an_array_is_told_to_save(sweep):
     assert [state["state"] for state in sweep.status()] == ["completed"] * 3
     rows = json.loads(sweep.desk.hpcsgd("jobs", "collect", sweep.out, "--json"))
     assert sorted(row["loss"] for row in rows) == sorted(run["loss"] for run in found)
+
+
+def test_a_notice_before_training_asks_for_a_requeue(cluster, tmp_path):
+    """srun reports 75 of ranks that had nothing to save yet, and not that it killed."""
+    (tmp_path / "rank.py").write_text(STARTING)
+    script = tmp_path / "job"
+    step = "srun --mpi=pmi2 --kill-on-bad-exit=0 --nodes=2 --ntasks=4"
+    script.write_text(f"#!/bin/bash\n{step} {sys.executable} rank.py\necho code $?\n")
+    place = ("-D", tmp_path, "-o", tmp_path / "log", "-N", "2", "-n", "4")
+    number = cluster.call("sbatch", "--parsable", *place, script).strip()
+    wait(lambda: len(list(tmp_path.glob("up.*"))) == 4, "four ranks were ready")
+    cluster.call("scancel", "--signal=USR2", number)
+    log = tmp_path / "log"
+    wait(lambda: "code" in log.read_text(), "the step ended")
+    assert log.read_text().endswith("code 75\n")
+
+
+def wait(condition, what):
+    """Until `condition()` holds."""
+    late = time.monotonic() + LONGEST
+    while not condition():
+        assert time.monotonic() < late, f"never: {what}"
+        time.sleep(0.2)
 
 
 def goes_on_elsewhere(job, cluster, undisturbed):

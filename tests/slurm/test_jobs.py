@@ -2,6 +2,9 @@
 
 import json
 import re
+import sys
+
+from tests.slurm.desk import LONGEST
 
 
 def test_a_chain_runs_in_its_order(converted, trained, reported):
@@ -30,6 +33,16 @@ def test_the_smoke_job_gives_one_verdict(smoke):
     smoke.ends("COMPLETED")
     (verdict,) = re.findall(r"^smoke: .*$", smoke.log(), re.MULTILINE)
     assert verdict.startswith("smoke: good: 4 ranks on ")
+
+
+def test_tasks_whose_mpi_is_not_that_of_srun_fail_at_once(cluster, tmp_path):
+    """MPICH's ranks under a srun that gives them no PMI: n runs of one rank each."""
+    words = [sys.executable, "-m", "hpcsgd", "jobs", "smoke", "--comm", "mpi"]
+    start = ["srun", "--ntasks=2", "--mpi=none", "--kill-on-bad-exit=0"]
+    said = cluster.call(*start, *words, code=1, limit=LONGEST, cwd=tmp_path)
+    (verdict,) = said.splitlines()
+    assert verdict.startswith("smoke: bad: ranks: 2 ranks were asked for and MPI gives")
+    assert "srun --mpi=pmi2 for MPICH" in verdict
 
 
 def test_what_was_sent_is_what_render_prints(train, cluster):

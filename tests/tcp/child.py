@@ -19,8 +19,8 @@ SIZES = (1, 3, 1000, 8191, 8192, 8193, 70_001, 600_001)
 
 def contract(kind):
     """All checks, plain and behind a network; big arrays; odd orders; runs."""
-    from tests.contracts.communicator import CHECKS
-    from tests.contracts.communicator_sums import (
+    from tests.helpers.contracts.communicator import CHECKS
+    from tests.helpers.contracts.communicator_sums import (
         holds_the_same_bits_when_reproducible,
     )
 

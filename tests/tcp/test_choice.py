@@ -13,9 +13,9 @@ from hpcsgd.cli.info import world_facts
 from hpcsgd.comm import choose, open_world
 from hpcsgd.comm.delayed import Delayed
 from hpcsgd.comm.launched import launched
+from hpcsgd.comm.mpi import why_not_loaded
 from hpcsgd.comm.nccl import NcclCommunicator
 from hpcsgd.comm.network import Network
-from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.comm.tcp.where import (
     Port,
     SharedFile,
@@ -26,7 +26,7 @@ from hpcsgd.comm.tcp.where import (
 )
 from hpcsgd.comm.transports import open_transport
 from hpcsgd.errors import ConfigError, MissingPackage, TransportError
-from tests.fake_cuda import FakeLayer, Node
+from tests.helpers.fake_cuda import FakeLayer, Node
 from tests.tcp.harness import ROOT, Ranks, clean_environment, on_threads
 from tests.tcp.meetings import SOON, local
 
@@ -124,38 +124,59 @@ def test_tcp_without_a_launcher_is_one_sentence(monkeypatch):
 
 
 class Lone:
-    """An MPI that brings nobody together."""
+    """An MPI that brings no ranks together."""
 
-    size, closed = 1, False
-
-    def close(self):
-        self.closed = True
+    size = 1
 
 
-def test_silent_singletons_of_mpi_become_a_group(monkeypatch, caplog):
-    """Or one sentence, where nothing says where they could meet."""
-    opened, lone, missing = [], Lone(), [False]
+@pytest.mark.parametrize("environment, said", [
+    (SLURM, "3 ranks were asked for and MPI gives 1"),
+    ({"PMI_RANK": "0", "PMI_SIZE": "4"}, "4 ranks were asked for and MPI gives 1"),
+    ({"PMIX_RANK": "3"}, "calls this rank 3 and MPI gives 1"),
+])  # fmt: skip
+@pytest.mark.parametrize("kind", ["auto", "mpi"])
+def test_silent_singletons_of_mpi_are_an_error(environment, said, kind, monkeypatch):
+    """No other transport takes the place of MPI; the sentence says what does."""
+    opened = []
 
     def open_kind(kind, reproducible, **more):
         opened.append(kind)
-        if kind == "mpi" and missing[0]:
-            raise MissingPackage("MPI ranks need mpi4py")
-        return lone if kind == "mpi" else SerialCommunicator()
+        return Lone()
 
     monkeypatch.setattr(comm, "_open", open_kind)
-    for name, value in {**SLURM, "SLURM_PROCID": "0"}.items():
+    for name in ("PMI_RANK", "PMI_SIZE", "PMIX_RANK", "HPCSGD_EXPECT_RANKS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    for missing[0], said in ((False, "gives 1 of 3 ranks"), (True, "need mpi4py")):
-        assert open_world("auto").rank == 0
-        assert said in caplog.records[-1].message
-        assert "slower than MPI" in caplog.records[-1].message
-    assert opened == ["mpi", "tcp"] * 2 and lone.closed
-    missing[0] = False
-    with pytest.raises(TransportError, match="do without MPI: --comm tcp"):
-        open_world("mpi")
-    monkeypatch.delenv("SLURM_JOB_ID")
-    with pytest.raises(TransportError, match="3 ranks were asked for and MPI gives 1"):
+    with pytest.raises(TransportError, match=said) as caught:
+        open_world(kind)
+    assert opened == ["mpi"]
+    for remedy in ("srun --mpi=", "MPI4PY_LIBMPI", "--comm tcp"):
+        assert remedy in str(caught.value)
+
+
+def test_an_mpi_that_does_not_load_under_a_launcher_is_an_error(monkeypatch):
+    def open_kind(kind, reproducible, **more):
+        raise MissingPackage(why_not_loaded(RuntimeError("libmpi.so.12: no such file")))
+
+    monkeypatch.setattr(comm, "_open", open_kind)
+    for name, value in SLURM.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(MissingPackage, match=r"libmpi.so.12: no .*--comm tcp"):
         open_world("auto")
+
+
+@pytest.mark.parametrize("comm, store, without", [
+    ("auto", None, False), ("mpi", "file:/x", False), ("auto", "file:/x", True),
+    ("tcp", None, True), ("file:/x", None, True),
+])  # fmt: skip
+def test_ranks_without_mpi_are_asked_for(comm, store, without, monkeypatch):
+    """A machine without mpiexec is no such request."""
+    monkeypatch.setattr(launch, "_mpiexec", lambda: None)
+    monkeypatch.delenv("HPCSGD_STORE", raising=False)
+    if store:
+        monkeypatch.setenv("HPCSGD_STORE", store)
+    assert launch.is_without_mpi(comm) == without
 
 
 def test_nccl_gets_its_name_through_sockets():
@@ -247,12 +268,12 @@ def test_info_says_which(monkeypatch):
     assert "nobody" in world_facts(*choose({}))["tcp would meet at"]
 
 
-@pytest.mark.parametrize("tasks, threads", [("1", None), ("3", "1")])
-def test_tasks_of_slurm_have_one_blas_thread_each(tasks, threads):
+@pytest.mark.parametrize("tasks", ["1", "3"])
+def test_tasks_of_slurm_have_one_blas_thread_each(tasks):
     """Under `srun --mpi=none` too, where no variable of an MPI says that they are."""
     environment = {**SLURM, "SLURM_STEP_NUM_TASKS": tasks}
     calm_blas(environment)
-    assert environment.get("OPENBLAS_NUM_THREADS") == threads
+    assert environment.get("OPENBLAS_NUM_THREADS") == "1"
     said = {**SLURM, "OPENBLAS_NUM_THREADS": "5"}
     calm_blas(said)
     assert said["OPENBLAS_NUM_THREADS"] == "5"

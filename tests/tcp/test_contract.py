@@ -6,13 +6,14 @@ import sys
 import pytest
 
 from hpcsgd.comm.threads import run_ranks
-from tests import launcher
+from tests.helpers import launcher
 from tests.tcp.child import RUNS, train
 from tests.tcp.harness import ROOT, Ranks, clean_environment
 
 CHILD = ["-m", "tests.tcp.child"]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_the_contract_and_the_bits_of_threads(size, tmp_path):
     """One launch for all of it; two ranks have the bits of MPI, too."""

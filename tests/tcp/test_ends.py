@@ -37,6 +37,7 @@ def test_a_rank_that_is_stopped_is_found_by_the_watchdog(tmp_path):
     assert "rank 1 does not answer: its process is stopped" in text
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("what, codes, said", [
     ("computes", [3, 3], "rank 1 of 2 (process"),
     ("leaves", [1, 1], "has ended its program while others wait for it"),
@@ -56,7 +57,9 @@ def test_a_command_says_what_this_rank_alone_knows(tmp_path):
     """Rank 0 speaks for all; of what it cannot know it sends its reader to them."""
     own = [{"HPCSGD_KEY": "k" * 16}, {"HPCSGD_KEY": "short"}]
     common = {"HPCSGD_STORE": f"127.0.0.1:{free_port()}", "HPCSGD_STORE_SECONDS": 2}
-    words = ["-m", "hpcsgd", "train", "--data", "none.h5", "--comm", "tcp"]
+    (tmp_path / "some.h5").touch()  # a file that is missing is said before ranks meet
+    data = ("--data", str(tmp_path / "some.h5"))
+    words = ["-m", "hpcsgd", "train", *data, "--comm", "tcp"]
     with Ranks(tmp_path, 2, words, lambda rank: {**common, **own[rank]}) as ranks:
         codes, texts = ranks.ends()
     assert codes == [1, 2]

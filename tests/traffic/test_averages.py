@@ -10,9 +10,9 @@ from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.partition import split_range
 from hpcsgd.study.expected import expected_traffic
 from hpcsgd.verify import certify
-from tests.averages import ROWS, config_of
-from tests.harness import make_problem, train_on
-from tests.unit.test_verify import reader_of
+from tests.helpers.averages import ROWS, config_of
+from tests.helpers.harness import make_problem, train_on
+from tests.helpers.verify import reader_of
 
 N = 58  # 15, 15, 14 and 14 rows: 2 exchanges an epoch, 4 in all
 EXCHANGES = 4
@@ -73,6 +73,7 @@ def expected(row, held, own, wide, members):
     return calls + 2 * parts, words + moved, size + 8 * moved
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("members, reproducible", [(1, True), (2, False)])
 def test_certificates_and_studies_know_the_formulas(
@@ -108,6 +109,7 @@ def report_of(result):
 PRODUCTS = [(k, "off") for k in ("gram", "cached", "direct", "gather", "gather-once")]
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("kind, look_ahead", [*PRODUCTS, ("gram", "on")])
 def test_products_of_replicas_that_rest(kind, look_ahead, tmp_path):
     """Replica 0 is in some of the rounds, and no Gram is sent ahead for nothing."""

@@ -1,11 +1,12 @@
 """One message for s blocks of coordinates, counted to the word."""
 
+import numpy as np
 import pytest
 
 from hpcsgd.coordinate.newton import SWEEPS, TRIALS
 from hpcsgd.data.sampling import plan_groups
-from tests.coordinate import ELASTIC, MACHINE, descend
-from tests.problems import make_problem
+from tests.helpers.coordinate import ELASTIC, MACHINE, descend
+from tests.helpers.problems import make_problem
 
 
 def words(m):
@@ -69,3 +70,20 @@ def test_words_of_newton(intercept):
     assert sent["calls"] == epochs * (SWEEPS * len(groups) + 2 + intercept)
     assert sent["words"] == epochs * each
     assert result.exchanges == epochs * SWEEPS * len(groups)
+
+
+@pytest.mark.parametrize("steps", [3, 16])
+def test_a_working_set_is_one_message_an_epoch(steps):
+    """Its Gram; then which items, where they end, the intercept's sum and the line."""
+    problem, epochs = make_problem("logistic", n=40, d=300), 3
+    result = descend(
+        problem,
+        2,
+        problem={"family": "logistic", "l1": 0.01, "intercept": True},
+        schedule={"batch": 1, "steps": steps, "epochs": epochs},
+    )
+    assert 0 < np.count_nonzero(result.weights) < 100
+    sent = result.ledger["products"]
+    assert result.exchanges == epochs
+    assert sent["calls"] == epochs * (1 + 2 + 1 + 1 + 2)
+    assert sent["words"] < epochs * words(100)

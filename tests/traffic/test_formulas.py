@@ -5,9 +5,9 @@ import pytest
 
 from hpcsgd.data.partition import split_range
 from hpcsgd.data.sampling import Sampler, plan_groups
-from tests.harness import config_for, train_on
-from tests.problems import make_problem
-from tests.sparse import make_sparse
+from tests.helpers.harness import config_for, train_on
+from tests.helpers.problems import make_problem
+from tests.helpers.sparse import make_sparse
 
 ROWS, COLUMNS, BATCH, STEPS, EPOCHS = 53, 7, 4, 3, 2
 

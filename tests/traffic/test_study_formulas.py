@@ -6,8 +6,8 @@ from hpcsgd.config import RunConfig
 from hpcsgd.study.expected import expected_traffic
 from hpcsgd.study.methods import METHODS
 from hpcsgd.study.plan import Plan
-from tests.harness import train_on
-from tests.problems import make_problem
+from tests.helpers.harness import train_on
+from tests.helpers.problems import make_problem
 
 ROWS, COLUMNS, BATCH, STEPS, EPOCHS = 53, 7, 4, 3, 2
 FIGURES = ("calls", "words", "bytes")
@@ -126,6 +126,7 @@ def test_every_method_under_every_setting(method, base):
 NOT_HERE = {"infinity", "accordion-batch", "wavelet"}
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize("method", sorted({*METHODS} - NOT_HERE))
 def test_every_method_by_formula_or_none(method):
     """A formula is right, or there is none: it is never off by a word."""

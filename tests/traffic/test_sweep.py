@@ -3,9 +3,9 @@
 import pytest
 
 from hpcsgd.data.sampling import plan_groups
-from tests.harness import config_for
-from tests.many import sweep_on
-from tests.problems import make_problem
+from tests.helpers.harness import config_for
+from tests.helpers.many import sweep_on
+from tests.helpers.problems import make_problem
 
 ROWS, COLUMNS, BATCH, STEPS, EPOCHS = 53, 7, 4, 3, 2
 GROUPS = plan_groups(ROWS, BATCH, STEPS)

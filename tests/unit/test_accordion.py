@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from hpcsgd.agreement.line import ReplicaLine
-from hpcsgd.codecs import Moment, accordion
+from hpcsgd.codecs import AccordionConfig, Moment, accordion
 from hpcsgd.codecs.accordion import Accordion
 from hpcsgd.codecs.regime import Regime
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
-from tests.contracts.codec import (
+from hpcsgd.rates import RATES
+from tests.helpers.contracts.codec import (
     Alone,
     coded,
     gap_of,
@@ -22,24 +23,25 @@ from tests.contracts.codec import (
     opened,
     parts_of,
 )
-from tests.harness import make_problem, train_on, what_is_read
-from tests.unit.test_gradient import in_folder
+from tests.helpers.gradients import in_folder
+from tests.helpers.harness import make_problem, train_on, what_is_read
 
 RANKS = {"start": 0, "min_rate": 0}
 TURNS = {"codec": "topk", "low": "share=0.5", "high": "share=0.2", "interval": 1}
 
 
-def modes_of(norms, eta, interval=1, rates=None):
+def modes_of(norms, eta, interval=1, milestones=()):
     """'l' or 'h' of every epoch, where the gradient of epoch e sums up to norms[e]."""
     total = np.zeros(4)
     regime, seen = Regime(total, eta, interval), ""
-    rates = rates or [0.1] * len(norms)
     for epoch, norm in enumerate(norms):
         for exchange in range(3):
-            moment = Moment(3 * epoch + exchange, epoch, rates[epoch], 0.0)
+            number, drops = 3 * epoch + exchange, sum(m <= epoch for m in milestones)
+            moment = Moment(number, epoch, 0.1**drops / (1 + number), 0.0, drops)
             if regime.is_due(moment):
                 square = regime.take_square()
                 regime.turn(regime.verdict(moment, square), moment, square)
+            regime.note_drop(moment)
             if regime.watches(moment):
                 total += norm / 3 / 2
             regime.count(moment)
@@ -59,12 +61,16 @@ SCRIPTS = [
     ([1, 1.1, 1, 2, 2, 2], {"eta": 0.25}, "llhhlh"),  # growing is changing, too
     ([0, 1, 1, 1, 1, 1], {"eta": 0.25}, "lllhhh"),  # nothing to compare with
     ([1, nan, 1, 1, 1, 1], {"eta": inf}, "llllhh"),
-    ([1, 1, 1, 1, 1], {"eta": 0.25, "rates": [3, 3, 3, 2, 2]}, "llhlh"),
-    ([1, 1, 1, 1, 1], {"eta": 0.25, "rates": [1, 2, 3, 4, 5]}, "llhhh"),
+    ([1, 1, 1, 1, 1], {"eta": 0.25, "milestones": [3]}, "llhlh"),
+    ([1, 1, 1, 1, 1, 1], {"eta": inf, "milestones": [3, 4]}, "llhllh"),
     ([1, 9, 9, 1, 9, 9, 1, 1], {"eta": 0.25, "interval": 3}, "llllhhhh"),
     ([1, 1, 1, 2, 1, 1, 2, 1], {"eta": 0.25, "interval": 3}, "lllllll" + "h"),
-    # it fell between two looks
-    ([1] * 8, {"eta": 0.25, "interval": 3, "rates": [2] * 5 + [1] * 3}, "llllhhhl"),
+    # it fell between two looks: at once, and until a look that saw no drop
+    (
+        [1] * 12,
+        {"eta": 0.25, "interval": 3, "milestones": [5]},
+        "llll" + "hlllll" + "hh",
+    ),
 ]
 
 
@@ -104,6 +110,85 @@ def test_everything_is_for_eta_infinite():
         assert train_on(3, alone, problem).weights_sha256 != result.weights_sha256
 
 
+SMOOTH = {
+    "constant": {},
+    "inverse": {"decay": 0.5},
+    "steeply inverse": {"kind": "inverse", "decay": 1000.0},
+    "inverse-sqrt": {"decay": 2.0},
+    "cosine": {},
+    "cosine after a warm-up": {"kind": "cosine", "warmup": 10},
+}
+
+
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("name", SMOOTH)
+@pytest.mark.parametrize("interval", [1, 3])
+def test_smooth_schedules_compress_once_gradients_have_settled(name, interval):
+    """Whatever their fall from look to look; eta inf takes all norms for settled."""
+    problem, rate = (
+        make_problem("softmax"),
+        {"kind": name, "value": 0.1, **SMOOTH[name]},
+    )
+    turned = {"eta": inf, "interval": interval}
+    result = train_on(2, run(problem, 2, accordion=turned, rate=rate), problem)
+    said, each = result.report["agreement"], result.exchanges // 5
+    assert said["low_buckets"] == (1 + interval) * each * said["buckets"]
+    assert said["high_buckets"] == (4 - interval) * each * said["buckets"]
+
+
+def test_all_schedules_but_milestones_are_smooth():
+    assert {SMOOTH[name].get("kind", name) for name in SMOOTH} | {"milestones"} == {
+        *RATES
+    }
+
+
+# milestones -> exchanges in low compression, of five epochs of seven and a look each;
+# two epochs are low in any case.
+DROPS = {
+    (2,): 3 * 7,
+    (4,): 3 * 7,
+    (2.5,): 2 * 7 + 3 + 7,  # amid an epoch, at once, and after the look that saw it
+    (2, 3, 4): 5 * 7,
+    (9,): 2 * 7,
+}
+
+
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize("milestones", DROPS)
+def test_compression_is_low_from_a_milestone_to_the_next_look(milestones, members):
+    problem = make_problem("softmax")
+    rate = {"kind": "milestones", "milestones": milestones, "value": 0.1}
+    config = run(problem, 2, accordion={"eta": inf, "interval": 1}, rate=rate)
+    tables = {**config.tables(), "grid": {"replicas": 2, "members": members}}
+    for result in on_all(2 * members, RunConfig.parse(tables), problem):
+        said = result.report["agreement"]
+        assert result.exchanges == 35
+        assert said["low_buckets"] == DROPS[milestones] * said["buckets"]
+        assert said["high_buckets"] == (35 - DROPS[milestones]) * said["buckets"]
+
+
+@pytest.mark.parametrize("codec", ["powersgd", "topk"])
+def test_it_goes_on_between_a_milestone_and_the_look(codec, tmp_path):
+    """The mode that the drop turned, and that it is still to be looked at."""
+    problem = make_problem("softmax")
+    rate = {"kind": "milestones", "milestones": [2.5], "value": 0.1}
+    turned = {"codec": codec, "interval": 1, "eta": inf}
+    config = run(problem, 3, accordion=turned, rate=rate)
+    whole = in_folder(tmp_path / "whole", config, 3, problem)[0]
+    stop = int(whole.exchanges * 0.56)  # after 2.8 epochs
+    first = in_folder(tmp_path / "again", config, 3, problem, stop=stop)
+    assert {r.status.value for r in first} == {"preempted"}
+    again = in_folder(tmp_path / "again", config, 3, problem)
+    assert {r.weights_sha256 for r in again} == {whole.weights_sha256}
+    lows = [r.report["agreement"]["low_buckets"] for r in (whole, again[0])]
+    assert lows[0] == lows[1] > 2 * whole.exchanges // 5
+
+
+def test_settings_are_those_of_the_authors():
+    assert (AccordionConfig().eta, AccordionConfig().interval) == (0.5, 10)
+
+
 @cache
 def bytes_of_rank(family, replicas, rank):
     """An exchange of powersgd alone, on every replica, and how many there are."""
@@ -114,6 +199,7 @@ def bytes_of_rank(family, replicas, rank):
     return [r.ledger["agreement"]["bytes"] // done for r in results], done
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("replicas", [2, 3, 7])
 @pytest.mark.parametrize("interval", [1, 2])
 def test_bytes_are_the_mixture(replicas, interval):
@@ -209,6 +295,7 @@ def test_a_turn_is_no_change_of_gradients(monkeypatch):
     assert "hl" in modes_in_a_run()
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("codec", ["powersgd", "topk", "dgc", "qsgd", "threshold"])
 def test_it_goes_on_amid_an_interval(codec, tmp_path):
     """Mode, norm, what was summed, and what both modes keep; bit for bit."""

@@ -91,6 +91,7 @@ def test_a_loss_that_crosses_zero_is_not_infinitely_far():
         ((0.7, 0.4, 0.5), "now rising 25 % an epoch"),
         ((0.7, 0.4), "loss 0.4 after 1 epoch, from 0.7 at the start"),
         ((0.7, 0.9), "up from 0.7 at the start"),
+        ((0.7, 9.0, 3.0), "loss 3 after 2 epochs, up from 0.7 at the start"),
     ],
 )
 def test_reached(losses, said):
@@ -132,6 +133,8 @@ def test_an_ending_with_advice_speaks_for_itself(status):
         ((0.7, 0.5, 0.5), "--epochs 1 is enough"),
         (STILL, "the loss hardly moved: a larger rate (--rate 5)"),
         ((0.7, 0.9), "the loss rises"),
+        ((0.7, 9.0, 3.0), "ended above where it began: a smaller rate (--rate 0.05)"),
+        ((0.7, 9.0, 9.0), "ended above where it began: a smaller rate (--rate 0.05)"),
     ],
 )
 def test_advice_about_the_loss(losses, said):

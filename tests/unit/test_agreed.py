@@ -7,7 +7,7 @@ import pytest
 import hpcsgd
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
-from tests.problems import make_problem
+from tests.helpers.problems import make_problem
 
 PROBLEM = make_problem("logistic", n=31, d=4)
 PLAIN = {"epochs": 2, "batch": 4, "steps": 3, "polish": False}

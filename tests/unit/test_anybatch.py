@@ -1,14 +1,12 @@
 """Any-batch rounds: against a plain restatement, and their laws."""
 
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
-from scipy.optimize import minimize
 
 from hpcsgd.errors import HpcsgdError
-from tests.anybatch import (
+from tests.helpers.anybatch import (
     MAPS,
     any_batch,
     check,
@@ -17,8 +15,9 @@ from tests.anybatch import (
     script,
     scripted,
 )
-from tests.harness import make_problem, relative_error, train_on, union_oracle
-from tests.sparse import make_sparse
+from tests.helpers.anybatch_laws import DECAYING, alike_shards, gaps, sorted_problem
+from tests.helpers.harness import make_problem, relative_error, train_on, union_oracle
+from tests.helpers.sparse import make_sparse
 
 # ------------------------------------------------------------------- restatements
 
@@ -146,7 +145,7 @@ def test_uneven_batches_are_that_too_where_replicas_count_by_rows(tmp_path):
     config, chunks = scripted(tmp_path, problem, 3, problem={"l2": 0.0})
     result = train_on(3, config, problem)
     weights = np.zeros((7, 1))
-    from tests.anybatch import residuals, stream
+    from tests.helpers.anybatch import residuals, stream
 
     streams = [stream(config, 53, 3, r) for r in range(3)]
     for counts in chunks[:, : result.exchanges].T:
@@ -183,57 +182,6 @@ def test_simplex_iterates_stay_on_it(tmp_path):
     config, _ = scripted(tmp_path, problem, 3, mirror=MAPS["eg"], rate={"value": 50.0})
     result = train_on(3, config, problem)
     assert np.abs(result.weights).sum(axis=0).max() <= 3.0 * (1 + 1e-12)
-
-
-def sorted_problem():
-    """Rows in the order of their margins: the worst of shards."""
-    problem = make_problem("logistic", n=120, d=11, seed=3)
-    order = np.argsort(problem.X @ np.random.default_rng(5).normal(size=11))
-    return replace(problem, X=problem.X[order], y=problem.y[order])
-
-
-def alike_shards():
-    """Four replicas with the same thirty rows."""
-    one = make_problem("logistic", n=30, d=11, seed=3)
-    return replace(one, X=np.tile(one.X, (4, 1)), y=np.tile(one.y, 4))
-
-
-def least(problem, l2=0.05):
-    """The objective at its minimum."""
-    X, y = problem.X, problem.y
-
-    def loss(w):
-        t = X @ w
-        r = 1 / (1 + np.exp(-t)) - y
-        value = np.mean(np.logaddexp(0, t) - y * t) + l2 / 2 * w @ w
-        return value, X.T @ r / len(y) + l2 * w
-
-    return minimize(loss, np.zeros(11), jac=True, method="BFGS", tol=1e-12).fun
-
-
-def gaps(folder, problem, chunks, batch, sections, every=0, **agreement):
-    """Relative, at every evaluation, and how far replicas are apart at the end."""
-    most, rounds = int(chunks.max()), chunks.shape[1]
-    each = -(-30 // (batch * most))
-    config = any_batch(
-        problem,
-        4,
-        schedule={"batch": batch, "epochs": rounds // each},
-        run={"evaluate_every": every},
-        agreement={
-            "accumulate": most,
-            "replay": script(folder, chunks),
-            "graph": "ring",
-            **agreement,
-        },
-        **sections,
-    )
-    result = train_on(4, config, problem)
-    found = np.array([record["loss"] for record in result.history]) / least(problem)
-    return found - 1, result.report["agreement"]["disagreement"]
-
-
-DECAYING = {"rate": {"kind": "inverse-sqrt", "value": 2.0, "decay": 0.1}}
 
 
 def test_random_batches_converge_and_mixing_brings_replicas_together(tmp_path):

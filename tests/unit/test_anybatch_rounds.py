@@ -16,18 +16,19 @@ from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.stream import Streamed
 from hpcsgd.errors import HpcsgdError
 from hpcsgd.products.any_batches import Stream
-from tests.anybatch import (
+from tests.helpers.anybatch import (
     MAPS,
     any_batch,
     on_all,
     scripted,
 )
-from tests.harness import make_problem, train_on
-from tests.unit.test_gradient import in_folder
+from tests.helpers.gradients import in_folder
+from tests.helpers.harness import make_problem, train_on
 
 # --------------------------------------------------------------------------- bytes
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("columns", [7, 12])
 @pytest.mark.parametrize("name", MAPS)
 def test_bytes_are_those_of_the_formula(name, columns, tmp_path):
@@ -178,6 +179,7 @@ def test_a_log_is_the_same_run_again(tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", MAPS)
 def test_a_run_goes_on_bit_for_bit(name, tmp_path):
     """In mid-run, where replicas differ: streams, maps, log and all."""
@@ -209,6 +211,7 @@ def test_a_run_goes_on_bit_for_bit(name, tmp_path):
         )
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", MAPS)
 def test_another_number_of_replicas_goes_on_from_the_mean(name, tmp_path):
     problem = make_problem("softmax", n=90)

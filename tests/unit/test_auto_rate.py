@@ -12,35 +12,15 @@ from hpcsgd.cli.words import rate
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.families import FAMILIES, get_family
+from hpcsgd.families import FAMILIES
 from hpcsgd.rates import RateConfig, make_rate
 from hpcsgd.tuner.tune import check_rate
 from hpcsgd.updates import UPDATES
-from tests.harness import config_for, make_problem, train_on
-from tests.problems import FAMILIES as NAMES
+from tests.helpers.auto_rate import rate_of, smoothness
+from tests.helpers.harness import config_for, make_problem, train_on
+from tests.helpers.problems import FAMILIES as NAMES
 
 AUTO = {"value": "auto"}
-
-
-def rate_of(result):
-    return result.config["rate"]["value"]
-
-
-def curvatures(problem, c, offset):
-    """∂r/∂t of every row: its bound, or the larger of two scores by formula."""
-    bound = get_family(problem.family).curvature
-    if np.isfinite(bound):
-        return c * bound
-    y, exposed = problem.y, np.exp(offset)
-    null = (c @ y) / (c @ exposed) * exposed
-    if problem.family == "poisson":
-        return c * np.maximum(null, y)
-    return c * np.maximum(y / null, 1.0)
-
-
-def smoothness(problem, c, offset, intercept):
-    squares = np.square(problem.X).sum(axis=1) + intercept
-    return np.max(curvatures(problem, c, offset) * squares)
 
 
 @pytest.mark.parametrize("family", NAMES)

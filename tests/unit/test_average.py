@@ -6,8 +6,8 @@ import pytest
 from hpcsgd.data.partition import split_range
 from hpcsgd.data.sampling import Sampler, plan_groups
 from hpcsgd.errors import ConfigError
-from tests import oracle
-from tests.harness import config_for, make_problem, relative_error, train_on
+from tests.helpers import oracle
+from tests.helpers.harness import config_for, make_problem, relative_error, train_on
 
 
 def local_sgd(problem, config, replicas):

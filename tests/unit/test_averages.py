@@ -18,10 +18,10 @@ from hpcsgd.memory.agreed import of_slow
 from hpcsgd.precision import Precision
 from hpcsgd.result import Status
 from hpcsgd.timing import Clock
-from tests.averages import ROWS, config_of, error_of
-from tests.harness import make_problem, relative_error, train_on
-from tests.sparse import make_sparse
-from tests.swarm import Swarm
+from tests.helpers.averages import CHANGING, ROWS, SLOW, config_of, error_of
+from tests.helpers.harness import make_problem, relative_error, train_on
+from tests.helpers.sparse import make_sparse
+from tests.helpers.swarm import Swarm
 
 DIVERGING = {"kind": "constant", "value": 1e8}
 
@@ -32,6 +32,17 @@ def test_equals_the_same_step_by_step(row, members, n):
     """Last batches are smaller, and of 129 rows one replica has an exchange more."""
     problem = make_problem("logistic", n=n, d=7)
     assert error_of(problem, config_of(problem, row, 4, members)) < 1e-11
+
+
+@pytest.mark.parametrize("row", [*SLOW, "postlocal"])
+@pytest.mark.parametrize("rate", CHANGING)
+@pytest.mark.parametrize("members, n", [(1, 129), (2, 58)])
+def test_rates_that_change_between_slow_steps(row, rate, members, n):
+    """Slow momentum is a sum of gradients, which a slow step takes at its own rate."""
+    problem = make_problem("logistic", n=n, d=7)
+    more = {"rate": CHANGING[rate], "schedule": {"epochs": 4}}
+    config = config_of(problem, row, 4, members, **more)
+    assert error_of(problem, config) < 1e-11
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -68,6 +79,7 @@ def test_each_way_with_momentum_is_another():
     assert len(prints) == 3
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize("row", ROWS)
 def test_gathered_and_sparse_rows(row):
     problem = make_problem("logistic", n=58, d=7)
@@ -126,6 +138,7 @@ def test_svrg_takes_snapshots_of_what_all_agree_on(row):
     assert len(prints) == 1
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("row", ROWS)
 def test_models_of_a_sweep_average_alike(row):
     """Each is the run of its own penalty, K = 3 of them in one state."""
@@ -138,6 +151,22 @@ def test_models_of_a_sweep_average_alike(row):
     many = run_ranks(4, on_rank)[0]
     for k, l2 in enumerate(penalties):
         alone = train_on(4, config_of(problem, row, problem={"l2": l2}), problem)
+        np.testing.assert_allclose(many.weights[:, k], alone.weights, rtol=1e-10)
+
+
+@pytest.mark.parametrize("row", SLOW)
+def test_models_of_a_sweep_over_rates_that_fall(row):
+    """Each is the run of its own rate, with the slow momentum of that."""
+    problem, fall = make_problem("logistic", n=117, d=7), CHANGING["inverse"]
+    config, rates = config_of(problem, row, rate=fall), [0.05, 0.1, 0.2]
+
+    def on_rank(world):
+        return sweep(config, rate=rates, X=problem.X, y=problem.y, world=world)
+
+    many = run_ranks(4, on_rank)[0]
+    for k, rate in enumerate(rates):
+        one = config_of(problem, row, rate={**fall, "value": rate})
+        alone = train_on(4, one, problem)
         np.testing.assert_allclose(many.weights[:, k], alone.weights, rtol=1e-10)
 
 
@@ -174,6 +203,7 @@ def test_a_rank_that_fails_frees_the_others(row):
         run_ranks(4, on_rank)
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("row", ROWS)
 def test_reproducible_runs_and_low_precision(row):
     problem = make_problem("logistic", n=58, d=7)

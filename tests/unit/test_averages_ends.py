@@ -5,10 +5,10 @@ from math import ceil
 import numpy as np
 import pytest
 
-from tests.averages import config_of
-from tests.contracts.codec import Alone, moments, opened, parts_of
-from tests.harness import make_problem, train_on
-from tests.unit.test_averages_laws import gap
+from tests.helpers.averages import config_of
+from tests.helpers.averages_laws import gap
+from tests.helpers.contracts.codec import Alone, moments, opened, parts_of
+from tests.helpers.harness import make_problem, train_on
 
 LOCAL = {"kind": "average"}
 

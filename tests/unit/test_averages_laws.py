@@ -7,12 +7,15 @@ import pytest
 
 from hpcsgd.agreement import AGREEMENTS, Average, FedAvg, Hierarchical, SlowMo
 from hpcsgd.agreement.slowmo import MOMENTUM, slow_step
+from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.data.partition import split_range
 from hpcsgd.data.sampling import Sampler
-from tests import oracle
-from tests.averages import ROWS, config_of
-from tests.harness import config_for, make_problem, relative_error, train_on
-from tests.problems import Problem
+from hpcsgd.products.base import State
+from tests.helpers import oracle
+from tests.helpers.averages import ROWS, config_of
+from tests.helpers.averages_laws import L2, gap, heterogeneous
+from tests.helpers.harness import config_for, make_problem, relative_error, train_on
 
 REPLICAS = 4
 
@@ -58,6 +61,7 @@ SAME = {
 }
 
 
+@pytest.mark.cases(9)
 @pytest.mark.parametrize(
     "members, momentum", [(1, "average"), (2, "keep"), (1, "reset")]
 )
@@ -137,6 +141,63 @@ def test_slow_momentum_of_every_step_is_heavy_ball(alpha, beta, sharded):
     assert relative_error(train_on(4, config, problem), wanted) < 1e-12
 
 
+SHAPES = {
+    "constant": lambda k: 0.4,
+    "inverse": lambda k: 0.4 / (1 + 0.5 * k),
+    "inverse-sqrt": lambda k: 0.4 / np.sqrt(1 + 0.5 * k),
+}
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("kind", SHAPES)
+def test_slow_momentum_is_that_of_the_paper(kind, sharded):
+    """Wang, Tantia, Ballas and Rabbat, ICLR 2020, Algorithm 1, in float64.
+
+    Two replicas take τ = 3 steps on all of their rows between slow steps.
+    """
+    problem, tau, alpha, beta = make_problem("gaussian", n=24, d=5), 3, 0.9, 0.6
+    parts = [(problem.X[part], problem.y[part]) for part in np.split(np.r_[:24], 2)]
+    x = np.zeros(5)
+    u = np.zeros(5)
+    for first in range(0, 12, tau):
+        ends = []
+        for X, y in parts:
+            w = x.copy()
+            for step in range(first, first + tau):
+                w -= SHAPES[kind](step) * (X.T @ (X @ w - y) / 12 + L2 * w)
+            ends.append(w)
+        fast = SHAPES[kind](first + tau - 1)  # γ_t, the rate where the slow step is
+        u = beta * u + (x - np.mean(ends, axis=0)) / fast
+        x = x - alpha * fast * u
+    asked = {"slow_rate": alpha, "slow_momentum": beta, "slow_sharded": sharded}
+    config = config_for(
+        problem,
+        problem={"l2": L2},
+        rate={"value": 0.4, "kind": kind, "decay": 0.5 * (kind != "constant")},
+        schedule={"batch": 12, "steps": 1, "epochs": 12, "period": tau},
+        products={"kind": "direct"},
+        grid={"replicas": 2, "members": 1},
+        agreement={"kind": "slowmo", **asked},
+    )
+    found = train_on(2, config, problem).weights
+    np.testing.assert_allclose(np.ravel(found), x, rtol=1e-11)
+
+
+def test_a_rate_that_has_fallen_to_zero_divides_nothing():
+    """The last steps of a cosine of 10⁸ steps have a rate of 0 in float64."""
+    grid = Grid(SerialCommunicator(), 1, 1)
+    rates = {1: 0.5, 2: 0.0, 3: 0.0}
+    slow = SlowMo(Average(grid, 1.0, 1), 1, 1.0, 0.5, rates.__getitem__)
+    state = State(weights=np.ones((3, 1)), intercept=None)
+    slow.prepare(state)
+    slow.start(state, 0)
+    state.weights[...] = 0.0
+    for exchange in rates:
+        slow.after_exchange(state, exchange)
+        np.testing.assert_array_equal(state.weights, 0.0)
+    np.testing.assert_array_equal(state.memory[MOMENTUM], 0.0)
+
+
 def test_a_slow_step_is_the_formula():
     rng = np.random.default_rng(0)
     mean, start, slow = rng.normal(size=(3, 5, 2))
@@ -164,61 +225,6 @@ def test_replicas_with_equal_rows_are_one_process(row):
 
 
 # The worst case of methods that average: shards sorted by margin, λ = 0.05.
-
-
-def heterogeneous(n=800, d=24, seed=2):
-    rng = np.random.default_rng(seed)
-    X = rng.normal(size=(n, d))
-    margin = X @ rng.normal(size=d) / (2 * np.sqrt(d))
-    y = (rng.uniform(size=n) < 1 / (1 + np.exp(-margin))).astype(float)
-    order = np.argsort(margin)
-    none = np.zeros(0)
-    return Problem("logistic", X[order], y[order], none, none, 1, 1.0)
-
-
-L2 = 0.05
-
-
-def best(problem):
-    """min F by Newton's method, and the curvature bound L."""
-    X, y = problem.X, problem.y
-    w = np.zeros(X.shape[1])
-    for _ in range(30):
-        p = 1 / (1 + np.exp(-X @ w))
-        g = X.T @ (p - y) / len(y) + L2 * w
-        H = (X.T * (p * (1 - p))) @ X / len(y) + L2 * np.eye(len(w))
-        w -= np.linalg.solve(H, g)
-    return loss(problem, w), float(np.linalg.norm(X, 2) ** 2 / (4 * len(y)) + L2)
-
-
-def loss(problem, w):
-    t = problem.X @ w
-    return np.mean(np.logaddexp(0, t) - problem.y * t) + L2 / 2 * w @ w
-
-
-HARD = heterogeneous()
-OPTIMUM, CURVATURE = best(HARD)
-
-
-def gap(agreement, slower=1.0, tau=8, problem=HARD, replicas=4, passes=160, **sections):
-    """Relative gap at the fixed point; whole shards a step, τ of them an exchange."""
-    least = OPTIMUM if problem is HARD else best(problem)[0]
-    rate = 1 / CURVATURE if problem is HARD else 1 / best(problem)[1]
-    rows = -(-len(problem.X) // replicas)
-    steps = int(passes * slower)
-    config = config_for(
-        problem,
-        problem={"l2": L2},
-        rate={"value": rate / slower},
-        schedule={"batch": rows, "steps": 1, "epochs": steps, "period": tau},
-        products={"kind": "direct"},
-        grid={"replicas": replicas, "members": 1},
-        agreement=agreement,
-        run={"check_every": 10**5, "gap_every": 0},
-        **sections,
-    )
-    found = train_on(replicas, config, problem)
-    return loss(problem, found.weights) / least - 1
 
 
 def test_local_sgd_is_biased_by_the_square_of_the_rate():
@@ -309,6 +315,7 @@ BROKEN = [
 ]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("place, mistake, agreement", BROKEN)
 def test_a_mistake_shows(place, mistake, agreement, monkeypatch):
     """The gap of the broken twin is three times as large, at least."""

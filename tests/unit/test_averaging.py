@@ -9,8 +9,8 @@ from hpcsgd.api import train
 from hpcsgd.averaging import AverageConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.sweeps.api import sweep
-from tests import oracle
-from tests.harness import config_for, make_problem, relative_error, train_on
+from tests.helpers import oracle
+from tests.helpers.harness import config_for, make_problem, relative_error, train_on
 
 TAIL = {"kind": "tail", "share": 0.5}
 

@@ -16,10 +16,11 @@ from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
 from hpcsgd.result import Status
-from tests.bagua import MOMENTUM, ORACLES, ROWS, Momentum, config_of, to_a_byte
-from tests.equivalence.test_gradient import agreed
-from tests.harness import make_problem, relative_error, train_on, union_oracle
-from tests.sparse import make_sparse
+from tests.helpers.bagua import MOMENTUM, ROWS, Momentum, config_of
+from tests.helpers.bagua_runs import expected
+from tests.helpers.gradients import agreed
+from tests.helpers.harness import make_problem, relative_error, train_on, union_oracle
+from tests.helpers.sparse import make_sparse
 
 EVEN = ("pairs",)  # rows that need an even number of replicas
 
@@ -29,34 +30,6 @@ def error_of(problem, config, row, stored=None):
     result = train_on(grid.replicas * grid.members, config, stored or problem)
     assert result.status is Status.COMPLETED
     return relative_error(result, expected(config, problem, row))
-
-
-def expected(config, problem, row):
-    if row == "qadam":
-        return Momentum(config, problem, coder(config.grid)).run()
-    return ORACLES[row](config, problem).run()
-
-
-def coder(grid):
-    """bytegrad in NumPy: pieces as bytes, their mean as bytes again, by members."""
-
-    def one(parts):
-        flat = [np.asarray(p, dtype=float).reshape(-1) for p in parts]
-        each = piece_words(flat[0].size, len(flat))
-        pad = [np.append(f, np.full(each * len(flat) - f.size, f[-1])) for f in flat]
-        told = []
-        for r in range(len(flat)):
-            piece = slice(r * each, (r + 1) * each)
-            told.append(to_a_byte(sum(to_a_byte(p[piece]) for p in pad) / len(flat)))
-        return np.concatenate(told)[: flat[0].size].reshape(parts[0].shape)
-
-    def whole(parts):
-        if len(parts) == 1:
-            return parts[0]
-        cuts = [np.array_split(part, grid.members) for part in parts]
-        return np.concatenate([one(list(block)) for block in zip(*cuts, strict=True)])
-
-    return whole
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -69,6 +42,7 @@ def test_every_row_is_its_formula(row, replicas):
     assert error_of(problem, config_of(problem, row, replicas), row) < 1e-11
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("row", ROWS)
 def test_members_momentum_and_batches_that_travel_together(row):
     problem = make_problem("logistic")

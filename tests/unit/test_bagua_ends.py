@@ -5,14 +5,14 @@ import pytest
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.result import Status
-from tests.bagua import MOMENTUM, ROWS, config_of
-from tests.equivalence.test_gradient import agreed
-from tests.harness import make_problem, train_on
-from tests.unit.test_gradient import in_folder
+from tests.helpers.bagua import MOMENTUM, ROWS, config_of
+from tests.helpers.gradients import agreed, in_folder
+from tests.helpers.harness import make_problem, train_on
 
 # --------------------------------------------------------------------- endings
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("row", [*ROWS, "leaders"])
 def test_a_run_goes_on_bit_for_bit(row, tmp_path):
     """Between any two exchanges, on replicas of members; what travels is saved."""

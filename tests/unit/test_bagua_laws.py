@@ -8,16 +8,17 @@ import pytest
 
 from hpcsgd.agreement.decentralised import MixPairs
 from hpcsgd.agreement.decentralised_low import LowPrecision
-from hpcsgd.agreement.flat import positions, put_positions
-from tests.bagua import Ring, config_of
-from tests.harness import config_for, train_on
-from tests.unit.test_averages_laws import CURVATURE, HARD, L2, OPTIMUM, gap, loss
+from tests.helpers.averages_laws import CURVATURE, HARD, L2, OPTIMUM, gap, loss
+from tests.helpers.bagua import Ring, config_of
+from tests.helpers.bagua_laws import always_the_same, without_feedback
+from tests.helpers.harness import config_for, train_on
 
 ALL = {"kind": "decentralized"}
 PAIRS = {"kind": "decentralized", "peers": "shift_one"}
 LOW = {"kind": "decentralized-low"}
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("asked", [ALL, PAIRS, LOW], ids=["all", "pairs", "low"])
 def test_the_mean_model_is_near_the_optimum(asked):
     """Off by the square of the rate: below 0.01 % at a quarter of 1/L."""
@@ -26,35 +27,10 @@ def test_the_mean_model_is_near_the_optimum(asked):
     assert gap(asked, slower=12.0, tau=1, passes=30) < found / 4
 
 
-def always_the_same(self, words, number):
-    return start(self, words, 0)
-
-
-start = MixPairs.start
-
-
 def test_pairs_that_never_change_are_worse(monkeypatch):
     good = gap(PAIRS, slower=4.0, tau=1, passes=40)
     monkeypatch.setattr(MixPairs, "start", always_the_same)
     assert gap(PAIRS, slower=4.0, tau=1, passes=40) > 5 * good
-
-
-def without_feedback(self, state, task):
-    """Neighbours are set from weights in 8 bits, and no δ says what was lost."""
-    before = positions(state, self.columns)
-    self._whole_gradient(state)
-    self._descend(state)
-    own = positions(state, self.columns)
-    for share, theirs in zip(self.shares, self.neighbours, strict=True):
-        own += share * (theirs - before)
-    put_positions(state, own, self.columns)
-    for theirs in self.neighbours:
-        theirs[...] = 0.0
-    record = self._encode(own)
-    with self.overlap.posting():
-        land = self._send(record)
-    with self.overlap.waiting():
-        land()
 
 
 def test_weights_in_8_bits_are_worse_than_moves(monkeypatch):

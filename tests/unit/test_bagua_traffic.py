@@ -5,8 +5,8 @@ import pytest
 from hpcsgd.codecs.two_phase import piece_words
 from hpcsgd.comm.delayed import Delayed
 from hpcsgd.comm.network import Network
-from tests.bagua import config_of
-from tests.harness import make_problem, train_on
+from tests.helpers.bagua import config_of
+from tests.helpers.harness import make_problem, train_on
 
 # --------------------------------------------------------------------- overlap
 

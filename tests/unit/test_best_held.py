@@ -10,7 +10,7 @@ from hpcsgd.best_held import BestHeld
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
 from hpcsgd.sweeps.api import sweep
-from tests.harness import config_for, make_problem, train_on
+from tests.helpers.harness import config_for, make_problem, train_on
 
 PROBLEM = make_problem("logistic", n=61, d=5)
 

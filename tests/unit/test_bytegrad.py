@@ -10,7 +10,12 @@ from hpcsgd.codecs import bytegrad
 from hpcsgd.codecs.bytegrad import Ranges
 from hpcsgd.codecs.two_phase import Said, start_two_phase
 from hpcsgd.comm.threads import run_ranks
-from tests.contracts.codec import ROWS, exchange, keeps_what_it_has_not_sent, parts_of
+from tests.helpers.contracts.codec import (
+    ROWS,
+    exchange,
+    keeps_what_it_has_not_sent,
+    parts_of,
+)
 
 
 class AsTheyAre:

@@ -22,14 +22,14 @@ from hpcsgd.data.memory import MemoryReader
 from hpcsgd.errors import ConfigError
 from hpcsgd.machine_file import Known, MachineFile
 from hpcsgd.timing import Clock
-from tests.harness import (
+from tests.helpers.harness import (
     config_for,
     make_problem,
     oracle_for,
     relative_error,
     train_on,
 )
-from tests.sparse import make_sparse
+from tests.helpers.sparse import make_sparse
 
 OPEN = {"batch": 4, "steps": "auto", "epochs": 3}
 

@@ -6,7 +6,7 @@ from hpcsgd.cost import Job, Machine
 from hpcsgd.errors import ConfigError
 from hpcsgd.products import PRODUCTS, choose, get_product
 from hpcsgd.products.choose import ProductsConfig, candidates, uses_look_ahead
-from tests.harness import config_for, make_problem, train_on
+from tests.helpers.harness import config_for, make_problem, train_on
 
 WIDE = Job(
     members=2,

@@ -7,7 +7,7 @@ import pytest
 from hpcsgd.api import train
 from hpcsgd.comm.threads import ThreadCommunicator, run_ranks
 from hpcsgd.methods import METHODS
-from tests.harness import config_for, make_problem
+from tests.helpers.harness import config_for, make_problem
 
 PROBLEM = make_problem("softmax", n=40, d=6)
 MORE = {
@@ -45,6 +45,7 @@ def groups(monkeypatch):
     return opened, closed
 
 
+@pytest.mark.cases(26)
 @pytest.mark.parametrize("row", ROWS)
 def test_every_group_that_is_opened_is_closed(row, groups, tmp_path):
     """On every rank, once; two of the grid, and those of the agreement."""

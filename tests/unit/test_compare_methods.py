@@ -16,12 +16,13 @@ from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
 from hpcsgd.loss_plots import COSTS, loss_curves
 from hpcsgd.methods import METHODS, Method
+from hpcsgd.rates import RateConfig
 from hpcsgd.study import compare, compare_methods
 from hpcsgd.study.comparison import BRIEF
 from hpcsgd.study.line_up import LINE_UP, line_up, parse_methods
 from hpcsgd.study.methods import of_row
-from hpcsgd.study.settings import Refusal
-from tests.harness import make_problem
+from hpcsgd.study.settings import Refusal, make_setting
+from tests.helpers.harness import make_problem
 
 BATCH = 24  # divided by 1, 2, 3, 4 and 6 replicas, in two batches or more
 BASE = {
@@ -90,11 +91,13 @@ def hand_written(name, ranks):
         if "agreement.accumulate" in settings:
             agreement["accumulate"] = gcd(own, settings["agreement.accumulate"])
         direct = {} if "products.kind" in settings else DIRECT
+        steps_by_adam = settings.get("update.kind") == "adam"
         return {
             "grid": {"replicas": ranks, "members": 1},
             "schedule": {"batch": own // agreement.get("accumulate", 1)},
             "agreement": agreement,
             "products": direct,
+            "rate": {"value": 0.01} if steps_by_adam else {},
         }
     if name == "hybrid":
         return {
@@ -146,6 +149,7 @@ def test_batches_that_accumulate_are_parts_of_the_global_batch():
     }
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_row_is_a_run_of_train(ranks):
     """The same bits, messages, words and bytes as that method alone."""
@@ -301,6 +305,7 @@ def test_a_batch_need_be_shared_by_the_methods_that_were_asked_for_alone():
     assert [entry.global_batch for entry in line_up("sgd,casgd", odd, 4)] == [7, 7]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", ["softmax", "sparse"])
 def test_other_problems(kind):
     """Scores and stored values of other kinds: trained, or refused in a sentence."""
@@ -362,7 +367,10 @@ def test_rows_that_step_by_another_rule_are_named():
     found = compared(2, "sgd,ddp,qadam")
     assert found.others == {"adam": ["qadam"]}
     assert [row["update"] for row in found.as_dict()["rows"]] == ["sgd", "sgd", "adam"]
-    assert "qadam: steps by adam, not by sgd" in "\n".join(_notes(found))
+    assert [row["rate"] for row in found.as_dict()["rows"]] == [0.2, 0.2, 0.01]
+    assert "qadam: steps by adam at a rate of 0.01, not by sgd" in (
+        "\n".join(_notes(found))
+    )
     assert compared(2, "sgd,ddp").others == {}
 
 
@@ -380,5 +388,121 @@ def test_rows_that_never_began_are_named():
         in said
     )
     assert compared(2, names, **begun).before == {}
+    seldom = compared(2, "ddp,accordion,accordion-batch")
+    epochs = seldom.rows[0].setting.config.schedule.epochs
+    end = f"until accordion.interval + 1 = 11 epochs, and the run had {epochs}"
+    assert seldom.before == {
+        "accordion": f"it compressed little {end}",
+        "accordion-batch": f"its batches were small {end}",
+    }
     late = compared(2, names, codec={"start": exchanges})
     assert "all words went as they are" in late.before["powersgd"]
+
+
+def rates(names, **sections):
+    """name -> rate of its row on two ranks."""
+    entries = line_up(names, over({"rate": {"value": 8.0}, **BASE}, **sections), 2)
+    return {one.name: one.config.rate.value for one in entries}
+
+
+def test_rules_that_measure_rates_in_other_units_have_one_of_their_own():
+    """Unless the rate that all share is meant for them."""
+    eight = {"rate": {"value": 8.0}}
+    found = rates("sgd,ddp,qadam,infinity,anybatch", **eight)
+    assert found == {
+        **dict.fromkeys(("sgd", "ddp", "anybatch"), 8.0),
+        **dict.fromkeys(("qadam", "infinity"), 0.01),
+    }
+    open_ended = rates("ddp,qadam", rate={"value": "auto", "norm": "batches"})
+    assert open_ended == {"ddp": 0.0, "qadam": 0.01}
+    scaled = rates("ddp,qadam", rate={"value": 8.0, "per_batch": 4})
+    assert scaled == {"ddp": 8.0, "qadam": 0.01}
+    mapped = rates("ddp,anybatch", **eight, mirror={"kind": "diagonal"})
+    assert mapped == {"ddp": 8.0, "anybatch": 0.1}
+    adam = rates("ddp,qadam", rate={"value": 0.02}, update={"kind": "adam"})
+    assert adam == {"ddp": 0.02, "qadam": 0.02}
+    grad = rates("ddp,infinity", rate={"value": 0.3}, update={"kind": "adagrad"})
+    assert grad == {"ddp": 0.3, "infinity": 0.3}
+
+
+@pytest.mark.parametrize(
+    "base, own, wanted",
+    [
+        ({}, {"update": {"kind": "adam"}}, 0.01),
+        ({}, {"update": {"kind": "adagrad"}}, 0.1),
+        ({}, {"update": {"normalise": True}}, 0.1),
+        ({}, {"agreement": {"method": "qadam"}}, 0.01),
+        ({}, {"update": {"kind": "momentum"}}, 8.0),
+        ({}, {"update": {"kind": "adam"}, "rate": {"value": 0.5}}, 0.5),
+        ({"update": {"kind": "adam"}}, {}, 8.0),
+        ({"update": {"kind": "adam"}}, {"update": {"kind": "adagrad"}}, 0.1),
+        ({"agreement": {"method": "qadam"}}, {}, 8.0),
+    ],
+)
+def test_settings_have_them_too(base, own, wanted):
+    gradient = {"agreement": {"kind": "gradient"}, "schedule": {"steps": 1}}
+    shared = over(gradient, **base, rate={"value": 8.0})
+    if "method" in {**shared["agreement"], **own.get("agreement", {})}:
+        shared["agreement"].pop("kind")
+    assert make_setting("a", shared, own).config.rate.value == wanted
+
+
+def test_adam_learns_beside_a_rate_for_sgd():
+    """At the rate of the others it ended ten times above where it began."""
+    drawn = make_problem("logistic")
+    found = compared(2, "sgd,ddp,qadam", drawn, rate={"value": 2.0})
+    assert [row.status for row in found.rows] == ["completed"] * 3
+    assert found.others == {"adam": ["qadam"]}
+    assert "qadam: steps by adam at a rate of 0.01, not by sgd at a rate of 2" in (
+        "\n".join(_notes(found))
+    )
+
+
+def test_runs_that_end_above_where_they_began_are_worse():
+    """They went to their end, and learnt nothing that anybody would keep."""
+    found = compared(2, "sgd,ddp,local", rate={"value": 60.0})
+    for row in found.rows:
+        began = row.result.history[0]["loss"]
+        assert row.result.status.value == "completed" and row.result.loss > began
+    assert found.worse == ["sgd", "ddp", "local"] and not found.diverged
+    said = json.loads(found.json())
+    for table in ("rows", "settings"):
+        assert [row["status"] for row in said[table]] == ["worse"] * 3
+
+
+def test_losses_are_not_held_to_a_row_that_is_worse():
+    problem, config = make_problem("logistic"), over(BASE, run={"fall_back": False})
+    entries = line_up("sgd,ddp", config, 1)
+    for rates, name in (((60.0, 0.2), "ddp"), ((0.2, 60.0), "sgd")):
+        settings = [
+            replace(one, config=replace(one.config, rate=RateConfig(value=rate)))
+            for one, rate in zip(entries, rates, strict=True)
+        ]
+        found = compare(settings, X=problem.X, y=problem.y, repeats=1)
+        assert found.reference.name == name and len(found.worse) == 1
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_bytes_on_the_wire_are_those_of_each_collective(ranks):
+    """Of the bytes that a rank gives: by the formula of what carries them."""
+    found = everything(ranks)
+    given = {row.name: row.traffic("bytes") for row in found.rows}
+    wire = {row["method"]: row["wire_bytes"] for row in found.as_dict()["rows"]}
+    ring = 2 * (ranks - 1) / ranks  # of an all-reduce
+    for name in ("sgd", "casgd", "ddp", "randomk", "powersgd", "local", "slowmo"):
+        assert wire[name] == pytest.approx(ring * given[name]), name
+    # A count of rows and an intercept are summed, 8 bytes; what is encoded is gathered.
+    tails = 8 * {row.name: row for row in found.rows}["ddp"].result.exchanges
+    for name in ("sign", "byte", "qsgd", "nuqsgd", "topk"):
+        gathered = (ranks - 1) * (given[name] - tails)
+        assert wire[name] == pytest.approx(ring * tails + gathered), name
+    # A sum of parts and a gather of them are an all-reduce in two.
+    assert wire["zero1"] == pytest.approx(wire["ddp"]) and given["zero1"] > given["ddp"]
+    # Swaps go straight to a neighbour; one average of all is at the end.
+    last = given["local"] / 2
+    swapped = given["decentralized-low"] - last
+    assert wire["decentralized-low"] == pytest.approx(swapped + ring * last)
+
+
+def test_one_rank_puts_nothing_on_the_wire():
+    assert {row.wire_bytes for row in compared(1, "sgd,ddp,topk").rows} == {0.0}

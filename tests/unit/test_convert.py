@@ -12,22 +12,10 @@ from hpcsgd.data.recipe import Recipe
 from hpcsgd.data.source import Outline, Rows
 from hpcsgd.data.transform import count_test, is_test, unit_rows
 from hpcsgd.errors import ConfigError, DataError
+from tests.helpers.conversion import Quiet
 
 test_path.__test__ = False  # a path of a test set, no test
 ROWS, COLS = 700, 5
-
-
-class Quiet:
-    """Progress that nobody looks at, but the test may."""
-
-    def __init__(self):
-        self.passes = []
-
-    def begin(self, what, size):
-        self.passes.append(what)
-
-    def at(self, position):
-        pass
 
 
 class InMemory:
@@ -132,6 +120,7 @@ def test_shares_and_seeds_of_the_split():
     assert (is_test(rows, 0.5, 0) == is_test(np.arange(2000), 0.5, 0)[:1000]).all()
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("break_at", [0, 64, 320, 640])
 @pytest.mark.parametrize("fraction", [0.0, 0.2])
 @pytest.mark.parametrize("flush", [0.0, 1e9])

@@ -22,9 +22,20 @@ from hpcsgd.schedule import blocks_of
 from hpcsgd.storage import encode, widen_bf16
 from hpcsgd.updates import UPDATES, make_update
 from hpcsgd.updates.unroll import unroll
-from tests.harness import config_for, make_problem, train_on
+from tests.helpers.cpu import (
+    RAGGED,
+    RATES,
+    SIZES,
+    WIDTHS,
+    Spied,
+    kernels,
+    sampled,
+    sets_here,
+)
+from tests.helpers.harness import config_for, make_problem, train_on
 
-RAGGED, RATES = blocks_of((9, 4, 4, 13, 2)), (0.3, 0.2, 0.2, 0.1, 0.4)
+__all__ = ["kernels"]  # a fixture
+
 EMPTY = np.empty(0, dtype=np.float32)
 compiled = pytest.mark.skipif(not cpu.available(), reason=cpu.why())
 
@@ -74,38 +85,6 @@ def test_switched_off_says_so():
     assert done.stdout.strip() == "False switched off by HPCSGD_NATIVE", done.stderr
 
 
-def sets_here():
-    """The sets of instructions that this processor can run, each with its object."""
-    best = cpu.isa.best()[1]
-    known = cpu.isa.SETS
-    return known[: known.index(best) + 1] if best else ()
-
-
-@pytest.fixture(params=sets_here())
-def kernels(request, monkeypatch):
-    """The kernels of one set, in place of the best one."""
-    monkeypatch.setenv("HPCSGD_ISA", request.param)
-    cpu.isa.best.cache_clear()
-    cpu._functions.cache_clear()
-    assert cpu.instructions() == request.param
-    yield request.param
-    monkeypatch.undo()
-    cpu.isa.best.cache_clear()
-    cpu._functions.cache_clear()
-
-
-def sampled(n, d, m, storage, spare=0):
-    """(matrix as stored, its exact values, row numbers); `spare` columns beside it."""
-    rng = np.random.default_rng(n + d + m)
-    X = rng.normal(size=(n, d + spare)).astype(np.float32)
-    stored = encode(X, storage)[:, :d]
-    exact = widen_bf16(stored, np.float64) if storage == "bf16" else stored
-    return stored, exact.astype(np.float64), rng.integers(0, n, size=m)
-
-
-WIDTHS = [1, 2, 7, 8, 9, 15, 16, 31, 33, 64, 100, 1023, 1024, 1025, 2051]
-
-
 @pytest.mark.parametrize("storage", ["fp32", "bf16"])
 @pytest.mark.parametrize("d", WIDTHS)
 def test_margins_and_updates(kernels, d, storage):
@@ -124,9 +103,6 @@ def test_margins_and_updates(kernels, d, storage):
         )
         cpu.update(matrix, rows, r, w)
         assert (np.abs(w - wanted) <= 1e-6 * scale).all()
-
-
-SIZES = [(1,), (1, 1), (7,) * 5 + (2,), (8,) * 8, (32, 32, 5), (1,) * 40, (14,) * 20]
 
 
 @pytest.mark.parametrize("storage", ["fp32", "bf16"])
@@ -260,26 +236,6 @@ def test_steps_between_messages_are_those_of_numpy(
     assert calls.were_taken(update)
     tolerance = 1e-5 if recipe == "fp32" else 1e-4
     assert np.abs(found[0] - found[1]).max() <= tolerance * np.abs(found[0]).max()
-
-
-class Spied:
-    """What a function returned, call by call."""
-
-    def __init__(self):
-        self.done = []
-
-    def around(self, function):
-        def spy(*arguments):
-            self.done.append(function(*arguments))
-            return self.done[-1]
-
-        return spy
-
-    def were_taken(self, update):
-        """Whether every call did its work; steps of SVRG are NumPy's, without one."""
-        if update == "svrg":
-            return not self.done
-        return bool(self.done) and not any(made is None for made in self.done)
 
 
 def test_scores_beyond_the_bound_are_clipped_as_numpy_does(kernels):

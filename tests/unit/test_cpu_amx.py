@@ -14,7 +14,7 @@ from hpcsgd.assets import path as asset
 from hpcsgd.backends import bf16_gram, cpu, isa
 from hpcsgd.schedule import blocks_of
 from hpcsgd.storage import encode, widen_bf16
-from tests.unit.test_cpu import SIZES, WIDTHS, sampled
+from tests.helpers.cpu import SIZES, WIDTHS, sampled
 
 KERNELS = asset("kernels/cpu/gram_amx.c").parent
 COMPILER = shlex.split(sysconfig.get_config_var("CC") or "cc")
@@ -98,6 +98,7 @@ def gram_of(Y, sizes):
 RAGGED = [*SIZES, (40, 3, 60), (1, 16, 16, 32), (100, 5, 200), (33,) * 3, (5, 300)]
 
 
+@pytest.mark.cases(11)
 @pytest.mark.parametrize("sizes", RAGGED, ids=lambda s: f"{len(s)}x{s[0]}")
 @pytest.mark.parametrize("d", [1, 31, 33, 512, 513])
 def test_sums_of_integers_are_exact(kernels, d, sizes):

@@ -10,8 +10,8 @@ from hpcsgd.backends import columns, cpu, native
 from hpcsgd.backends.host import HostBackend
 from hpcsgd.backends.native import NativeBackend
 from hpcsgd.precision import RECIPES
-from tests.harness import config_for, make_problem
-from tests.unit.test_cpu import WIDTHS, Spied, kernels, sampled, sets_here
+from tests.helpers.cpu import WIDTHS, Spied, kernels, sampled, sets_here
+from tests.helpers.harness import config_for, make_problem
 
 __all__ = ["kernels"]  # a fixture
 compiled = pytest.mark.skipif(not cpu.available(), reason=cpu.why())

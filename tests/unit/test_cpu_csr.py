@@ -19,9 +19,9 @@ from hpcsgd.errors import DataError
 from hpcsgd.precision import RECIPES
 from hpcsgd.schedule import blocks_of
 from hpcsgd.storage import encode, widen_bf16
-from tests.harness import config_for
-from tests.sparse import as_csr, make_sparse
-from tests.unit.test_cpu import SIZES, Spied, kernels, sets_here
+from tests.helpers.cpu import SIZES, Spied, kernels, sets_here
+from tests.helpers.harness import config_for
+from tests.helpers.sparse import as_csr, make_sparse
 
 __all__ = ["kernels"]  # a fixture
 compiled = pytest.mark.skipif(not cpu.available(), reason=cpu.why())

@@ -16,9 +16,9 @@ from hpcsgd.schedule import blocks_of
 from hpcsgd.storage import encode, widen_bf16
 from hpcsgd.updates import UPDATES, make_update
 from hpcsgd.updates.many import unroll_many
-from tests.harness import config_for, make_problem
-from tests.many import sweep_on
-from tests.unit.test_cpu import Spied, kernels
+from tests.helpers.cpu import Spied, kernels
+from tests.helpers.harness import config_for, make_problem
+from tests.helpers.many import sweep_on
 
 __all__ = ["kernels"]  # a fixture
 compiled = pytest.mark.skipif(not cpu.available(), reason=cpu.why())

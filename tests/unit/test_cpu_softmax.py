@@ -14,8 +14,8 @@ from hpcsgd.families import get_family
 from hpcsgd.precision import RECIPES
 from hpcsgd.updates import UPDATES, make_update
 from hpcsgd.updates.unroll import unroll
-from tests.harness import config_for, make_problem
-from tests.unit.test_cpu import RAGGED, RATES, Spied, kernels
+from tests.helpers.cpu import RAGGED, RATES, Spied, kernels
+from tests.helpers.harness import config_for, make_problem
 
 __all__ = ["kernels"]  # a fixture
 compiled = pytest.mark.skipif(not cpu.available(), reason=cpu.why())

@@ -12,8 +12,8 @@ from hpcsgd.precision import RECIPES
 from hpcsgd.storage import encode, widen_bf16
 from hpcsgd.updates import UPDATES, make_update
 from hpcsgd.updates.unroll import plain_steps
-from tests.harness import config_for, make_problem, train_on
-from tests.unit.test_cpu import RAGGED, RATES, Spied, kernels, sampled
+from tests.helpers.cpu import RAGGED, RATES, Spied, kernels, sampled
+from tests.helpers.harness import config_for, make_problem, train_on
 
 __all__ = ["kernels"]  # a fixture
 

@@ -55,3 +55,46 @@ BAD = {
 def test_bad_input_is_one_sentence(tmp_path, text):
     with pytest.raises(DataError, match=BAD[text]):
         read(tmp_path, text)
+
+
+@pytest.mark.parametrize("name", ["label", "Y", "TARGET", "Class"])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_column_whose_name_says_so_holds_the_labels(tmp_path, name, place):
+    names = ["a", "b"]
+    names.insert(place, name)
+    text = ",".join(names).encode() + b"\n1,2,3\n4,5,6\n"
+    (tmp_path / "x.csv").write_bytes(text)
+    source = CsvSource(tmp_path / "x.csv")
+    outline = source.outline(lambda end: None)
+    rows = next(source.blocks(outline, 10**4))
+    table = np.array([[1, 2, 3], [4, 5, 6]])
+    np.testing.assert_array_equal(rows.y, table[:, place])
+    np.testing.assert_array_equal(rows.X, np.delete(table, place, axis=1))
+    assert outline.label == f"column {name!r}" and outline.names == ("a", "b")
+
+
+ASKED = {
+    b"a,b,c\n1,2,3\n": "none of its columns is called label, y, target or class: a, b",
+    b"y,label,c\n1,2,3\n": "several columns may hold its labels: 'y' and 'label'",
+    b"class,Class,c\n1,2,3\n": "several columns",
+}
+
+
+@pytest.mark.parametrize("text", ASKED)
+def test_labels_that_no_name_says_are_asked_for(tmp_path, text):
+    with pytest.raises(DataError, match=f"{ASKED[text]}.*--label-column"):
+        read(tmp_path, text)
+    assert read(tmp_path, text, label_column=0).y.tolist() == [1]
+    assert read(tmp_path, text, label_column="none").y is None
+
+
+def test_without_a_header_labels_are_in_the_first_column(tmp_path):
+    rows = read(tmp_path, b"7,2,3\n8,5,6\n")
+    assert rows.y.tolist() == [7, 8]
+
+
+def test_names_that_do_not_tell_columns_apart_are_none(tmp_path):
+    for header in (b"y,a,a", b"y,a,"):
+        (tmp_path / "x.csv").write_bytes(header + b"\n1,2,3\n")
+        outline = CsvSource(tmp_path / "x.csv").outline(lambda end: None)
+        assert outline.names is None

@@ -7,7 +7,7 @@ from hpcsgd.agreement.line import ReplicaLine
 from hpcsgd.codecs.dgc import Dgc
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
-from tests.contracts.codec import (
+from tests.helpers.contracts.codec import (
     coded,
     exchange,
     gap_of,
@@ -16,7 +16,7 @@ from tests.contracts.codec import (
     opened,
     parts_of,
 )
-from tests.harness import make_problem
+from tests.helpers.harness import make_problem
 
 
 def run_of(settings, ranks=3, words=37, steps=30):
@@ -139,3 +139,103 @@ def test_momentum_of_momentum_is_refused(kind, codec):
     settings = {**settings, "momentum": 0.0}
     config = coded(problem, codec, 2, codec=settings, update={"kind": kind})
     assert on_all(2, config, problem)[0].status.value == "completed"
+
+
+def clipped_run(replicas, members, bucket, /, **sections):
+    """Weights of a run that sends all words and clips, on this grid."""
+    problem = make_problem("softmax")
+    agreement = {"bucket": bucket, **sections.pop("agreement", {})}
+    config = coded(
+        problem,
+        "dgc",
+        replicas,
+        members,
+        codec={
+            "share": 1.0,
+            "clip": 0.02,
+            "momentum": 0.5,
+            **sections.pop("codec", {}),
+        },
+        agreement=agreement,
+        rate={"value": 0.5},
+        **sections,
+    )
+    return on_all(replicas * members, config, problem)
+
+
+WIDE, NARROW = 25.0, 8 * 5 * 2.0**-20
+WAYS = {
+    "several buckets": {},
+    "scheduled": {"agreement": {"kind": "scheduled"}},
+    "one by one": {"agreement": {"kind": "scheduled", "credit": 1e-6}},
+    "growing": {"agreement": {"kind": "growing", "accumulate": 2}},
+    "accumulated": {"agreement": {"accumulate": 2}},
+    "turned by accordion": {
+        "agreement": {"codec": "accordion"},
+        "codec": {"accordion": {"codec": "dgc", "low": "share=1.0", "eta": 0.0}},
+    },
+}
+
+
+@pytest.mark.cases(5)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_replica_is_clipped_as_a_whole_on_every_grid(way):
+    """By the norm of all its columns, whoever holds them in however many buckets."""
+    sections = WAYS[way]
+    one = clipped_run(2, 1, WIDE, **sections)[0]
+    never = {**sections, "codec": {**sections.get("codec", {}), "clip": 0.0}}
+    free = clipped_run(2, 1, WIDE, **never)[0].weights
+    assert np.abs(one.weights - free).max() > 0.1 * np.abs(free).max()
+    for members, bucket in ((1, NARROW), (2, WIDE), (2, NARROW), (3, NARROW)):
+        other = clipped_run(2, members, bucket, **sections)[0].weights
+        np.testing.assert_allclose(other, one.weights, 0, 1e-12 * np.abs(free).max())
+
+
+def test_clipping_is_of_the_whole_gradient_times_its_share():
+    """Against a run of SGD written out: g min(1, clip / (√R ‖g‖)) of every replica."""
+    problem, clip, rate, replicas = make_problem("gaussian"), 0.05, 0.3, 2
+    config = coded(
+        problem,
+        "dgc",
+        replicas,
+        2,
+        codec={"share": 1.0, "clip": clip, "momentum": 0.0},
+        problem={"intercept": False, "l2": 0.0},
+        rate={"value": rate},
+        schedule={"batch": 100, "epochs": 3},
+    )
+    X, y = np.asarray(problem.X, dtype=np.float64), problem.y.reshape(-1)
+    shares = np.array_split(np.arange(len(X)), replicas)
+    weights = np.zeros(X.shape[1])
+    for _ in range(3):
+        parts = []
+        for rows in shares:
+            sums = X[rows].T @ (X[rows] @ weights - y[rows])
+            part = replicas * sums / len(X)
+            most = clip / replicas**0.5
+            parts.append(part * min(1.0, most / np.linalg.norm(part)))
+        weights -= rate * np.mean(parts, axis=0)
+    found = on_all(4, config, problem)[0].weights.reshape(-1)
+    np.testing.assert_allclose(found, weights, 0, 1e-12)
+
+
+def test_groups_are_clipped_by_their_leaders():
+    """With hierarchical = 2 the parts of four replicas are two; they are clipped."""
+    of = {"agreement": {"hierarchical": "2"}}
+    one = clipped_run(4, 1, WIDE, **of)[0].weights
+    for members, bucket in ((1, NARROW), (2, NARROW)):
+        other = clipped_run(4, members, bucket, **of)[0].weights
+        np.testing.assert_allclose(other, one, 0, 1e-12)
+
+
+@pytest.mark.parametrize("members", [1, 2, 3])
+def test_the_norm_of_all_members_is_one_word_more(members):
+    """Eight bytes a step where several members hold the columns, else none."""
+    clips, never = (
+        clipped_run(2, members, WIDE, codec={"clip": clip}) for clip in (0.02, 0.0)
+    )
+    for one, other in zip(clips, never, strict=True):
+        said = [r.ledger["agreement"] for r in (one, other)]
+        more = one.exchanges * (members > 1)
+        assert said[0]["bytes"] - said[1]["bytes"] == 8 * more
+        assert said[0]["calls"] - said[1]["calls"] == more

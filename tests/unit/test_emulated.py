@@ -8,7 +8,7 @@ from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
 from hpcsgd.products import PRODUCTS
-from tests.harness import config_for, make_problem, train_on
+from tests.helpers.harness import config_for, make_problem, train_on
 
 SCHEDULE = {"batch": 4, "steps": 3, "epochs": 2}
 

@@ -10,7 +10,7 @@ from hpcsgd import energy, nvml
 from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.energy import Counter, Gain, Meter, Said, make_meter, rapl, total
-from tests.harness import config_for, make_problem
+from tests.helpers.harness import config_for, make_problem
 
 RANGE = 262_143_328_850  # what servers say
 

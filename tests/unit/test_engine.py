@@ -16,7 +16,7 @@ from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import DataError
 from hpcsgd.products.base import State
 from hpcsgd.result import Result, Status, load_result
-from tests.harness import config_for, make_problem, train_on
+from tests.helpers.harness import config_for, make_problem, train_on
 
 
 class StopAfter(Callback):

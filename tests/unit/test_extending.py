@@ -15,10 +15,9 @@ from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
 from hpcsgd.products.base import State
-from tests.contracts.codec import BUCKET_LAWS, RUN_LAWS, Row, coded, on_all
-from tests.equivalence.test_gradient import agreed
-from tests.harness import make_problem
-from tests.unit.test_gradient import in_folder
+from tests.helpers.contracts.codec import BUCKET_LAWS, RUN_LAWS, Row, coded, on_all
+from tests.helpers.gradients import agreed, in_folder
+from tests.helpers.harness import make_problem
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "extending"
 LAWS = [*BUCKET_LAWS, *RUN_LAWS]
@@ -43,6 +42,7 @@ def theirs(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
+@pytest.mark.cases(12)
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_their_codec_keeps_every_law(theirs, law):
     row = Row(rate=0.25, broken={"feedback": "off"}, worse=100.0)

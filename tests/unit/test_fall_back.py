@@ -18,7 +18,13 @@ from hpcsgd.precision import make_precision
 from hpcsgd.products import gap, gram
 from hpcsgd.result import Status, load_result
 from hpcsgd.verify.certificate import certify
-from tests.harness import config_for, make_problem, oracle_for, relative_error, train_on
+from tests.helpers.harness import (
+    config_for,
+    make_problem,
+    oracle_for,
+    relative_error,
+    train_on,
+)
 
 N, D, BATCH, STEPS = 150, 12, 4, 8
 

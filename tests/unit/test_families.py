@@ -11,7 +11,7 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.families import FAMILIES, get_family
 from hpcsgd.families.base import exp_bound
 from hpcsgd.families.huber import Huber
-from tests.oracle import residual as textbook
+from tests.helpers.oracle import residual as textbook
 
 CANONICAL = ("gaussian", "logistic", "poisson")
 NO_LONGDOUBLE = ("probit",)  # SciPy has no longdouble Φ

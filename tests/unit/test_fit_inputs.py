@@ -13,9 +13,9 @@ from scipy import sparse
 
 import hpcsgd
 from hpcsgd.assembly.live import Live
+from hpcsgd.data.frames import to_column, to_matrix
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.fitting.inputs import to_column, to_matrix
-from tests.problems import make_problem
+from tests.helpers.problems import make_problem
 
 PROBLEM = make_problem("logistic", n=60, d=5)
 PLAIN = {"epochs": 2, "batch": 4}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.figures import (
+from tests.helpers.figures import (
     close,
     figures_of,
     hold,
@@ -203,7 +203,24 @@ def supporting():
         assert abs(last[near] - last[to]) < 1e-5
 
 
+def own_rates():
+    found = figures_of("bench_own_rates")
+    cells = [(r, k) for r in ("adam", "adagrad", "normalise") for k in (0, 2, 4)]
+    rows = [
+        [name, f"{shape['first']:.3f}", *(f"{shape[r][k][1]:.3f}" for r, k in cells)]
+        for name, shape in found.items()
+    ]
+    heads = [f"{r} {found['susy'][r][k][0]:g}" for r, k in cells]
+    yield table(["", "at first", *heads], *rows)
+    for shape in found.values():
+        runs = [run for name in shape if name != "first" for run in shape[name]]
+        assert all(loss < shape["first"] for _, loss, _ in runs)
+        assert {status for *_, status in runs} == {"completed"}
+    yield "None of them ends above where it began."
+
+
 PAGES = [
+    ("compare", own_rates),
     ("updates", supporting),
     *(("methods", accordion), ("bagua", bagua), ("averages", averages)),
     *(("methods", floors_of_codecs), ("averages", floors_of_averages)),

@@ -16,7 +16,7 @@ from hpcsgd.comm.gpu_paths import (
 )
 from hpcsgd.comm.nccl import NcclCommunicator
 from hpcsgd.comm.threads import run_ranks
-from tests.fake_cuda import FakeLayer, Node
+from tests.helpers.fake_cuda import FakeLayer, Node
 
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65"
 CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65"

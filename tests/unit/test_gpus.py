@@ -17,7 +17,7 @@ from hpcsgd.comm.gpus import check_own_gpu, gpu_of_rank, local_place
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError, MissingPackage
-from tests.fake_cupy import (
+from tests.helpers.fake_cupy import (
     CompileException,
     CUDADriverError,
     CUDARuntimeError,

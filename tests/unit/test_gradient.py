@@ -7,20 +7,17 @@ import pytest
 
 from hpcsgd.agreement.buckets import Buffer, bucket_count
 from hpcsgd.agreement.overlap import Overlap
-from hpcsgd.api import train
-from hpcsgd.callbacks import Callback, Wish
 from hpcsgd.codecs import Bucket, CodecConfig, Feedback, make_codec
 from hpcsgd.comm.delayed import Delayed
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.comm.network import Network
-from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.methods import METHODS
-from tests.contracts.codec import NAMES, ROWS, coded, on_all
-from tests.equivalence.test_gradient import agreed
-from tests.harness import make_problem, relative_error, train_on, union_oracle
-from tests.sparse import make_sparse
+from tests.helpers.contracts.codec import NAMES, ROWS, coded, on_all
+from tests.helpers.gradients import agreed, in_folder
+from tests.helpers.harness import make_problem, relative_error, train_on, union_oracle
+from tests.helpers.sparse import make_sparse
 
 
 def test_means_of_means_are_another_method(monkeypatch):
@@ -193,28 +190,6 @@ def test_what_is_hidden_is_what_nobody_stood_still_for(charges):
 # ---------------------------------------------------------------------- endings
 
 
-class PreemptAt(Callback):
-    """Ends a run after an exchange."""
-
-    def __init__(self, exchanges):
-        self.exchanges = exchanges
-
-    def on_exchange(self, view):
-        return Wish.PREEMPT if view.exchanges == self.exchanges else Wish.NONE
-
-
-def in_folder(folder, config, ranks, problem, stop=None):
-    tables = config.tables()
-    tables["run"] |= {"out": str(folder), "resume": "auto", "check_every": 1}
-    config = RunConfig.parse(tables)
-
-    def on_rank(world):
-        callbacks = [PreemptAt(stop)] if stop and world.rank == 0 else []
-        return train(config, X=problem.X, y=problem.y, world=world, callbacks=callbacks)
-
-    return run_ranks(ranks, on_rank)
-
-
 def memories():
     """What "auto" makes of every codec, and "on" where that is something else."""
     bucket = Bucket(0, 8, 3, np.dtype(float))
@@ -225,6 +200,7 @@ def memories():
             yield name, "on"
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name, feedback", list(memories()))
 def test_a_run_goes_on_bit_for_bit(name, feedback, tmp_path):
     """Errors that were kept and everything else, on replicas of members."""
@@ -454,6 +430,7 @@ def test_what_to_do_where_agreeing_takes_the_time():
         assert said in advice.less_agreeing(result)
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("name", NAMES)
 def test_sparse_rows_are_one_bucket(name):
     """And learn what dense ones learn."""

@@ -11,7 +11,7 @@ import pytest
 
 from hpcsgd.api import train
 from hpcsgd.callbacks import Callback, History, View
-from tests.harness import config_for, make_problem
+from tests.helpers.harness import config_for, make_problem
 
 ROOT = Path(__file__).parents[2]
 

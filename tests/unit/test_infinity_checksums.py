@@ -11,8 +11,8 @@ from hpcsgd.tiles import Layout
 from hpcsgd.tiles.generation import Generation
 from hpcsgd.tiles.stamp import Stamp, Stamps
 from hpcsgd.tiles.store import CHECKSUMS, Store
-from tests.unit.test_infinity_folders import go
-from tests.unit.test_tiles import WORDS, layout, made
+from tests.helpers.on_disk import go
+from tests.helpers.tiles import WORDS, layout, made
 
 HEIGHT = 7
 REMEDY = "bring .*back.*--resume no"

@@ -10,19 +10,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.errors import ConfigError, DataError
-from tests.equivalence.test_gradient import agreed
-from tests.harness import make_problem, train_on
-
-SMALL = {"n": 11, "d": 5}
-
-
-def go(out, store="", resume="no", *, seed=0, epochs=1, replicas=1, **agreement):
-    problem = make_problem("logistic", seed=seed, **SMALL)
-    how = {"kind": "infinity", "store": str(store), **agreement}
-    run = {"out": out and str(out), "resume": str(resume)}
-    more = {"schedule": {"epochs": epochs}, "update": {"kind": "adam"}}
-    config = agreed(problem, replicas, 1, agreement=how, run=run, **more)
-    return train_on(replicas, config, problem)
+from tests.helpers.on_disk import go
 
 
 def test_nothing_of_others_is_removed(tmp_path):

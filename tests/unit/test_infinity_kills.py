@@ -15,11 +15,10 @@ from hpcsgd.tiles.files import StateFile
 from hpcsgd.tiles.generation import Generation, generations
 from hpcsgd.tiles.stamp import Stamps
 from hpcsgd.tiles.store import Store
-from tests.equivalence.test_gradient import agreed
-from tests.harness import make_problem, train_on
-from tests.infinity_child import config_of, problem, run
-from tests.unit.test_gradient import in_folder
-from tests.unit.test_infinity import on_disk
+from tests.helpers.gradients import agreed, in_folder
+from tests.helpers.harness import make_problem, train_on
+from tests.helpers.infinity_child import config_of, problem, run
+from tests.helpers.on_disk import on_disk
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +29,14 @@ def reference(tmp_path_factory):
 
 def killed(folder, *arguments):
     """A process of its own that was ended by SIGKILL."""
-    child = [sys.executable, "-m", "tests.infinity_child", str(folder)]
+    child = [sys.executable, "-m", "tests.helpers.infinity_child", str(folder)]
     done = subprocess.run(
         child + [str(a) for a in arguments], capture_output=True, timeout=60
     )
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "where, count",
     [

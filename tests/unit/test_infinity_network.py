@@ -7,8 +7,8 @@ import pytest
 
 from hpcsgd.agreement.infinity_network import Between
 from hpcsgd.comm.pending import Pending
-from tests.harness import train_on
-from tests.infinity_child import config_of, problem
+from tests.helpers.harness import train_on
+from tests.helpers.infinity_child import config_of, problem
 
 
 class Logged:

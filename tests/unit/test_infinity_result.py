@@ -8,8 +8,8 @@ from hpcsgd.errors import DataError
 from hpcsgd.prediction import model_of
 from hpcsgd.result import KIND, VERSION, load_result
 from hpcsgd.sealed import read_sealed, write_sealed
-from tests.harness import train_on
-from tests.infinity_child import config_of, problem
+from tests.helpers.harness import train_on
+from tests.helpers.infinity_child import config_of, problem
 
 
 def test_weights_beyond_the_budget_stay_a_file(tmp_path):

@@ -18,9 +18,8 @@ from hpcsgd.study.line_up import line_up
 from hpcsgd.study.settings import Refusal
 from hpcsgd.timing import Clock
 from hpcsgd.verify.scene import open_scene
-from tests.equivalence.test_gradient import agreed
-from tests.harness import config_for, make_problem, train_on
-from tests.unit.test_gradient import in_folder
+from tests.helpers.gradients import agreed, in_folder
+from tests.helpers.harness import config_for, make_problem, train_on
 
 PROBLEM = make_problem("logistic")
 OPENS = {

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from hpcsgd.comm.leftovers import MARGIN, remove_leftovers
+from hpcsgd.comm.leftovers import MARGIN, remove_leftovers, remove_unused
 
 UNDER_SLURM = {"SLURM_PROCID": "0"}
 
@@ -64,9 +64,27 @@ def test_those_of_another_job_stay(made):
     assert "mpich_shm_1f_0" in left(made)
 
 
-def test_elsewhere_names_are_drawn_anew_and_nothing_is_touched(made):
-    assert remove_leftovers({"PMI_RANK": "0"}, made, began=time.time() + 60) == []
-    assert "mpich_shm_1f_0" in left(made)
+@pytest.mark.parametrize("name", ["mpich_shm_1f_0", "mpich_vci_2_1"])
+def test_a_start_of_mpiexec_removes_what_no_process_uses(made, name):
+    """However new it is: the ranks that made it were killed a moment ago."""
+    (made / name).write_bytes(bytes(4096))
+    removed = remove_leftovers({"PMI_RANK": "3", "MPI_LOCALRANKID": "0"}, made)
+    assert name in {path.name for path in removed}
+    assert left(made) == {"ucx_shm_1", "not_mpich_shm_1"}
+
+
+def test_one_rank_of_a_node_is_enough(made):
+    assert remove_leftovers({"PMI_RANK": "1", "MPI_LOCALRANKID": "1"}, made) == []
+
+
+def test_a_segment_that_a_rank_has_open_or_maps_stays(made):
+    """It is made, mapped, and only then closed."""
+    with open(made / "mpich_shm_1f_0", "r+b") as file:
+        assert remove_unused(made) == []
+        memory = mmap.mmap(file.fileno(), 0)
+    assert remove_unused(made) == []
+    memory.close()
+    assert [path.name for path in remove_unused(made)] == ["mpich_shm_1f_0"]
 
 
 def test_of_other_users_nothing_is_touched(made, monkeypatch):

@@ -7,10 +7,9 @@ from hpcsgd.api import train
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.rates import RateConfig
-from tests.equivalence.test_gradient import agreed
-from tests.harness import make_problem, train_on
-from tests.unit.test_auto_rate import rate_of, smoothness
-from tests.unit.test_gradient import in_folder
+from tests.helpers.auto_rate import rate_of, smoothness
+from tests.helpers.gradients import agreed, in_folder
+from tests.helpers.harness import make_problem, train_on
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hpcsgd.comm.threads import run_ranks
 from hpcsgd.mirror import MIRRORS, MirrorConfig, Point, make_mirror
 from hpcsgd.mirror.entropy import LOG
 from hpcsgd.mirror.pnorm import usual_power
-from tests.anybatch import MAPS, Map
+from tests.helpers.anybatch import MAPS, Map
 
 
 def point_of(mirror, rows, classes=1, dtype=np.float64):

@@ -3,7 +3,6 @@
 import inspect
 import os
 import threading
-from time import perf_counter
 
 import numpy as np
 import pytest
@@ -11,37 +10,16 @@ import pytest
 from hpcsgd.backends.device_layer import DeviceLayer
 from hpcsgd.comm import nccl
 from hpcsgd.comm.grid import Grid
-from hpcsgd.comm.layer import Layer, fetched
-from hpcsgd.comm.nccl import PINNED, SAFER, NcclCommunicator, pin
+from hpcsgd.comm.layer import Layer
+from hpcsgd.comm.nccl import PINNED, NcclCommunicator, pin
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.comm.transports import open_transport
-from hpcsgd.comm.watch import Watchdog
 from hpcsgd.errors import ConfigError, TransportError
-from tests.bits import narrow_bits
-from tests.fake_cuda import FakeLayer, Node
+from tests.helpers.bits import narrow_bits
+from tests.helpers.fake_cuda import FakeLayer, Node
+from tests.helpers.nccl import on_nccl, own_environment, read, waits_in, watched
 
-
-@pytest.fixture(autouse=True)
-def own_environment(monkeypatch):
-    """NCCL's variables are as they were, whatever a test made of them."""
-    for name in (*PINNED, *SAFER):
-        monkeypatch.setenv(name, "to be restored")
-        monkeypatch.delenv(name)
-
-
-def on_nccl(n, function, node=None, reproducible=False):
-    """function(world, layer) on n thread ranks whose GPUs speak NCCL."""
-    node = node or Node()
-
-    def on_rank(host):
-        layer = FakeLayer(node)
-        return function(NcclCommunicator(host, layer), layer)
-
-    return run_ranks(n, on_rank, reproducible=reproducible)
-
-
-def read(layer, array):
-    return fetched(layer, array, layer.main)
+__all__ = ["own_environment"]  # a fixture
 
 
 def test_every_layer_is_the_same_interface():
@@ -347,28 +325,6 @@ def test_an_error_in_one_group_leaves_those_of_the_others_under_way():
         grid.members.settle()
 
     on_nccl(4, on_rank)
-
-
-def waits_in(place, what):
-    """Where a rank stands that does not move any more, in a collective called so."""
-    end = perf_counter() + 20
-    while perf_counter() < end:
-        spot, since = place.spot()
-        stands = spot is not None and perf_counter() - since > 0.1
-        if stands and spot.what == what:
-            return spot
-    raise AssertionError(f"it waits in no {what}, but in {spot}")
-
-
-def watched(place, rank):
-    """What a watchdog of its own says, with a clock that runs fast."""
-    said, codes, now = [], [], [perf_counter()]
-    dog = Watchdog(place, rank, 2, 1.0, None, codes.append, clock=lambda: now[0])
-    dog.say = said.append
-    while not codes and now[0] < perf_counter() + 60:
-        now[0] += 0.2
-        dog.step()
-    return said, codes
 
 
 def test_close_waits_and_lets_go():

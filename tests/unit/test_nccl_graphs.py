@@ -7,9 +7,9 @@ from hpcsgd.comm import nccl
 from hpcsgd.comm.staged import StagedCommunicator
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import TransportError
-from tests.bits import narrow_bits, widen_bits
-from tests.fake_cuda import FakeLayer, Node, UnderCapture
-from tests.unit.test_nccl import on_nccl, own_environment, read, waits_in, watched
+from tests.helpers.bits import narrow_bits, widen_bits
+from tests.helpers.fake_cuda import FakeLayer, Node, UnderCapture
+from tests.helpers.nccl import on_nccl, own_environment, read, waits_in, watched
 
 __all__ = ["own_environment"]  # a fixture
 

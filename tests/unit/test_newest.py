@@ -11,7 +11,7 @@ import pytest
 from hpcsgd.checkpoint import Store
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.sealed import HEADER_BYTES, write_sealed
-from tests.harness import config_for, make_problem, train_on
+from tests.helpers.harness import config_for, make_problem, train_on
 
 PROBLEM = make_problem("logistic")
 
@@ -114,14 +114,14 @@ def test_what_is_merely_strange_is_passed_over_and_keeps_its_name(spoil, out, ca
 
 def fails(path, monkeypatch, number):
     """Reading `path` fails as a disk or a network does."""
-    read = Path.read_bytes
+    opened = os.open
 
-    def failing(self):
-        if self == path:
+    def failing(name, *arguments, **more):
+        if Path(name) == path:
             raise OSError(number, os.strerror(number))
-        return read(self)
+        return opened(name, *arguments, **more)
 
-    monkeypatch.setattr(Path, "read_bytes", failing)
+    monkeypatch.setattr(os, "open", failing)
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from hpcsgd.errors import ConfigError
-from tests.harness import make_problem
-from tests.polish import GRIDS, flat, gradient, polished
+from tests.helpers.harness import make_problem
+from tests.helpers.polish import GRIDS, flat, gradient, polished
 
 
 @pytest.mark.parametrize("grid", GRIDS)
@@ -82,8 +82,9 @@ def test_messages_of_newton(grid):
     """One Hessian an iteration: pieces of rows, P² + P words, and the step."""
     replicas, members = grid
     problem = make_problem("logistic")
-    newton = polished("logistic", grid, problem, polish={"kind": "newton"})
-    lbfgs = polished("logistic", grid, problem)
+    without = {"kind": "newton", "gap": False}
+    newton = polished("logistic", grid, problem, polish=without)
+    lbfgs = polished("logistic", grid, problem, polish={"gap": False})
     n, width, P = [27, 53][replicas == 1], [7, 4, 3][members - 1], 8
     d = [7, 4, 3][members - 1]
     over_members, over_all = members > 1, grid != (1, 1)

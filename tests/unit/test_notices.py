@@ -10,7 +10,7 @@ from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.study.compare import compare
 from hpcsgd.study.settings import make_setting
-from tests.harness import config_for, make_problem, train_on
+from tests.helpers.harness import config_for, make_problem, train_on
 
 PROBLEM = make_problem("logistic", n=12, d=3)
 
@@ -29,6 +29,9 @@ def test_a_method_whose_ranks_are_members_of_one_replica(caplog):
     caplog.clear()
     run(2, 1, kind="average")
     assert "--agreement average is for replicas" in caplog.text
+    caplog.clear()
+    run(2, 1, method="anybatch", rounds="full")
+    assert "--method anybatch is for replicas" in caplog.text
 
 
 def tables(**agreement):
@@ -44,6 +47,7 @@ def tables(**agreement):
     "agreement, grid",
     [
         ({"method": "topk"}, (3, 1)),
+        ({"method": "anybatch", "rounds": "full"}, (3, 1)),
         ({"kind": "average"}, (3, 1)),
         ({}, (1, 3)),
         ({"method": "accordion-batch"}, (1, 3)),
@@ -62,6 +66,15 @@ def test_replicas_where_no_grid_was_given(agreement, grid, caplog):
     assert open_grid.weights_sha256 == closed.weights_sha256
 
 
+def test_rounds_of_any_batch_have_so_many_rows_at_most(caplog):
+    """The clock decides how many, which a line must not promise."""
+    caplog.set_level("INFO")
+    config = RunConfig.parse(tables(method="anybatch", accumulate=2))
+    result = train_on(2, config, PROBLEM)
+    assert result.report["grid"] == {"replicas": 2, "members": 1}
+    assert "a round of all has at most 2 x 8 rows" in caplog.text
+
+
 def test_a_comparison_knows_the_grid_before_it_weighs_batches():
     base = {"data": {"path": "x.h5"}, "schedule": {"batch": 4, "steps": 1}}
     own = {"agreement": {"method": "ddp"}}
@@ -74,7 +87,7 @@ def test_a_comparison_knows_the_grid_before_it_weighs_batches():
 
 
 @pytest.mark.filterwarnings("ignore::hpcsgd.ConvergenceWarning")
-@pytest.mark.parametrize("method", ["ddp", "local"])
+@pytest.mark.parametrize("method", ["ddp", "local", "anybatch"])
 def test_a_fit_with_a_method_has_replicas(method):
     def on_rank(world):
         config = {"agreement": {"method": method}}

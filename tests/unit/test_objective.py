@@ -8,8 +8,8 @@ from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.memory import MemoryReader
 from hpcsgd.families import get_family
 from hpcsgd.timing import Clock
-from tests.harness import config_for, make_problem, train_on
-from tests.problems import FAMILIES
+from tests.helpers.harness import config_for, make_problem, train_on
+from tests.helpers.problems import FAMILIES
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -5,7 +5,7 @@ import pytest
 
 from hpcsgd.agreement.offload_link import HostLink, PinnedLink
 from hpcsgd.comm.layer import fetched
-from tests.fake_cuda import FakeLayer, Node
+from tests.helpers.fake_cuda import FakeLayer, Node
 
 SHAPE = 5, 3
 

@@ -7,9 +7,9 @@ from hpcsgd.checkpoint import read_checkpoint
 from hpcsgd.config import RunConfig
 from hpcsgd.updates import in_eight_bits
 from hpcsgd.updates.codes8 import Eight
-from tests.contracts.codec import coded
-from tests.harness import make_problem, oracle, replica_batches
-from tests.unit.test_gradient import in_folder
+from tests.helpers.contracts.codec import coded
+from tests.helpers.gradients import in_folder
+from tests.helpers.harness import make_problem, oracle, replica_batches
 
 
 def on(config, replicas):

@@ -22,6 +22,7 @@ def test_both_agree_on_any_text(text):
         assert first == second, name
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("module", [parse_native, parse_python])
 @settings(deadline=None, max_examples=300)
 @given(

@@ -6,7 +6,7 @@ import pytest
 import hpcsgd
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
-from tests.problems import make_problem
+from tests.helpers.problems import make_problem
 
 
 def path_on(ranks, problem, /, **settings):
@@ -136,7 +136,6 @@ def test_what_a_path_holds():
         ({"alphas": [0.1, -1.0]}, "above 0"),
         ({"alphas": []}, "above 0"),
         ({"solver": "newton"}, "known: auto, coordinate, sgd"),
-        ({"family": "softmax", "solver": "coordinate"}, "has several"),
     ],
 )
 def test_what_makes_no_path_is_refused(settings, says):

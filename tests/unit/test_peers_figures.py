@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from benchmarks import bench_ddp, bench_peers
 from benchmarks.peers.clock import Outcome
 from benchmarks.peers.methods import Tuned
@@ -54,6 +56,7 @@ def _run(monkeypatch, path, names, **more):
 ALL = ["tune", "time 0", "time 1", "time 2"]
 
 
+@pytest.mark.full
 def test_what_is_finished_is_skipped(monkeypatch, tmp_path):
     path = tmp_path / "figures.json"
     assert _run(monkeypatch, path, ["one", "two"]) == [ALL, ALL]
@@ -62,6 +65,7 @@ def test_what_is_finished_is_skipped(monkeypatch, tmp_path):
     assert _run(monkeypatch, path, ["one"], repeats=3) == [[*ALL, "time 3"]]
 
 
+@pytest.mark.full
 def test_an_interrupted_run_goes_on(monkeypatch, tmp_path):
     path = tmp_path / "figures.json"
     assert _run(monkeypatch, path, ["one", "two"], two=4) == [ALL, ALL]

@@ -4,8 +4,10 @@ import numpy as np
 
 from hpcsgd.config import PrecisionConfig
 from hpcsgd.data.memory import MemoryReader
+from hpcsgd.precision import RECIPES
+from hpcsgd.result import Status
 from hpcsgd.trials.pilot import EXCHANGES, draw_sample, loss_gaps, pilot_config
-from tests.harness import config_for, make_problem
+from tests.helpers.harness import config_for, make_problem, train_on
 
 
 def gaps(problem, precisions, exchanges=100, **sections):
@@ -55,3 +57,32 @@ def test_a_pilot_has_exchanges_enough_and_writes_nothing():
     each = -(-64 // (pilot.schedule.batch * pilot.schedule.steps))
     assert each * pilot.schedule.epochs >= EXCHANGES
     assert pilot.run.out is None and pilot.grid.members == 4
+
+
+def test_a_sample_has_every_label_however_rare():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(50_000, 3)), np.zeros(50_000)
+    y[[777, 40_001]] = 1, 7
+    for family in ("softmax", "logistic"):
+        sample = draw_sample(MemoryReader(X, y), 64, 0, family)
+        assert set(sample.y) == {0.0, 1.0, 7.0}
+        rare = np.flatnonzero(sample.y)
+        np.testing.assert_array_equal(sample.X[rare], X[[777, 40_001]])
+    assert set(draw_sample(MemoryReader(X, y), 64).y) == {0.0}
+
+
+def test_auto_takes_data_with_a_rare_label():
+    problem = make_problem("logistic", n=20_000, d=4)
+    y = np.zeros(20_000)
+    y[4321] = 1
+    object.__setattr__(problem, "y", y)
+    tables = {"precision": {"recipe": "auto"}, "rate": {"value": 0.1}}
+    config = config_for(
+        problem,
+        schedule={"batch": 16, "steps": 4},
+        run={"reproducible": True},
+        **tables,
+    )
+    result = train_on(2, config, problem)
+    assert result.status is Status.COMPLETED
+    assert result.report["precision_auto"]["recipe"] in RECIPES

@@ -10,8 +10,8 @@ from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
-from tests.equivalence.test_gradient import agreed
-from tests.harness import make_problem
+from tests.helpers.gradients import agreed
+from tests.helpers.harness import make_problem
 
 PROBLEM = make_problem("softmax")
 

@@ -9,8 +9,8 @@ from hpcsgd.codecs.orthogonal import orthogonal, outer
 from hpcsgd.codecs.powersgd import PowerSgd, shape_of
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
-from tests.contracts.codec import Alone, coded, exchange, moments, opened
-from tests.harness import make_problem, train_on
+from tests.helpers.contracts.codec import Alone, coded, exchange, moments, opened
+from tests.helpers.harness import make_problem, train_on
 
 EAGER = {"start": 0, "min_rate": 0}
 

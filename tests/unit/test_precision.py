@@ -13,7 +13,7 @@ from hpcsgd.formats import FORMATS
 from hpcsgd.precision import RECIPES, PrecisionConfig, make_precision
 from hpcsgd.rounding import round_through
 from hpcsgd.storage import decode, encode, widen_bf16
-from tests.harness import config_for, make_problem, train_on
+from tests.helpers.harness import config_for, make_problem, train_on
 
 EVERY_BF16 = np.arange(2**16, dtype=np.uint16)
 

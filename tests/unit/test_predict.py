@@ -8,7 +8,7 @@ from hpcsgd import prediction
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.memory import MemoryReader
 from hpcsgd.errors import ConfigError, DataError
-from tests.problems import FAMILIES, make_problem
+from tests.helpers.problems import FAMILIES, make_problem
 
 LONG = np.longdouble
 

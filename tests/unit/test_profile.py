@@ -6,7 +6,7 @@ import pytest
 
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.profiling import compare_ranks
-from tests.harness import config_for, make_problem, train_on
+from tests.helpers.harness import config_for, make_problem, train_on
 
 FIGURES = {"seconds", "share", "us_per_exchange", "slowest_seconds", "slowest_rank"}
 

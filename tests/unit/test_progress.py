@@ -8,7 +8,7 @@ from hpcsgd.api import train
 from hpcsgd.callbacks.base import Callback, View
 from hpcsgd.callbacks.forecast import Forecast, Split, in_words
 from hpcsgd.callbacks.progress import ProgressLines, figures
-from tests.problems import make_problem
+from tests.helpers.problems import make_problem
 
 
 class Run:

@@ -10,7 +10,7 @@ from hpcsgd.codecs.nuqsgd import Nuqsgd
 from hpcsgd.codecs.packing import MOST_BITS, pack, packed_bytes, unpack
 from hpcsgd.codecs.qsgd import Qsgd
 from hpcsgd.errors import ConfigError
-from tests.contracts.codec import (
+from tests.helpers.contracts.codec import (
     Alone,
     coded,
     exchange,
@@ -20,8 +20,8 @@ from tests.contracts.codec import (
     opened,
     parts_of,
 )
-from tests.contracts.codec import Row as LawRow
-from tests.harness import make_problem, train_on
+from tests.helpers.contracts.codec import Row as LawRow
+from tests.helpers.harness import make_problem, train_on
 
 
 def said(name, settings, part, dtype=np.float64):

@@ -7,7 +7,7 @@ import hpcsgd
 from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
-from tests.problems import make_problem
+from tests.helpers.problems import make_problem
 
 
 def orthogonal(n=256, d=8):
@@ -87,6 +87,17 @@ def test_a_race_that_nobody_survives_says_so():
             X=problem.X,
             y=problem.y,
         )
+
+
+def test_a_race_that_nobody_wins_is_said(caplog):
+    """The least of two rates that are both too large is no good one."""
+    problem = make_problem("logistic", n=200, d=7)
+    given = {"share": 1.0, "X": problem.X, "y": problem.y}
+    assert hpcsgd.race({}, rates=(300.0, 100.0), **given) == 100.0
+    assert "no rate of the race ended below where it began; 100 ended" in caplog.text
+    caplog.clear()
+    assert hpcsgd.race({}, rates=(300.0, 0.1), **given) == 0.1
+    assert "no rate" not in caplog.text
 
 
 @pytest.mark.parametrize("share", [0.0, 1.5])

@@ -10,11 +10,17 @@ from hpcsgd.penalties import Penalty
 from hpcsgd.rates import RATES, RateConfig, make_rate
 
 
+def config_of(kind, value, decay=0.0, warmup=0):
+    """A schedule of this kind, with milestones where it has some."""
+    more = {"milestones": (0.3, 0.7), "factor": 0.5} if kind == "milestones" else {}
+    return RateConfig(kind, value, decay, warmup, **more)
+
+
 @pytest.mark.parametrize("kind", sorted(RATES))
 @pytest.mark.parametrize("warmup", [0, 4])
 def test_pieces_make_the_whole(kind, warmup):
     """Asked for in groups of any size, the same rates."""
-    rate = make_rate(RateConfig(kind, 0.5, decay=0.1, warmup=warmup), 20)
+    rate = make_rate(config_of(kind, 0.5, 0.1, warmup), 20)
     whole = rate.at(0, 20)
     pieces = np.concatenate([rate.at(k, n) for k, n in ((0, 3), (3, 7), (10, 10))])
     np.testing.assert_array_equal(whole, pieces)
@@ -42,6 +48,14 @@ def test_formulas():
         {"value": float("nan")},
         {"decay": -1.0},
         {"warmup": -1},
+        {"kind": "milestones"},
+        {"kind": "milestones", "milestones": (2.0, 2.0)},
+        {"kind": "milestones", "milestones": (3.0, 2.0)},
+        {"kind": "milestones", "milestones": (0.0,)},
+        {"kind": "milestones", "milestones": (float("inf"),)},
+        {"kind": "milestones", "milestones": (1.0,), "factor": 1.0},
+        {"kind": "milestones", "milestones": (1.0,), "factor": 0.0},
+        {"kind": "milestones", "milestones": (1.0,), "factor": float("nan")},
     ],
 )
 def test_wrong_rates(wrong):
@@ -59,7 +73,7 @@ def test_wrong_rates(wrong):
 )
 def test_any_cut_gives_the_rates_of_the_whole(kind, value, decay, warmup, n, cuts):
     """A group of s steps asks once; s must not change a single rate."""
-    rate = make_rate(RateConfig(kind, value, decay, warmup), n)
+    rate = make_rate(config_of(kind, value, decay, warmup), n)
     starts = np.cumsum([0, *cuts])
     pieces = [rate.at(int(k), c) for k, c in zip(starts, cuts, strict=False)]
     whole = rate.at(0, sum(cuts))
@@ -70,12 +84,31 @@ def test_any_cut_gives_the_rates_of_the_whole(kind, value, decay, warmup, n, cut
 
 @pytest.mark.parametrize("kind", sorted(RATES))
 def test_rates_fall_once_warm_up_is_over(kind):
-    rate = make_rate(RateConfig(kind, 0.5, decay=0.2, warmup=6), 40)
+    rate = make_rate(config_of(kind, 0.5, 0.2, 6), 40)
     rates = rate.at(0, 40)
     assert (np.diff(rates[5:]) <= 0).all()
-    plain = make_rate(RateConfig(kind, 0.5, decay=0.2), 40).at(0, 40)
+    plain = make_rate(config_of(kind, 0.5, 0.2), 40).at(0, 40)
     np.testing.assert_allclose(rates[:6], plain[:6] * np.arange(1, 7) / 6)
     np.testing.assert_array_equal(rates[6:], plain[6:])
+
+
+def test_milestones_are_epochs_after_which_the_rate_is_multiplied():
+    """Of six epochs of four steps: after 2 and 5, and amid one where they say so."""
+    made = RateConfig("milestones", 3.0, milestones=(2.0, 5.0), factor=0.1)
+    rate = make_rate(made, 24, 6)
+    want = [3.0] * 8 + [0.3] * 12 + [0.03] * 4
+    np.testing.assert_allclose(rate.at(0, 24), want, rtol=1e-15)
+    assert [rate.drops(k) for k in (0, 7, 8, 19, 20, 24)] == [0, 0, 1, 1, 2, 2]
+    halves = RateConfig("milestones", 1.0, milestones=(0.5,), factor=0.5)
+    np.testing.assert_array_equal(make_rate(halves, 6, 2).at(0, 6), [1, 1, *[0.5] * 4])
+    longer = make_rate(made, 40, 10)  # a run that is made longer goes on alike
+    np.testing.assert_array_equal(longer.at(0, 24), rate.at(0, 24))
+
+
+@pytest.mark.parametrize("kind", sorted(set(RATES) - {"milestones"}))
+def test_smooth_rates_have_no_drops(kind):
+    rate = make_rate(RateConfig(kind, 0.5, decay=100.0, warmup=3), 20, 4)
+    assert not any(rate.drops(k) for k in range(30))
 
 
 def test_cosine_ends_at_zero_and_stays_there():

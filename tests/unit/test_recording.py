@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from hpcsgd.recording import NAME, choose_exchanges, read_recording
-from tests.equivalence.test_resume import interrupted
-from tests.harness import config_for, make_problem, train_on
+from tests.helpers.harness import config_for, make_problem, train_on
+from tests.helpers.resumed import interrupted
 
 PLANNED = 10  # 53 rows, b = 4, s = 3: 5 exchanges an epoch, 2 epochs
 

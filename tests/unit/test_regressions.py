@@ -9,6 +9,7 @@ TEXTS = sorted(FOUND.glob("*.txt"))
 # Without the compiled parser the twin is compared with itself, in pieces and whole.
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.stem)
 def test_both_parsers_agree(path):
     text = path.read_bytes()

@@ -14,9 +14,9 @@ from hpcsgd.study.report.reading import read_folder, read_folders
 from hpcsgd.study.report.scaling import scaling_charts
 from hpcsgd.study.report.verdict import ranking, time_to, verdict
 from hpcsgd.study.settings import make_setting
-from tests.html_reader import Reader
-from tests.problems import make_problem
-from tests.studies import (
+from tests.helpers.html_reader import Reader
+from tests.helpers.problems import make_problem
+from tests.helpers.studies import (
     STRONG,
     line_of,
     made_up,
@@ -115,6 +115,23 @@ def test_the_best_is_first_at_the_loss_that_all_reach():
     assert "0.4000" in said and "(4.00 times)" in said
     assert "is CA-SGD: 1.00\u00a0s, against 4.00\u00a0s of SGD" in said
     assert "chance" not in said and "rests on" not in said
+
+
+def test_settings_that_learnt_nothing_set_no_common_loss():
+    """All others reach 7 at once: who is fastest to it says nothing."""
+    good = [
+        made_up("casgd", 2, 1.0, (0.7, 0.5, 0.4)),
+        made_up("sgd", 2, 4.0, (0.7, 0.6, 0.3)),
+    ]
+    worse = made_up("local", 2, 0.5, (0.7, 9.0, 7.0))
+    found = only_problem(*good, worse)
+    loss, order = ranking(found.settings)
+    assert loss == 0.4 and [r.setting.label for r in order] == ["CA-SGD", "SGD"]
+    assert "Left out, as the loss never fell below where it began: local SGD;" in (
+        verdict(found)
+    )
+    assert "Left out" not in verdict(only_problem(*good))
+    assert "No setting ended below where it began" in verdict(only_problem(worse))
 
 
 def test_time_to_a_loss_is_that_of_a_measured_one():

@@ -15,8 +15,8 @@ from hpcsgd.errors import ConfigError, MissingPackage
 from hpcsgd.study.report import make_report, write_figures, write_page
 from hpcsgd.study.report.page import page
 from hpcsgd.study.report.scaling import scaling_charts
-from tests.html_reader import Reader
-from tests.studies import (
+from tests.helpers.html_reader import Reader
+from tests.helpers.studies import (
     STRONG,
     made_up,
     only_problem,
@@ -58,6 +58,7 @@ def sweep(tmp_path_factory):
     return write_study(tmp_path_factory.mktemp("studies") / "sweep", sweep_lines())
 
 
+@pytest.mark.cases(9)
 @pytest.mark.parametrize("key", sorted({*made_up(), "ledger", "load", "expected"}))
 def test_no_value_of_any_key_breaks_the_page(tmp_path, key):
     """A file may hold anything; the report says what it can."""

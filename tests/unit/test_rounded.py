@@ -25,7 +25,13 @@ from hpcsgd.formats import FORMATS, formats_of, get_format
 from hpcsgd.precision import FIELDS, RECIPES, make_precision
 from hpcsgd.rounding import round_through
 from hpcsgd.schedule import blocks_of
-from tests.harness import config_for, make_problem, oracle_for, relative_error, train_on
+from tests.helpers.harness import (
+    config_for,
+    make_problem,
+    oracle_for,
+    relative_error,
+    train_on,
+)
 
 NARROW = sorted(set(FORMATS) - {"fp64", "fp32"})
 PAIRS = [(f, n) for f in FIELDS for n in NARROW if n in formats_of(f)]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.updates import Part, Turn, make_rule, make_update
-from tests.harness import config_for, make_problem
+from tests.helpers.harness import config_for, make_problem
 
 KINDS = ("sgd", "momentum", "nesterov", "nesterov-classic", "adagrad", "adam")
 CUTS = [0, 1, 2, 5, 12, 29, 64, 101]

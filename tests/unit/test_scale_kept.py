@@ -4,9 +4,9 @@ import pytest
 
 from hpcsgd.checkpoint import read_checkpoint
 from hpcsgd.config import RunConfig
-from tests.equivalence.test_shared_loss_scale import loud
-from tests.harness import config_for
-from tests.unit.test_gradient import in_folder
+from tests.helpers.gradients import in_folder
+from tests.helpers.harness import config_for
+from tests.helpers.loss_scale import loud
 
 RUNS = {
     "gram": (1, 1, {"schedule": {"steps": 3}}),
@@ -34,6 +34,7 @@ def config_of(problem, name, **precision):
     return config_for(problem, **tables), replicas * members
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("stop", [2, 3])
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_goes_on_bit_for_bit(tmp_path, name, stop):

@@ -13,10 +13,10 @@ from hpcsgd.agreement.scheduled_wire import Ordered, cut
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
-from tests.contracts.codec import on_all
-from tests.equivalence.test_scheduled import MIB, scheduled
-from tests.harness import make_problem, train_on
-from tests.unit.test_gradient import in_folder
+from tests.helpers.contracts.codec import on_all
+from tests.helpers.gradients import in_folder
+from tests.helpers.harness import make_problem, train_on
+from tests.helpers.scheduled import MIB, scheduled
 
 
 class Dice:

@@ -12,7 +12,7 @@ from hpcsgd.checkpoint import Checkpoint, Store, read_checkpoint
 from hpcsgd.errors import DataError
 from hpcsgd.result import load_result
 from hpcsgd.sealed import HEADER_BYTES, is_sealed, read_sealed, write_sealed
-from tests.harness import config_for, make_problem, train_on
+from tests.helpers.harness import config_for, make_problem, train_on
 
 DOCUMENT = {"a": 1, "text": "é", "nothing": None, "not a number": float("inf")}
 ARRAYS = {
@@ -259,6 +259,7 @@ def mutants(document, arrays, seed):
         yield changed, kept
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_results_turned_over_are_refused_or_whole(seed, run_folder, tmp_path):
     document, arrays = read_sealed(run_folder / "result.h5", "result", 2)
@@ -273,6 +274,7 @@ def test_results_turned_over_are_refused_or_whole(seed, run_folder, tmp_path):
             assert result.weights.dtype.kind == "f" and result.weights.ndim in (1, 2)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_checkpoints_turned_over_are_refused_or_used(seed, run_folder, tmp_path):
     """Whatever a sealed checkpoint says: a clean refusal or a run, never a crash."""

@@ -14,7 +14,7 @@ from hpcsgd.comm.serial import SerialCommunicator
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
 from hpcsgd.result import Status, load_result
-from tests.harness import config_for, make_problem, train_on
+from tests.helpers.harness import config_for, make_problem, train_on
 
 PROBLEM = make_problem("logistic")
 DATA = {"X": PROBLEM.X, "y": PROBLEM.y}

@@ -18,7 +18,7 @@ from hpcsgd.data.hdf5 import Hdf5Reader
 from hpcsgd.data.libsvm import LibsvmSource
 from hpcsgd.data.recipe import Recipe
 from hpcsgd.errors import ConfigError, DataError
-from tests.unit.test_convert import Quiet
+from tests.helpers.conversion import Quiet
 
 ROWS, COLS = 500, 9
 RNG = np.random.default_rng(0)
@@ -84,6 +84,7 @@ RECIPES = {
 }
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 @pytest.mark.parametrize("name", ["a.svm", "a.csv", "holes.csv"])
 def test_the_same_bytes_for_every_number_of_ranks(files, name, recipe):
@@ -101,6 +102,7 @@ def test_the_same_bytes_for_every_number_of_ranks(files, name, recipe):
     assert len(found[0]) == 1 + bool(recipe.test_fraction)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 def test_compressed_text_gives_what_plain_text_gives(files, recipe):
     packed = files / "a.svm.gz"
@@ -185,6 +187,7 @@ def test_density_decides_how_text_is_stored(tmp_path):
         assert (stored == matrix.toarray().astype(np.float32)).all()
 
 
+@pytest.mark.full
 def test_wide_blocks_are_written_out_slice_by_slice(files, monkeypatch):
     """And a break between slices of one piece is gone on with."""
     monkeypatch.setattr(Recipe, "block", property(lambda self: 5 * 8 * COLS))
@@ -209,6 +212,7 @@ def test_wide_blocks_are_written_out_slice_by_slice(files, monkeypatch):
     assert sums(files / "whole.h5") == sums(files / "o.h5")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("break_at", [1, 4, 9])
 @pytest.mark.parametrize("flush", [0.0, 1e9])
 def test_what_broke_off_is_gone_on_with_on_other_ranks(
@@ -244,6 +248,7 @@ def test_what_broke_off_is_gone_on_with_on_other_ranks(
         assert sums(files / f"whole{ending}") == sums(files / f"o{ending}")
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 def test_queries_go_with_their_rows(files, recipe):
     """Into both stores, whoever parsed them."""

@@ -12,7 +12,7 @@ from hpcsgd.callbacks import Callback, Wish
 from hpcsgd.callbacks.base import View, wish_of
 from hpcsgd.result import Status
 from hpcsgd.signals import WISHES, Signals
-from tests.harness import config_for, make_problem
+from tests.helpers.harness import config_for, make_problem
 
 VIEW = View(1, 1, 1)
 
@@ -98,6 +98,18 @@ def test_before_training_it_ends_all_ranks_and_not_this_one_alone():
         os.kill(os.getpid(), signal.SIGINT)
         signal.sigtimedwait([], 0.2)
     assert codes == [130]
+
+
+def test_before_training_every_rank_of_a_step_leaves_by_itself(monkeypatch):
+    """Slurm tells all of them; an abort would make srun report 137 and not 75."""
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    left, aborted = [], []
+    with Signals(aborted.append, leave=left.append):
+        for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+            signal.sigtimedwait([], 0.2)
+    assert left == [75, 75]
+    assert aborted == [75, 75, 130]  # a real `leave` does not come back
 
 
 def test_the_second_interrupt_waits_for_nothing():

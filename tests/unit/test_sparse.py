@@ -26,15 +26,15 @@ from hpcsgd.data.fingerprint import Fingerprint
 from hpcsgd.data.memory import MemoryReader
 from hpcsgd.data.readers import row_words, stored_in
 from hpcsgd.errors import DataError
-from hpcsgd.load import DENSE_PAYS
+from hpcsgd.loading import DENSE_PAYS
 from hpcsgd.precision import RECIPES
 from hpcsgd.products.choose import choose
 from hpcsgd.products.sparse_rows import pack, unpack
 from hpcsgd.schedule import blocks_of
 from hpcsgd.storage import encode
 from hpcsgd.timing import Clock
-from tests.harness import config_for, train_on
-from tests.sparse import as_csr, make_sparse
+from tests.helpers.harness import config_for, train_on
+from tests.helpers.sparse import as_csr, make_sparse
 
 
 def both(n=30, d=11, density=0.3, seed=0):
@@ -280,7 +280,7 @@ def test_memory_counts_what_is_stored(recipe, size):
     X = sp.csr_array((np.ones(100_000), indices, indptr), shape=(2000, 50_000))
     found = need(X, precision={"recipe": recipe})
     assert found.matrix == pytest.approx(100_000 * (size + 4) + 8 * 2000, rel=1e-3)
-    assert found.total < 2000 * 50_000 * size / 4
+    assert found.claim < 2000 * 50_000 * size / 4
 
 
 def test_memory_bounds_what_a_block_takes():

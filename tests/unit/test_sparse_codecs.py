@@ -21,7 +21,7 @@ from hpcsgd.codecs.topk import EVERY, largest
 from hpcsgd.codecs.wangni import Wangni, magnitude_of_budget, magnitude_of_share
 from hpcsgd.errors import ConfigError
 from hpcsgd.memory.agreed import of_codec
-from tests.contracts.codec import (
+from tests.helpers.contracts.codec import (
     ROWS,
     Alone,
     coded,
@@ -33,7 +33,7 @@ from tests.contracts.codec import (
     parts_of,
     sections_of,
 )
-from tests.harness import make_problem
+from tests.helpers.harness import make_problem
 
 NEVER = {"dense": "never"}
 
@@ -103,6 +103,7 @@ def test_top_k_contracts():
     assert ((1 - said) ** 2).sum() == pytest.approx(90)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_all_words_travel_where_records_are_larger(ranks):
     """Σ of record bytes ≥ 2 N: the switch is at that k, not one before or after."""
@@ -402,6 +403,7 @@ def test_what_codecs_keep_is_known_before_they_are_made(row, dtype):
     assert said <= taken <= said + 20_000
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", ["topk", "dgc", "alq", "powersgd", "accordion"])
 def test_memory_counts_the_arrays_of_a_run(name, monkeypatch):
     """All buckets of a rank, to the byte."""

@@ -16,9 +16,9 @@ from hpcsgd.comm.transports import TRANSPORTS, open_transport, transport_of
 from hpcsgd.errors import ConfigError, TransportError
 from hpcsgd.formats import get_format
 from hpcsgd.storage import decode, encode
-from tests.bits import add_bits, narrow_bits, widen_bits
-from tests.contracts.communicator import CHECKS
-from tests.fake_cuda import FakeLayer, Node, Unsynchronized
+from tests.helpers.bits import add_bits, narrow_bits, widen_bits
+from tests.helpers.contracts.communicator import CHECKS
+from tests.helpers.fake_cuda import FakeLayer, Node, Unsynchronized
 
 RANKS = (1, 2, 3, 4)
 

@@ -6,8 +6,8 @@ import pytest
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
 from hpcsgd.stopping import StopConfig
-from tests.harness import config_for, make_problem, train_on
-from tests.problems import FAMILIES
+from tests.helpers.harness import config_for, make_problem, train_on
+from tests.helpers.problems import FAMILIES
 
 GRIDS = [(1, 1), (1, 3), (2, 2)]
 
@@ -29,6 +29,7 @@ def optimum(problem, data, /, **sections):
     return train_on(1, asked(problem, polish=polish, **sections), problem, **data).loss
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize("intercept", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_gap_is_a_bound(family, intercept):

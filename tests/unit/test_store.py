@@ -16,7 +16,7 @@ from hpcsgd.data.layout import ELEMENTS, Layout
 from hpcsgd.data.store_writer import StoreWriter
 from hpcsgd.data.verify_store import verify_store
 from hpcsgd.errors import ConfigError, DataError
-from tests.store import (
+from tests.helpers.store import (
     COLS,
     DENSE,
     ROWS,

@@ -13,7 +13,7 @@ from hpcsgd.data.hdf5 import Hdf5Reader
 from hpcsgd.data.store_writer import StoreWriter
 from hpcsgd.data.verify_store import verify_store
 from hpcsgd.errors import ConfigError, DataError
-from tests.store import (
+from tests.helpers.store import (
     COLS,
     DENSE,
     SPARSE,
@@ -61,6 +61,7 @@ def test_every_damaged_byte_of_a_tile_is_found_and_named(tmp_path, small_tiles):
     assert verify_store(path).is_good
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["y", "sample_weight", "X/indices", "X/data"])
 def test_every_damaged_byte_elsewhere_is_found(tmp_path, small_tiles, name):
     path = write(tmp_path / "a.h5", SPARSE[:9, :5], is_sparse=True)
@@ -231,6 +232,7 @@ except DataError as error:
 """
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("limit", [100, 5_000, 70_000, 3_000_000, 8_000_000])
 def test_a_full_disk_is_one_sentence(tmp_path, limit):
     """8.4 MB do not fit; the interpreter goes on and nothing is left behind."""

@@ -62,6 +62,7 @@ def test_a_run_without_a_word_is_pointed_to(tmp_path):
     assert last_sentence(log, 0) == ""
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("deaf", ["", "signal.signal(signal.SIGINT, signal.SIG_IGN);"])
 def test_a_late_run_is_ended_however_deaf_it_is(program, tmp_path, monkeypatch, deaf):
     monkeypatch.setattr(module, "GRACE", 0.5)

@@ -10,8 +10,8 @@ from hpcsgd.codecs import Moment
 from hpcsgd.formats import get_format
 from hpcsgd.rounding import round_through
 from hpcsgd.storage import decode, encode
-from tests.equivalence.test_gradient import agreed
-from tests.harness import make_problem, train_on
+from tests.helpers.gradients import agreed
+from tests.helpers.harness import make_problem, train_on
 
 NOW = Moment(0, 0, 0.1, 0.1)
 

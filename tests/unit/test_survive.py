@@ -11,7 +11,7 @@ from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import TransportError
 from hpcsgd.result import Status
 from hpcsgd.survive import last_common, smaller_grid
-from tests.harness import config_for, make_problem, oracle_for, relative_error
+from tests.helpers.harness import config_for, make_problem, oracle_for, relative_error
 
 
 class Vanish(Callback):

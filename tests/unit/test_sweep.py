@@ -18,9 +18,9 @@ from hpcsgd.sweeps.outcome import Sweep, load_sweep
 from hpcsgd.sweeps.settings import SweepConfig
 from hpcsgd.updates import UPDATES, make_update, unroll
 from hpcsgd.updates.many import one_step_many, unroll_many
-from tests.harness import config_for
-from tests.many import sweep_on
-from tests.problems import make_problem
+from tests.helpers.harness import config_for
+from tests.helpers.many import sweep_on
+from tests.helpers.problems import make_problem
 
 
 def test_models_are_the_product_of_the_lists():
@@ -186,6 +186,16 @@ def test_rates_are_compared_by_loss_and_penalties_are_not():
     with pytest.raises(ConfigError, match="add folds"):
         _ = found.best
     assert np.isnan(found.held).all() and "held" not in found.history[0]
+
+
+def test_models_that_end_above_where_they_began_are_worse():
+    """In the table, whatever else becomes of them; their runs went to the end."""
+    _, found = trained("logistic", sweep={"rate": [0.1, 100.0]})
+    first = found.outcome.report["first_losses"]
+    assert found.losses[0] < first[0] and found.losses[1] > first[1]
+    assert [row["status"] for row in found.rows()] == ["completed", "worse"]
+    assert [found.result(k).is_worse for k in range(2)] == [False, True]
+    assert found.status(1).value == "completed"
 
 
 def test_rows_held_out_judge_all_models():

@@ -17,8 +17,8 @@ from hpcsgd.backends import columns, cpu, threads
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.schedule import blocks_of
-from tests.harness import config_for, make_problem, train_on
-from tests.unit.test_cpu import SIZES, kernels, sampled, sets_here
+from tests.helpers.cpu import SIZES, kernels, sampled, sets_here
+from tests.helpers.harness import config_for, make_problem, train_on
 
 __all__ = ["kernels"]  # a fixture
 compiled = pytest.mark.skipif(not sets_here(), reason=cpu.why())
@@ -136,6 +136,7 @@ def config_of(problem, kind, family, recipe, count):
 KINDS = ["direct", "gram", "gather", "gather-once", "cached"]
 
 
+@pytest.mark.cases(4)
 @compiled
 @pytest.mark.parametrize("recipe", ["fp32", "c"])
 @pytest.mark.parametrize("family", ["logistic", "softmax"])

@@ -7,26 +7,15 @@ import numpy as np
 import pytest
 
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.tiles import Layout, Plan, Store, columns_for
+from hpcsgd.tiles import Plan, Store, columns_for
 from hpcsgd.tiles.generation import Generation, place_in
 from hpcsgd.tiles.pipeline import RING
 from hpcsgd.tiles.plan import PAGE
 from hpcsgd.tiles.stamp import Stamp, Stamps
 from hpcsgd.tiles.traffic import step_bytes
 from hpcsgd.updates import Part, Turn, make_rule, make_update
-from tests.harness import config_for, make_problem
-
-WORDS = {"weights": 1, "adam_m": 1, "adam_v": 1}
-
-
-def layout(columns, height, replicas=1, dtype="<f4", widths=WORDS):
-    return Layout(columns, dict(widths), dtype, height, replicas, 0, columns)
-
-
-def made(folder, of, replica=0, **more):
-    store = Store(folder, of, replica, **more)
-    store.create({"exchanges": 0})
-    return store
+from tests.helpers.harness import config_for, make_problem
+from tests.helpers.tiles import WORDS, layout, made
 
 
 def whole(store, name, columns):

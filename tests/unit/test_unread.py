@@ -20,9 +20,9 @@ from hpcsgd.study.compare import compare_methods
 from hpcsgd.study.methods import get_method
 from hpcsgd.study.settings import make_setting
 from hpcsgd.unread import NEEDS, USUAL, check_read, is_read, unread, value_of
-from tests.contracts.codec_bucket import Alone
-from tests.harness import config_for, train_on
-from tests.problems import make_problem
+from tests.helpers.contracts.codec_bucket import Alone
+from tests.helpers.harness import config_for, train_on
+from tests.helpers.problems import make_problem
 
 PROBLEM = make_problem("logistic", n=12, d=3)
 SECTIONS = (

@@ -15,12 +15,12 @@ from hpcsgd.result import load_result
 from hpcsgd.updates import ADAPTIVE
 from hpcsgd.verify import certify
 from hpcsgd.verify.union import Union
-from tests.contracts.codec import NAMES, ROWS, coded
-from tests.equivalence.test_gradient import UPDATES, agreed
-from tests.equivalence.test_resume import interrupted
-from tests.harness import make_problem, replica_batches, train_on
-from tests.sparse import make_sparse
-from tests.unit.test_verify import reader_of
+from tests.helpers.contracts.codec import NAMES, ROWS, coded
+from tests.helpers.gradients import UPDATES, agreed
+from tests.helpers.harness import make_problem, replica_batches, train_on
+from tests.helpers.resumed import interrupted
+from tests.helpers.sparse import make_sparse
+from tests.helpers.verify import reader_of
 
 MADE = "data", "loss", "model", "traffic"
 
@@ -121,6 +121,13 @@ def test_a_resumed_run(tmp_path, at):
     check(tmp_path, reader_of(problem, data=False))
 
 
+def test_a_rate_with_milestones_is_replayed(tmp_path):
+    problem = make_problem("softmax")
+    rate = {"kind": "milestones", "milestones": [0.4, 1.0], "value": 0.1}
+    config = agreed(problem, 3, agreement={"accumulate": 2}, rate=rate)
+    check(tmp_path, train(tmp_path, config, problem))
+
+
 def test_the_rows_are_those_of_all_replicas():
     """A third writing of the order: that of the oracle of the tests."""
     problem = make_problem("logistic")
@@ -138,6 +145,7 @@ def test_the_rows_are_those_of_all_replicas():
 # ------------------------------------------------------------------------- codecs
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("members", [1, 2])
 @pytest.mark.parametrize("name", NAMES)
 def test_what_of_a_codec_can_be_verified(tmp_path, name, members):
@@ -153,6 +161,16 @@ def test_what_of_a_codec_can_be_verified(tmp_path, name, members):
     assert ("to agree" in table(found)) == fixed
     parts = {tuple(step.figures.get("replayed", "all")) for step in steps}
     assert parts == {tuple("all") if name == "identity" else ("b", "bv")}
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_bytes_of_a_run_that_clips_are_verified(tmp_path, members):
+    """The word that members sum to clip by is among them."""
+    problem = make_problem("softmax")
+    config = coded(problem, "dgc", 3, members, codec={"share": 0.2, "clip": 0.02})
+    names, found = kinds(tmp_path, train(tmp_path, config, problem))
+    assert "traffic of agreement" not in names
+    assert all(names[check] for check in MADE), found.failed
 
 
 def test_without_an_intercept_steps_of_a_codec_are_said_to_be_unchecked(tmp_path):

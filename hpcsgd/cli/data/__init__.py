@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from hpcsgd.cli.commands import COMMANDS
 from hpcsgd.cli.data import catalogue, convert, inspect, synth, verify
 
 ACTIONS = (synth, convert, inspect, verify, catalogue)
@@ -9,9 +10,7 @@ ACTIONS = (synth, convert, inspect, verify, catalogue)
 
 def add_parser(commands: Any) -> None:
     """Add `data` and its own commands."""
-    parser = commands.add_parser(
-        "data", help="make, convert and inspect data sets", allow_abbrev=False
-    )
+    parser = commands.add_parser("data", help=COMMANDS["data"], allow_abbrev=False)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for action in ACTIONS:
         action.add_parser(actions)

@@ -4,12 +4,14 @@ import argparse
 import json
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hpcsgd.cli import launch, logs
-from hpcsgd.cli.ranks import on_all_ranks
+from hpcsgd.cli.numbers import not_negative
+from hpcsgd.cli.ranks import add_comm, on_all_ranks
 from hpcsgd.comm.base import Communicator
 from hpcsgd.data.crew import Crew
 from hpcsgd.data.formats import open_any
@@ -33,14 +35,6 @@ def _pairs(text: str) -> tuple[tuple[float, float], ...]:
 def _column(text: str) -> int | str:
     """A number counts from 0; anything else is a name."""
     return int(text) if text.lstrip("-").isdigit() else text
-
-
-def _seconds(text: str) -> float:
-    """As `[run] timeout` has it."""
-    with suppress(ValueError):
-        if 0.0 <= float(text) < float("inf"):
-            return float(text)
-    raise argparse.ArgumentTypeError(f"{text!r}: seconds, or 0 to wait for ever")
 
 
 GO_ON = "run again with --resume to go on with what was begun"
@@ -91,11 +85,16 @@ def _add_changes(parser: Any) -> None:
         help="columns of mean 0 and spread 1; sparse ones are scaled only",
     )
     parser.add_argument(
+        "--like",
+        metavar="TRAIN.h5",
+        help="columns, their means and scales and unit rows as this file has them",
+    )
+    parser.add_argument(
         "--unit-rows", action="store_true", help="rows of length 1, done last"
     )
     parser.add_argument(
         "--test-fraction",
-        type=float,
+        type=not_negative,
         default=0.0,
         metavar="F",
         help="rows that go to DST-test",
@@ -117,14 +116,15 @@ def _add_changes(parser: Any) -> None:
 def _add_running(parser: Any) -> None:
     """How it is done."""
     parser.add_argument(
-        "--memory", type=float, default=512, metavar="MIB", help="default: 512"
+        "--memory", type=not_negative, default=512, metavar="MIB", help="default: 512"
     )
     parser.add_argument(
         "--ranks", type=int, metavar="N", help="start N MPI ranks to share plain text"
     )
+    add_comm(parser)
     parser.add_argument(
         "--timeout",
-        type=_seconds,
+        type=not_negative,
         default=20.0,
         metavar="SECONDS",
         help="that a rank waits for one that does nothing; 0 = for ever",
@@ -138,15 +138,17 @@ def _add_running(parser: Any) -> None:
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Convert here, on the ranks there are or under mpiexec; say what was written."""
     recipe = _recipe(arguments)
+    launch.check_readable(arguments.source)
     if launch.must_relaunch(arguments.ranks):
-        return launch.relaunch(arguments.ranks, argv, remedy=GO_ON)
+        return launch.relaunch(arguments.ranks, argv, remedy=GO_ON, comm=arguments.comm)
     return on_all_ranks(
-        "auto",
+        arguments.comm,
         lambda world: _convert(world, arguments, recipe),
         show=lambda said: print(
             json.dumps(said, indent=2) if arguments.json else text(said), flush=True
         ),
         code=lambda said: 0,
+        timeout=arguments.timeout,
     )
 
 
@@ -184,7 +186,9 @@ def _watched(
 
     keep_freed(recipe.block)
     crew = Crew(world)
-    source = crew.everywhere(lambda: _source(arguments))
+    source, wanted = crew.everywhere(
+        lambda: (_source(arguments), _like(arguments, recipe))
+    )
     with _interruptible(crew), ExitStack() as stack:
         meter = Meter()
         if crew.is_root:
@@ -195,12 +199,21 @@ def _watched(
         return convert(
             source,
             Path(arguments.target),
-            recipe,
+            wanted,
             meter,
             resume=arguments.resume,
             force=arguments.force,
             crew=crew,
         )
+
+
+def _like(arguments: argparse.Namespace, recipe: Recipe) -> Recipe:
+    """The recipe with what the file of --like says."""
+    if arguments.like is None:
+        return recipe
+    from hpcsgd.data.like import read_like
+
+    return replace(recipe, like=read_like(Path(arguments.like)))
 
 
 def _source(arguments: argparse.Namespace) -> Source:
@@ -234,4 +247,8 @@ def text(said: dict[str, Any]) -> str:
     ]
     if said["standardized"]:
         lines.append(f"columns: {said['standardized']}; kept in the file")
+    if said.get("reordered"):
+        lines.append("columns: in the order of the file of --like, by their names")
+    if "label_column" in said:
+        lines.append(f"labels: {said['label_column']} (--label-column names another)")
     return "\n".join(lines)

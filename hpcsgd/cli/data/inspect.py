@@ -40,6 +40,11 @@ def text(said: dict[str, Any]) -> str:
         f" of {said['element']}, density {said['density']:.3g}",
         f"row norms: largest {norm['max']:.6g}, mean {norm['mean']:.6g}",
     ]
+    prepared = said["preparation"]
+    if prepared["columns"] != "raw":
+        lines.append(f"columns: {prepared['columns']}; the file keeps their moments")
+    if prepared["unit_rows"]:
+        lines.append("rows: of length 1")
     if said["not_finite"]:
         lines.append(f"not finite: {said['not_finite']} values; training refuses them")
     if said["queries"]:

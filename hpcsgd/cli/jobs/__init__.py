@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from hpcsgd.cli.commands import COMMANDS
 from hpcsgd.cli.jobs import cancel, collect, new_site, render, smoke, status, submit
 
 ACTIONS = (render, submit, status, cancel, collect, new_site, smoke)
@@ -9,9 +10,7 @@ ACTIONS = (render, submit, status, cancel, collect, new_site, smoke)
 
 def add_parser(commands: Any) -> None:
     """Add `jobs` and its own commands."""
-    parser = commands.add_parser(
-        "jobs", help="submit to Slurm, and see what became of it", allow_abbrev=False
-    )
+    parser = commands.add_parser("jobs", help=COMMANDS["jobs"], allow_abbrev=False)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for action in ACTIONS:
         action.add_parser(actions)

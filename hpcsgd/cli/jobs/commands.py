@@ -3,17 +3,20 @@
 import argparse
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
+from typing import Any
 
 from hpcsgd.config import read_toml
 from hpcsgd.errors import ConfigError
 from hpcsgd.jobs.job import Step
+from hpcsgd.jobs.launch_line import leaves_comm_open
 from hpcsgd.jobs.resources import Resources
 from hpcsgd.jobs.syntax import MOST_ELEMENTS
 
 Words = tuple[str, ...]
 DEVICE = "run.device="
+RESUME = ("--resume", "auto")
 
 
 def steps_of(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
@@ -38,32 +41,49 @@ def _telling(steps: Sequence[Step]) -> Iterator[Step]:
 
 
 def _train(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
-    folder = os.path.join(arguments.out, "run")
-    return (Step(training(arguments.words, folder, _device(arguments, resources))),)
+    folder, run = os.path.join(arguments.out, "run"), _run_table(arguments)
+    return (Step(training(arguments.words, folder, run, resources)),)
 
 
-def training(words: Sequence[str], folder: str, device: str) -> Words:
-    """A run that goes on by itself in `folder`, unless another was named.
+def training(
+    words: Sequence[str], folder: str, run: Mapping[str, Any], resources: Resources
+) -> Words:
+    """Return the words of a run that resumes in `folder`, unless they name another.
 
-    A `device` that is cuda becomes a flag, unless there is one: those that check a job
-    see words alone.
+    What its table [run] says of device and comm becomes flags: those that check and
+    render a job see words alone.
     """
     out = () if _says(words, "--out") else ("--out", folder)
-    flag = device == "cuda" and not _says(words, "--device")
-    cuda = ("--device", "cuda") if flag else ()
-    return ("train", *words, *cuda, *out, "--resume", "auto")
+    return ("train", *words, *_flags(("train", *words), run, resources), *out, *RESUME)
 
 
-def _device(arguments: argparse.Namespace, resources: Resources) -> str:
-    """What the command and its file say; else GPUs where the job asks for some."""
+def _flags(command: Words, run: Mapping[str, Any], resources: Resources) -> Words:
+    """Return the flags of device and comm, of which `command` has none."""
+    on_gpus = resources.device_of(run) == "cuda" and not _says(command, "--device")
+    comm = str(run.get("comm", "auto"))
+    gives_comm = comm != "auto" and leaves_comm_open(command)
+    return (
+        *(("--device", "cuda") if on_gpus else ()),
+        *(("--comm", comm) if gives_comm else ()),
+    )
+
+
+def _run_table(arguments: argparse.Namespace) -> Mapping[str, Any]:
+    """Return the table [run] of a command of `train`: its file, --set, and flags."""
+    _refuse_resume(arguments)
+    return _run_table_of(("train", *arguments.words)) or {}
+
+
+def _run_table_of(command: Words) -> Mapping[str, Any] | None:
+    """Return the table [run] of a command that trains; None of any other."""
     from hpcsgd.cli.parser import make_parser
     from hpcsgd.cli.train import overlaid
 
-    _refuse_resume(arguments)
-    read = make_parser("train").parse_args(("train", *arguments.words))
+    read = make_parser(command[0]).parse_args(command)
+    if not (hasattr(read, "config") and hasattr(read, "sets")):
+        return None
     table = overlaid(read_toml(read.config) if read.config else {}, read).get("run")
-    said = table.get("device") if isinstance(table, dict) else None
-    return str(said or ("cuda" if resources.gpus else "cpu"))
+    return table if isinstance(table, dict) else {}
 
 
 def _sweep(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
@@ -75,12 +95,13 @@ def _sweep(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, .
     points = list(product(*axes))
     if len(points) > MOST_ELEMENTS:
         raise ConfigError(f"{len(points)} runs are too many for one array; vary less")
-    usual = _device(arguments, resources)
+    run = _run_table(arguments)
     found = []
     for number, point in enumerate(points):
         varied = [said.partition("=")[2] for said in point if said.startswith(DEVICE)]
+        own = {**run, "device": varied[-1]} if varied else run
         words, folder = (*arguments.words, *_sets(point)), _folder(arguments, number)
-        found.append(Step(training(words, folder, (varied or [usual])[-1])))
+        found.append(Step(training(words, folder, own, resources)))
     return tuple(found)
 
 
@@ -103,10 +124,10 @@ def _sets(point: Sequence[str]) -> Words:
 def _scaling(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
     """The same run on other numbers of ranks."""
     _refuse_out(arguments)
-    found, device = [], _device(arguments, resources)
+    found, run = [], _run_table(arguments)
     for ranks in ranks_of(arguments.ranks):
         folder = _folder(arguments, f"ranks-{ranks}")
-        found.append(Step(training(arguments.words, folder, device), ranks))
+        found.append(Step(training(arguments.words, folder, run, resources), ranks))
     return tuple(found)
 
 
@@ -123,13 +144,17 @@ def _convert(arguments: argparse.Namespace, resources: Resources) -> tuple[Step,
 
 
 def _command(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
-    return (Step(tuple(arguments.words)),)
+    """Return the command as it stands; one that trains, with flags of its [run]."""
+    words = tuple(arguments.words)
+    run = _run_table_of(words) if words else None
+    return (Step(words if run is None else (*words, *_flags(words, run, resources))),)
 
 
 def _smoke(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
     """In the job's own folder, on GPUs where it asks for some."""
     folder = ("--folder", arguments.out)
-    device = ("--device", "cuda") if resources.gpus else ()
+    is_open = resources.gpus and not _says(arguments.words, "--device")
+    device = ("--device", "cuda") if is_open else ()
     return (Step(("jobs", "smoke", *folder, *device, *arguments.words)),)
 
 

@@ -159,6 +159,8 @@ def job_of(arguments: argparse.Namespace, site: Site) -> Job:
 def _resources(arguments: argparse.Namespace, site: Site) -> Resources:
     """The site's defaults, the file over them, flags over both."""
     table = dict(site.defaults)
+    if arguments.template == "convert":
+        table.pop("gpus", None)  # which it could not use
     if arguments.resources:
         said = read_toml(arguments.resources)
         check_known(said, arguments.resources)

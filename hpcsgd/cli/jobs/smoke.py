@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.cli import launch
-from hpcsgd.cli.ranks import on_all_ranks
+from hpcsgd.cli.numbers import not_negative
+from hpcsgd.cli.ranks import add_comm, on_all_ranks
 from hpcsgd.comm.base import Communicator
 from hpcsgd.errors import HpcsgdError
 from hpcsgd.jobs.smoke import Check, smoke, verdict
@@ -28,12 +29,13 @@ def add_parser(actions: Any) -> None:
     parser.add_argument("--device", choices=DEVICES, default="cpu")
     parser.add_argument("--transport", choices=TRANSPORTS, default="auto")
     parser.add_argument("--ranks", type=int, metavar="N", help="start N MPI ranks")
+    add_comm(parser)
     parser.add_argument(
         "--expect", type=int, metavar="N", help="how many ranks there must be"
     )
     parser.add_argument(
         "--timeout",
-        type=float,
+        type=not_negative,
         default=60.0,
         metavar="SECONDS",
         help="that a rank waits for one that does nothing; default: 60",
@@ -45,13 +47,16 @@ def add_parser(actions: Any) -> None:
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Standard output has the verdict alone, standard error every look."""
     if launch.must_relaunch(arguments.ranks):
-        return launch.relaunch(arguments.ranks, argv, remedy="mend the MPI first")
+        return launch.relaunch(
+            arguments.ranks, argv, remedy="mend the MPI first", comm=arguments.comm
+        )
     try:
         return on_all_ranks(
-            "auto",
+            arguments.comm,
             lambda world: _smoke(world, arguments),
             show=lambda checks: _show(checks, arguments.json),
             code=lambda checks: int(not all(check.good for check in checks)),
+            timeout=arguments.timeout,
         )
     except HpcsgdError as error:  # ranks that never met have a verdict, too
         if launch.speaks():

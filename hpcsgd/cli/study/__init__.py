@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from hpcsgd.cli.commands import COMMANDS
 from hpcsgd.cli.study import collect, point, predict, strong, sweep, weak
 
 ACTIONS = (strong, weak, sweep, predict, collect, point)
@@ -11,7 +12,7 @@ def add_parser(commands: Any) -> None:
     """Add `study` and its own commands."""
     parser = commands.add_parser(
         "study",
-        help="strong and weak scaling, sweeps over settings and grids, predictions",
+        help=COMMANDS["study"],
         allow_abbrev=False,
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)

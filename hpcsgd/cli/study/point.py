@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.cli import launch, logs
-from hpcsgd.cli.ranks import on_all_ranks
+from hpcsgd.cli.numbers import not_negative
+from hpcsgd.cli.ranks import add_comm, on_all_ranks
 from hpcsgd.cli.train import exit_code
 from hpcsgd.comm.base import Communicator
 from hpcsgd.result import Result
@@ -25,9 +26,10 @@ def add_parser(actions: Any) -> None:
     parser.add_argument("folder", metavar="DIR", help="the --out of a study")
     parser.add_argument("name", metavar="NAME", help="of a file in points/")
     parser.add_argument("--ranks", type=int, metavar="N", help="start N MPI ranks")
+    add_comm(parser, default=None)
     parser.add_argument(
         "--point-timeout",
-        type=float,
+        type=not_negative,
         default=0.0,
         metavar="SECONDS",
         help="it may take, 0 = for ever",
@@ -40,8 +42,9 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Train here, or under mpiexec."""
     folder, name = Path(arguments.folder), arguments.name
     config = read_config(folder, name)
+    comm = arguments.comm or config.run.comm
     if launch.must_relaunch(arguments.ranks):
-        return launch.relaunch(arguments.ranks, argv, comm=config.run.comm)
+        return launch.relaunch(arguments.ranks, argv, comm=comm)
 
     def action(world: Communicator) -> Result:
         with Signals(world.abort) as signals:
@@ -49,5 +52,9 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
             return train_point(folder, name, world, limit, [signals])
 
     return on_all_ranks(
-        config.run.comm, action, show=lambda result: None, code=exit_code
+        comm,
+        action,
+        show=lambda result: None,
+        code=exit_code,
+        timeout=config.run.timeout,
     )

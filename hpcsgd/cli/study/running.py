@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from hpcsgd.cli import logs
+from hpcsgd.cli.numbers import not_negative
 from hpcsgd.cli.study import tables
 from hpcsgd.cli.study.slurm import add_where, where_of
 from hpcsgd.cli.train import add_settings, overlaid
@@ -86,7 +87,7 @@ def add_study(actions: Any, kind: str, text: str) -> None:
     )
     parser.add_argument(
         "--point-timeout",
-        type=float,
+        type=not_negative,
         default=TIMEOUT,
         metavar="SECONDS",
         help=f"of one run, 0 = none; default {TIMEOUT:g}",

@@ -6,8 +6,9 @@ from math import isfinite
 from typing import Any
 
 from hpcsgd.comm.ledger import TRAINING
+from hpcsgd.result import WORSE
 
-GOOD = ("finished", "completed", "converged", "stopped")
+GOOD = ("finished", "completed", "converged", "stopped", WORSE)
 METHODS = {
     "sgd": "SGD",
     "casgd": "CA-SGD",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.errors import DataError, HpcsgdError
+from hpcsgd.files import own_folder, read_entry_text
 from hpcsgd.study.expected import expected_traffic
 from hpcsgd.study.report.point import Point, read_point
 from hpcsgd.study.settings import folder_name
@@ -82,6 +83,12 @@ def _of_comparison(folder: Path) -> Iterator[Point]:
 
 def _run_of_repeat(folder: Path, seconds: Any) -> dict[str, Any] | None:
     """The run's own account, where it is still that of this comparison."""
+    try:
+        own_folder(folder.parent, folder.name)
+    except OSError as error:
+        raise DataError(
+            f"{folder} cannot be read ({error.strerror}); remove that entry"
+        ) from error
     if not (folder / RESULT).exists():
         return None
     document = _document(folder / RESULT)
@@ -173,7 +180,7 @@ def _document(path: Path) -> dict[str, Any]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+        return read_entry_text(path, "replace").splitlines()
     except OSError as error:
         raise DataError(
             f"{path} cannot be read ({error.strerror}); make it readable"

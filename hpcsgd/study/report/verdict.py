@@ -32,6 +32,17 @@ def _best(point: Point) -> float | None:
     return min(losses, default=None)
 
 
+def learnt_nothing(setting: Setting) -> bool:
+    """Return whether a run of it has no loss below the one that it began with."""
+    return any(_never_fell(point) for point in setting.points)
+
+
+def _never_fell(point: Point) -> bool:
+    first = next((r["loss"] for r in point.history if "loss" in r), None)
+    best = _best(point)
+    return first is not None and best is not None and best >= first
+
+
 def time_to(point: Point, loss: float) -> float | None:
     """Seconds at the first loss that is as low; no value between two is made up."""
     for record in point.history:
@@ -41,8 +52,15 @@ def time_to(point: Point, loss: float) -> float | None:
 
 
 def ranking(settings: Sequence[Setting]) -> tuple[float, list[Reached]] | None:
-    """The common loss, and who reached it, fastest first; None where nobody has one."""
-    learnt = [s for s in settings if any(_best(p) is not None for p in s.points)]
+    """The common loss, and who reached it, fastest first; None where nobody has one.
+
+    Settings with a run that never came below where it began are in neither.
+    """
+    learnt = [
+        s
+        for s in settings
+        if any(_best(p) is not None for p in s.points) and not learnt_nothing(s)
+    ]
     loss = common_loss(learnt)
     if loss is None:
         return None
@@ -78,10 +96,11 @@ def verdict(problem: Problem) -> str:
     if ranked is None or not ranked[1]:
         return _without_loss(settings)
     loss, order = ranked
+    left_out = _left_out(settings)
     if len(order) < 2:
         return (
             f"Only one setting was measured, {_name(order[0], settings)}; it takes at"
-            " least two to say which is better."
+            f" least two to say which is better.{left_out}"
         )
     best, second = order[0], order[1]
     times = second.seconds.median / best.seconds.median if best.seconds.median else 1.0
@@ -90,6 +109,18 @@ def verdict(problem: Problem) -> str:
         f" settings reach, is {_name(best, settings)}: {_seconds(best)}, against"
         f" {_seconds(second)} of {_name(second, settings)} ({figures(times)} times)."
         f" {_how_sure(best, second)}".rstrip()
+        + left_out
+    )
+
+
+def _left_out(settings: Sequence[Setting]) -> str:
+    """Return the sentence on settings whose loss never fell, behind the others."""
+    names = [s.named(settings) for s in settings if learnt_nothing(s)]
+    if not names:
+        return ""
+    return (
+        f" Left out, as the loss never fell below where it began: {', '.join(names)};"
+        " lower the rate."
     )
 
 
@@ -118,6 +149,8 @@ def _ranks(setting: Setting) -> str:
 
 def _without_loss(settings: Sequence[Setting]) -> str:
     """Emulated runs learn nothing; their steps have times all the same."""
+    if any(learnt_nothing(s) for s in settings):
+        return f"No setting ended below where it began.{_left_out(settings)}"
     if len(settings) < 2:
         return "Only one setting was measured, without a loss; there is no choice yet."
     best = min(settings, key=lambda s: s.per_epoch.median)

@@ -1,0 +1,118 @@
+"""How many threads the BLAS of NumPy has while a rank works: one.
+
+A pool of threads in every rank spins beside the work of other ranks and of other
+programs, and another number of threads is another order of sums: other bits. A process
+that has not loaded NumPy yet is told by its environment (`hpcsgd.cli`). In another the
+libraries themselves are asked, by functions of their own, and what the caller had is
+restored.
+
+The variable of the library (`OPENBLAS_NUM_THREADS`, `MKL_NUM_THREADS`) is the user's
+word: where it is set nothing is changed.
+"""
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from threading import Lock
+
+# Part of the file's name -> its variable, and pairs of functions: get, set.
+KNOWN = {
+    "openblas": (
+        "OPENBLAS_NUM_THREADS",
+        [
+            (
+                f"{prefix}openblas_get_num_threads{suffix}",
+                f"{prefix}openblas_set_num_threads{suffix}",
+            )
+            for prefix in ("", "scipy_")
+            for suffix in ("", "64_", "_64", "64")
+        ],
+    ),
+    "mkl_rt": ("MKL_NUM_THREADS", [("MKL_Get_Max_Threads", "MKL_Set_Num_Threads")]),
+}
+MAPPED = Path("/proc/self/maps")  # of Linux: elsewhere nothing is found
+
+
+@dataclass(frozen=True)
+class Library:
+    """One BLAS that is loaded."""
+
+    path: str
+    variable: str
+    get: Callable[[], int] = field(compare=False)
+    set: Callable[[int], None] = field(compare=False)
+
+
+class _Callers:
+    """Who works at the moment, as ranks that are threads do side by side."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.count = 0
+        self.before: list[tuple[Library, int]] = []
+
+
+_callers = _Callers()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Give BLAS one thread until the end, then as many as it had before.
+
+    A decorator, too. Of several callers the last one restores.
+    """
+    with _callers.lock:
+        _callers.count += 1
+        known = [library for library, _ in _callers.before]
+        for library in libraries():
+            if library not in known and library.variable not in os.environ:
+                _callers.before.append((library, library.get()))
+                library.set(1)
+    try:
+        yield
+    finally:
+        with _callers.lock:
+            _callers.count -= 1
+            if not _callers.count:
+                for library, threads in _callers.before:
+                    library.set(threads)
+                _callers.before.clear()
+
+
+def libraries() -> list[Library]:
+    """Return every BLAS of this process whose threads can be set."""
+    return _loaded(len(sys.modules))
+
+
+@lru_cache(maxsize=1)
+def _loaded(modules: int) -> list[Library]:
+    """Look again where modules were imported meanwhile: one may have brought it."""
+    try:
+        lines = MAPPED.read_text().splitlines()
+    except OSError:
+        return []
+    paths = {line.split(maxsplit=5)[5] for line in lines if line.count("/") > 1}
+    found = (_library(path) for path in sorted(paths) if ".so" in Path(path).name)
+    return [library for library in found if library is not None]
+
+
+def _library(path: str) -> Library | None:
+    for part, (variable, pairs) in KNOWN.items():
+        if part not in Path(path).name:
+            continue
+        try:
+            loaded = ctypes.CDLL(path)
+        except OSError:  # replaced on the disk since it was loaded
+            return None
+        for get, put in pairs:
+            if hasattr(loaded, get) and hasattr(loaded, put):
+                read, write = loaded[get], loaded[put]
+                read.restype, read.argtypes = ctypes.c_int, []
+                write.restype, write.argtypes = None, [ctypes.c_int]
+                return Library(path, variable, read, write)
+    return None

@@ -1,0 +1,23 @@
+"""The commands and what each is for: what `hpcsgd --help` shows.
+
+Each is a module of this package, which is imported when its command is called.
+"""
+
+COMMANDS = {
+    "train": "train a model",
+    "sweep": "train many models with one Gram",
+    "tune": "measure this machine and choose products, steps, grid and recipe",
+    "compare": "train several settings or methods on the same data, in one table",
+    "report": "make a page with figures of studies, runs or comparisons",
+    "precision": "say what number formats cost and gain on your data",
+    "study": "strong and weak scaling, sweeps over settings and grids, predictions",
+    "evaluate": "say how good a model is on data",
+    "predict": "write what a model says about data",
+    "inspect": "say what a run folder, a model or a checkpoint is",
+    "verify": "check a finished run, and write a certificate",
+    "new": "write a configuration file with every setting explained",
+    "data": "make, convert and inspect data sets",
+    "jobs": "submit to Slurm, and see what became of it",
+    "info": "versions, MPI, CPU, kernels, GPUs, transports, Slurm, methods",
+    "completion": "print a completion script for a shell",
+}

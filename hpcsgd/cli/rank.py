@@ -1,0 +1,63 @@
+"""Stands above one rank of `--ranks` and notes how it ended, then ends alike.
+
+    python -I -S rank.py COMMAND...
+
+Run as a script, it imports next to nothing and costs next to no time. Launchers signal
+the whole group of a rank: what is meant for the rank is ignored here.
+"""
+
+import _signal
+
+# Before any other import: an interrupt amid them ends this without a traceback.
+_signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+
+import os  # noqa: E402
+import signal  # noqa: E402
+import sys  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
+FOR_THE_RANK = {
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+}
+
+
+def main(command: list[str]) -> int:
+    """Run `command` to its end; its exit code."""
+    # Blocked until the rank is there, ignored behind that: none ends this one first.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_RANK)
+    rank = os.posix_spawn(command[0], command, os.environ, setsigmask=before)
+    for number in FOR_THE_RANK:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    code = os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1])
+    _note(code)
+    if code < 0:
+        _end_by(-code)
+    return code
+
+
+def _note(code: int) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from hpcsgd.ends import note_end
+
+    number = next((os.environ[name] for name in RANKS if name in os.environ), "0")
+    note_end(int(number), code)
+
+
+def _end_by(number: int) -> None:
+    """As the rank did, without a second core file: launchers look at that."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if number not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

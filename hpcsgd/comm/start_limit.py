@@ -1,0 +1,128 @@
+"""A time limit for the start of MPI, which no lock of the interpreter can stop.
+
+MPI_Init waits for all ranks, inside the import of mpi4py, with the interpreter locked:
+no thread of Python runs meanwhile and no handler of a signal. So the clock is a process
+of its own beside each rank: this file, run as a script. It ends with its rank, and at
+once when MPI is up. When the time is over it writes one sentence and kills the rank,
+which makes the launcher end the job; a rank that is stopped is ended by it, too.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+TIMEOUT = 20.0  # seconds, where no command or configuration says otherwise
+START = 300.0  # seconds: imports of many ranks on a busy file system take minutes
+TICK = 0.5  # seconds of a step of the clock, which counts none while it is stopped
+FIRST = 1.0  # seconds by which a rank that is stopped is named before any other speaks
+SLOTS, SLOT = 4, 0.8  # ranks that speak one at a time, and seconds of each of them
+FORWARDING = 0.2  # seconds for a launcher to pass the sentence on
+
+
+def start_seconds(timeout: float) -> float:
+    """Return how long ranks may take to come together; 0 = for ever.
+
+    They begin at different times for good reasons. So it is START or the time-out, the
+    longer of them, unless the user asks for less than the default time-out.
+    """
+    return timeout if timeout < TIMEOUT else max(timeout, START)
+
+
+@contextmanager
+def start_limit(seconds: float, rank: int, size: int) -> Iterator[None]:
+    """End this process if the body takes longer than `seconds`; 0 = no limit.
+
+    Only for a rank of several: one alone waits for nobody.
+    """
+    if seconds <= 0 or size < 2 or not sys.executable:
+        yield
+        return
+    words = [sys.executable, "-I", "-S", __file__, f"{seconds}", f"{rank}", f"{size}"]
+    clock = subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        yield
+    finally:
+        clock.kill()
+        clock.wait()
+        if clock.stdin is not None:
+            clock.stdin.close()
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped; False where the system does not show it."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "Tt"
+    except (OSError, IndexError):
+        return False
+
+
+def _is_over(seconds: float) -> bool:
+    """Wait; True where the rank is gone before the time is over."""
+    while seconds > 0:
+        if select.select([0], [], [], min(TICK, seconds))[0]:
+            return True
+        seconds -= TICK
+    return False
+
+
+def first_turn(rank: int) -> float:
+    """Return the seconds that ranks above the first SLOTS leave to those."""
+    return 0.0 if rank < SLOTS else SLOTS * SLOT
+
+
+def has_turn(rank: int) -> bool:
+    """Whether a rank may speak now: ranks of a node take turns by its clock.
+
+    They cannot ask each other, and the job of the first that speaks is over before the
+    next one would.
+    """
+    place = time.monotonic() / SLOT % SLOTS - rank % SLOTS
+    return 0.0 <= place < 0.25
+
+
+def _is_over_before_turn(rank: int) -> bool:
+    while not has_turn(rank):
+        if select.select([0], [], [], 0.05)[0]:
+            return True
+    return False
+
+
+def _watch(seconds: float, rank: int, size: int) -> None:
+    parent = os.getppid()
+    if _is_over(seconds):
+        return
+    remedy = (
+        f"the job ends ({seconds:g} s are allowed; --timeout SECONDS changes it,"
+        " 0 = wait for ever)"
+    )
+    who = f"rank {rank} of {size}"
+    if is_stopped(parent):
+        text = f"{who} is stopped by a signal and MPI cannot start without it"
+    elif _is_over(FIRST + first_turn(rank)) or _is_over_before_turn(rank):
+        return
+    else:
+        text = (
+            f"{who} has waited {seconds:.0f} s for MPI to start on all ranks: another"
+            " rank has ended, is stopped, or was never started"
+        )
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from hpcsgd.ends import note_end
+
+    os.write(2, f"hpcsgd: {text}; {remedy}\n".encode())
+    note_end(rank, 1)  # of a rank that has said why, so that nobody else does
+    time.sleep(FORWARDING)
+    if os.getppid() == parent:
+        os.kill(parent, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    _watch(float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

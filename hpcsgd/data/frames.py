@@ -1,0 +1,142 @@
+"""What callers have rows in, as a matrix of numbers: copied only where it must be."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcsgd.data.memory import RAGGED, refuse_masked, to_numbers
+from hpcsgd.data.there import is_there
+from hpcsgd.errors import DataError
+
+MOST_NAMED = 3  # columns that an error names
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The rows, or where they are."""
+
+    X: Any  # NumPy array, SciPy matrix or CuPy array; None: in a file
+    names: list[str] | None = None  # of the columns, where they have any
+    path: str | None = None
+
+
+def to_matrix(data: Any) -> Matrix:
+    """Return the rows; arrays as they are, frames of pandas and polars with names.
+
+    Columns whose labels are not all text have no names, as scikit-learn has it.
+    """
+    if isinstance(data, str | Path):
+        return Matrix(None, path=str(data))
+    return Matrix(*_numbers(data))
+
+
+def is_wide(X: Any) -> bool:
+    """Rows of float64, or of integers that float32 cannot hold."""
+    if X is None or 0 in X.shape:
+        return False
+    return X.dtype.kind in "fiu" and X.dtype.itemsize > (
+        4 if X.dtype.kind == "f" else 2
+    )
+
+
+def _numbers(data: Any) -> tuple[Any, list[str] | None]:
+    if data is None or hasattr(data, "tocsr"):
+        return data, None
+    if is_there(data):
+        return data, None
+    home = type(data).__module__.partition(".")[0]
+    if home == "polars":
+        return _from_polars(data)
+    if hasattr(data, "columns") and hasattr(data, "dtypes"):
+        return _from_pandas(data)
+    refuse_masked("X", data)
+    return _from_array(data), None
+
+
+def to_column(name: str, values: Any) -> Any:
+    """Targets, weights or offsets as an array of numbers, or None."""
+    if values is None:
+        return None
+    if hasattr(values, "to_numpy"):
+        values = values.to_numpy()
+    elif is_there(values):
+        values = values.get()
+    return to_numbers(name, values)
+
+
+def _from_array(data: Any) -> Any:
+    """Arrays and nested lists; objects that are numbers become numbers."""
+    try:
+        array = np.asarray(data)
+    except ValueError as error:
+        raise DataError(RAGGED) from error
+    if array.dtype.kind != "O":
+        return array
+    try:
+        return array.astype(np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DataError(
+            "X holds objects that are no numbers; encode them, text and categories for"
+            " example by scikit-learn's OneHotEncoder"
+        ) from error
+
+
+def _from_pandas(frame: Any) -> tuple[Any, list[str] | None]:
+    """All columns numeric; a missing value becomes NaN, which is refused later."""
+    labels, kinds = list(frame.columns), list(frame.dtypes)
+    names = labels if all(isinstance(label, str) for label in labels) else None
+    each = zip(map(str, labels), kinds, strict=True)
+    _refuse_others({name: str(kind) for name, kind in each if not _is_number(kind)})
+    if kinds and all(_is_about_zero(kind) for kind in kinds):
+        # Pandas' own sparse columns, of one type: SciPy has no objects.
+        common = np.result_type(*(kind.subtype for kind in kinds))
+        return frame.astype(type(kinds[0])(common, 0)).sparse.to_coo(), names
+    if kinds and all(isinstance(kind, np.dtype) for kind in kinds):
+        # Together with numbers pandas would make objects of truth values.
+        return frame.to_numpy(dtype=np.result_type(*kinds)), names
+    return frame.to_numpy(dtype=np.float64, na_value=np.nan), names
+
+
+def _is_about_zero(kind: Any) -> bool:
+    """Of a sparse column of pandas, which may also leave out ones, or NaN."""
+    return bool(getattr(kind, "fill_value", None) == 0)
+
+
+def _is_number(kind: Any) -> bool:
+    """Of NumPy's kinds or pandas' own, which say theirs."""
+    kind = getattr(kind, "subtype", kind)
+    return getattr(kind, "kind", "O") in "biuf"
+
+
+def _from_polars(frame: Any) -> tuple[Any, list[str]]:
+    """As pandas' frames."""
+    if hasattr(frame, "collect"):
+        frame = frame.collect()
+    kinds = {n: str(k) for n, k in frame.schema.items() if not _is_plain(k)}
+    _refuse_others(kinds)
+    import importlib
+
+    polars = importlib.import_module("polars")
+    small = all(kind == polars.Float32 for kind in frame.dtypes)
+    wide = polars.Float32 if small else polars.Float64
+    casted = frame.select(polars.all().cast(wide).fill_null(float("nan")))
+    return casted.to_numpy(order="c"), list(frame.columns)
+
+
+def _is_plain(kind: Any) -> bool:
+    return bool(kind.is_numeric()) or str(kind) == "Boolean"
+
+
+def _refuse_others(kinds: dict[str, str]) -> None:
+    """`kinds` of the columns that are no numbers."""
+    if not kinds:
+        return
+    shown = [f"{name!r} ({kind})" for name, kind in kinds.items()]
+    more = f" and {len(shown) - MOST_NAMED} more" if len(shown) > MOST_NAMED else ""
+    raise DataError(
+        f"columns {', '.join(shown[:MOST_NAMED])}{more} are not numbers; encode them,"
+        " for example by pandas.get_dummies or scikit-learn's OneHotEncoder, or drop"
+        " them"
+    )

@@ -1,0 +1,116 @@
+"""What is done to rows before they are stored, and remembered with them.
+
+x ← (x − mean) / scale for each column, then x ← x / ‖x‖ where rows shall have length 1.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+MEANS, SCALES = "column_means", "column_scales"  # data sets of a store, of a result
+NAMES = "column_names"  # data set of a store
+# Moments of the same rows differ by this at most, whatever order they are added up in.
+ALIKE = 1e-9  # of the scale
+ROUNDED = 16 * np.finfo(np.float64).eps  # of the mean
+
+
+@dataclass(frozen=True)
+class Scales:
+    """x ← (x − mean) / scale for each column; sparse columns keep their zeros."""
+
+    mean: Array | None  # None: sparse, only scaled
+    scale: Array
+
+    def apply(self, X: Any) -> Any:
+        """The block with its columns scaled, computed in float64."""
+        if hasattr(X, "tocsr"):
+            from scipy.sparse import csr_array, diags_array
+
+            return csr_array(X.astype(np.float64) @ diags_array(1 / self.scale))
+        scaled = X.astype(np.float64)
+        if self.mean is not None:
+            scaled -= self.mean
+        scaled /= self.scale
+        return scaled
+
+    def equals(self, other: "Scales | None") -> bool:
+        """Return whether `other` scales alike, but for the rounding of moments."""
+        if other is None or (self.mean is None) != (other.mean is None):
+            return False
+        if self.scale.shape != other.scale.shape:
+            return False
+        near = ALIKE * self.scale
+        if not (np.abs(self.scale - other.scale) <= near).all():
+            return False
+        if self.mean is None or other.mean is None:
+            return True
+        near += ROUNDED * np.abs(self.mean)
+        return bool((np.abs(self.mean - other.mean) <= near).all())
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What was done to rows before they were stored: scaled columns, rows of length 1.
+
+    The default is the preparation of raw rows, to which nothing was done.
+    """
+
+    scales: Scales | None = None
+    unit_rows: bool = False
+
+    @property
+    def is_raw(self) -> bool:
+        """True where nothing was done."""
+        return self.scales is None and not self.unit_rows
+
+    @property
+    def columns(self) -> str:
+        """Return what the columns are: raw, scaled or standardized."""
+        if self.scales is None:
+            return "raw"
+        return "scaled" if self.scales.mean is None else "standardized"
+
+    @property
+    def text(self) -> str:
+        """Return what a sentence says of such rows."""
+        return self.columns + (", of length 1" if self.unit_rows else "")
+
+    def scales_as(self, other: "Preparation") -> bool:
+        """Return whether the columns of `other` are scaled alike, or raw as well."""
+        if self.scales is None:
+            return other.scales is None
+        return self.scales.equals(other.scales)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what JSON says of it, without the moments of thousands of columns."""
+        return {"columns": self.columns, "unit_rows": self.unit_rows}
+
+    def apply(self, X: Any) -> Any:
+        """Return raw rows prepared in this way, in float64."""
+        if self.scales is not None:
+            X = self.scales.apply(X)
+        if not self.unit_rows:
+            return X
+        from hpcsgd.data.transform import unit_rows  # loads SciPy
+
+        return unit_rows(X)
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the means and scales of the columns, as files name them."""
+        if self.scales is None:
+            return {}
+        found = {MEANS: self.scales.mean, SCALES: self.scales.scale}
+        return {name: array for name, array in found.items() if array is not None}
+
+
+RAW = Preparation()
+
+
+def preparation_from(arrays: Mapping[str, Array], unit_rows: bool) -> Preparation:
+    """Return the preparation whose `arrays()` are these."""
+    scale, mean = arrays.get(SCALES), arrays.get(MEANS)
+    return Preparation(None if scale is None else Scales(mean, scale), unit_rows)

@@ -1,0 +1,1 @@
+"""What the tests share: problems, oracles, stand-ins for devices, runs."""

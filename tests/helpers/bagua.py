@@ -1,0 +1,239 @@
+"""Decentralised, asynchronous and QAdam replicas, step by step in NumPy.
+
+Plain restatements of what docs/bagua.md says, in longdouble where nothing is rounded to
+bytes; what they share with the package is who has which rows.
+"""
+
+import numpy as np
+
+from hpcsgd.data.partition import split_range
+from hpcsgd.rates import make_rate
+from tests.helpers import oracle
+from tests.helpers.harness import config_for, replica_batches
+
+MOMENTUM = {"kind": "momentum", "momentum": 0.5}
+L = np.longdouble
+ROWS = {
+    "all": {"kind": "decentralized"},
+    "pairs": {"kind": "decentralized", "peers": "shift_one"},
+    "low": {"kind": "decentralized-low"},
+    "qadam": {"kind": "qadam", "codec": "bytegrad", "warmup_steps": 5},
+    "async": {"kind": "async-average", "delay": 2},
+}
+
+
+def config_of(drawn, row, replicas=4, members=1, /, **sections):
+    """One step an exchange; the asynchronous average in a period of its own."""
+    tables = {
+        "problem": {"l2": 0.05, "intercept": True},
+        "schedule": {"batch": 4, "steps": 1, "epochs": 2},
+        "products": {"kind": "auto" if row != "async" else "direct"},
+        "agreement": ROWS[row],
+        "grid": {"replicas": replicas, "members": members},
+    }
+    if row == "async":
+        tables["schedule"]["period"] = 3
+    if row == "qadam":
+        tables["update"] = {"kind": "adam"}
+        tables["codec"] = {"feedback": "off"}
+    for name, table in sections.items():
+        tables[name] = {**tables.get(name, {}), **table}
+    return config_for(drawn, **tables)
+
+
+class Replicas:
+    """R of them, with the rows and rates of a run; `kind` their type of number."""
+
+    def __init__(self, config, problem, kind=L):
+        self.config, self.problem, self.kind = config, problem, kind
+        self.R, n = config.grid.replicas, len(problem.X)
+        parts = [split_range(n, self.R, r) for r in range(self.R)]
+        self.rows = np.array([p.stop - p.start for p in parts])
+        batches = [replica_batches(config, n, self.R, r) for r in range(self.R)]
+        self.each = max(len(b) for b in batches) // config.schedule.epochs
+        self.total = self.each * config.schedule.epochs
+        self.batches = batches
+        self.rates = make_rate(config.rate, self.total).at(0, self.total)
+        d, K = problem.X.shape[1], problem.classes
+        self.w = [np.zeros((d, K), kind) for _ in range(self.R)]
+        self.v = [np.zeros((d, K), kind) for _ in range(self.R)]
+        self.b = [np.zeros(K, kind) for _ in range(self.R)]
+        self.bv = [np.zeros(K, kind) for _ in range(self.R)]
+        self.X, self.y = problem.X.astype(kind), problem.y.reshape(-1, 1)
+        self.update = oracle.Update(config.update.kind, config.update.momentum)
+
+    def batch(self, r, t):
+        """The rows of replica r in exchange t, or None where it has none."""
+        epoch, place = divmod(t, self.each)
+        own = len(self.batches[r]) // self.config.schedule.epochs
+        return self.batches[r][epoch * own + place] if place < own else None
+
+    def gradient(self, r, t):
+        """(g, slope of the intercept), or None."""
+        rows = self.batch(r, t)
+        if rows is None or not len(rows):
+            return None
+        w = self.update.point(self.w[r], self.v[r])
+        b = self.update.point(self.b[r], self.bv[r])
+        res = oracle.residual(self.problem.family, self.X[rows] @ w + b, self.y[rows])
+        g = self.X[rows].T @ res / len(rows) + self.kind(self.config.problem.l2) * w
+        return g, res.mean(axis=0) * self.config.problem.intercept
+
+    def step(self, r, t, gradient):
+        rate = self.kind(self.rates[t])
+        g, slope = gradient
+        self.w[r], self.v[r] = self.update.step(self.w[r], self.v[r], g, rate)
+        self.b[r], self.bv[r] = self.update.step(self.b[r], self.bv[r], slope, rate)
+
+    def share(self):
+        return self.rows.astype(self.kind) / self.kind(self.rows.sum())
+
+    def mean(self, parts=None):
+        """By rows, of the weights or of something else that all have."""
+        parts = self.w if parts is None else parts
+        return sum(s * p for s, p in zip(self.share(), parts, strict=True))
+
+    def run(self):
+        for t in range(self.total):
+            self.exchange(t)
+        return self.mean(), self.mean(self.b)
+
+
+class Mixed(Replicas):
+    """w_i ← mix(w)_i − η g_i(w_i), mixed with all or in pairs."""
+
+    def exchange(self, t):
+        gradients = [self.gradient(r, t) for r in range(self.R)]
+        for parts in (self.w, self.b):
+            parts[:] = self.mix(list(parts), t)
+        for r, found in enumerate(gradients):
+            if found is not None:
+                self.step(r, t, found)
+
+    def mix(self, parts, t):
+        if self.config.agreement.peers == "all":
+            return [self.mean(parts)] * self.R
+        mixed, half = list(parts), self.R // 2
+        for i in range(half):
+            j = (t + i) % half + half
+            a, c = self.rows[i], self.rows[j]
+            mixed[i] = mixed[j] = (L(a) * parts[i] + L(c) * parts[j]) / L(a + c)
+        return mixed
+
+
+class Ring(Replicas):
+    """D_LP_S, its neighbours' replicas kept as they are told, in the run's own type."""
+
+    def __init__(self, config, problem, quantise=True):
+        super().__init__(config, problem, np.float64)
+        self.quantise = quantise
+
+    def exchange(self, t):
+        before = [p.copy() for p in self.w], [p.copy() for p in self.b]
+        for r in range(self.R):
+            found = self.gradient(r, t)
+            if found is not None:
+                self.step(r, t, found)
+        for old, new, coded in ((before[0], self.w, True), (before[1], self.b, False)):
+            new[:] = [self.next(r, old, new, coded) for r in range(self.R)]
+
+    def next(self, r, old, new, coded):
+        if self.R == 1:
+            return new[r]
+        change = new[r] - old[r]
+        for peer in ((r - 1) % self.R, (r + 1) % self.R):
+            near = min(1.0, self.rows[peer] / self.rows[r]) / 3
+            change = change + near * (old[peer] - old[r])
+        return old[r] + (self.code(change) if coded and self.quantise else change)
+
+    def code(self, change):
+        """Each member its own columns."""
+        members = self.config.grid.members
+        parts = [split_range(len(change), members, c) for c in range(members)]
+        return np.concatenate([to_a_byte(change[part]) for part in parts])
+
+
+class Aside(Replicas):
+    """w ← mean(t) + (w − w_own(t)), `delay` exchanges after it set out."""
+
+    said = None
+
+    def exchange(self, t):
+        for r in range(self.R):
+            found = self.gradient(r, t)
+            if found is not None:
+                self.step(r, t, found)
+        done, asked = t + 1, self.config.agreement
+        own = [self.w, self.v, self.b, self.bv]
+        if self.said and done == self.said[0] + asked.delay:
+            self.apply(own)
+        if done % self.config.schedule.period == 0:
+            self.said = done, [[p.copy() for p in parts] for parts in own]
+            if asked.delay == 0:
+                self.apply(own)
+
+    def apply(self, own):
+        _, said = self.said
+        self.said = None
+        for parts, then in zip(own, said, strict=True):
+            mean = self.mean(then)
+            parts[:] = [mean + (p - o) for p, o in zip(parts, then, strict=True)]
+
+
+class Momentum(Replicas):
+    """QAdam: Adam on summed gradients, then m of all replicas, v at rest.
+
+    `code(parts)` is what becomes of the R words-arrays that are averaged.
+    """
+
+    def __init__(self, config, problem, code=None):
+        super().__init__(config, problem)
+        self.code = code or (lambda parts: sum(parts) / len(parts))
+        zero = self.w[0] * 0, self.b[0] * 0
+        self.m, self.s = list(zero), [z.copy() for z in zero]
+
+    def exchange(self, t):
+        asked, how = self.config.agreement, self.config.update
+        one, two, ridge = L(how.beta1), L(how.beta2), L(self.config.problem.l2)
+        found = [self.gradient(r, t) for r in range(self.R)]
+        rows = [0 if f is None else len(self.batch(r, t)) for r, f in enumerate(found)]
+        count = L(sum(rows))
+        for k, at in ((0, self.w[0]), (1, self.b[0])):
+            penalty = ridge * at if k == 0 else 0 * at
+            sums = [n * (f[k] - penalty) for n, f in zip(rows, found, strict=True) if n]
+            counts = [n for n in rows if n]
+            if t < asked.warmup_steps:
+                g = sum(sums) / count + penalty
+                self.m[k] = one * self.m[k] + (1 - one) * g
+                self.s[k] = two * self.s[k] + (1 - two) * g**2
+            else:
+                told = [
+                    self.R * (one * n * self.m[k] + (1 - one) * s) / count
+                    for n, s in zip(counts, sums, strict=True)
+                ]
+                told += [0 * at] * (self.R - len(told))
+                mean = self.code(told) if k == 0 else sum(told) / self.R
+                self.m[k] = mean + (1 - one) * penalty
+            square = self.s[k] / (1 - two ** (t + 1))
+            below = np.sqrt(square) + L(how.epsilon)
+            moved = at - L(self.rates[t]) * self.m[k] / (1 - one ** (t + 1)) / below
+            for parts in [self.w] if k == 0 else [self.b]:
+                parts[:] = [moved] * self.R
+
+
+def to_a_byte(values):
+    """Multiples of (max − min)/255 between float32 ends: what a byte a word says."""
+    down, up = np.float32(-np.inf), np.float32(np.inf)
+    least, most = np.float32(values.min()), np.float32(values.max())
+    least = np.nextafter(least, down) if float(least) > values.min() else least
+    most = np.nextafter(most, up) if float(most) < values.max() else most
+    low, high = float(least), float(most)
+    if low == high:
+        return np.full_like(values, low)
+    scale = 255 / (high - low)
+    base = np.rint(high * scale) - 255
+    codes = np.clip(np.rint(values * scale) - base, 0, 255)
+    return (codes + base) / scale
+
+
+ORACLES = {"all": Mixed, "pairs": Mixed, "low": Ring, "qadam": Momentum, "async": Aside}

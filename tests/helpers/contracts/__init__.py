@@ -1,0 +1,1 @@
+"""The contracts that every codec, communicator and device is held to."""

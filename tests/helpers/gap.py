@@ -1,0 +1,45 @@
+"""Small problems on which the gap monitor raises alarms."""
+
+from hpcsgd.products import cached, gram, lookahead
+from tests.helpers.harness import config_for
+
+ROWS, COLUMNS, BATCH, STEPS, EVERY = 160, 40, 8, 4, 4
+
+
+def settings(problem, product="gram", recipe="fp32", /, **sections):
+    """20 exchanges, a look at every fourth of them; nothing is done about alarms."""
+    ahead = product == "look-ahead"
+    tables = {
+        "schedule": {"batch": BATCH, "steps": STEPS, "epochs": 4},
+        "products": {
+            "kind": "gram" if ahead else product,
+            "look_ahead": "on" if ahead else "off",
+        },
+        "precision": {"recipe": recipe},
+        "run": {"gap_every": EVERY, "fall_back": False, **sections.pop("run", {})},
+    }
+    return config_for(problem, **{**tables, **sections})
+
+
+def alarms(result):
+    return [event for event in result.events if event["event"] == "gap"]
+
+
+def bend(monkeypatch, change):
+    """`change` every Gram after it was summed, where the recurrence reads it."""
+
+    def bending(task, state, group, rows, margins, packed):
+        return iterate(task, state, group, rows, margins, change(packed))
+
+    iterate = gram.iterate
+    for module in (gram, lookahead, cached):
+        monkeypatch.setattr(module, "iterate", bending)
+
+
+def one_entry(place, factor=1.1):
+    def change(packed):
+        packed = packed.copy()
+        packed[place] *= packed.dtype.type(factor)
+        return packed
+
+    return change

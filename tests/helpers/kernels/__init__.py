@@ -1,0 +1,1 @@
+"""CUDA kernels compiled for the CPU, their launches and the faults planted in them."""

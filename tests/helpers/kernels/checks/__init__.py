@@ -1,0 +1,1 @@
+"""Each kernel beside float64: sizes, checks, planted faults."""

@@ -1,0 +1,164 @@
+"""Replicas that average, step by step in longdouble: what every agreement must equal.
+
+Rows are dealt, and batches and rates taken, as the package documents them; the
+averages are written from their formulas, without a line of the package.
+"""
+
+import numpy as np
+
+from hpcsgd.data.partition import split_range
+from hpcsgd.data.sampling import Sampler, plan_groups
+from tests.helpers import oracle
+
+L = oracle.L
+PARTS = ("w", "v", "b", "bv")
+
+
+class Swarm:
+    """R replicas in longdouble, and what becomes of them in each exchange."""
+
+    def __init__(self, config, problem, replicas):
+        self.config, self.problem, self.R = config, problem, replicas
+        self.n, self.K = len(problem.X), problem.classes
+        parts = [split_range(self.n, replicas, r) for r in range(replicas)]
+        self.rows = np.array([p.stop - p.start for p in parts])
+        self.batches = [self._batches(p, r) for r, p in enumerate(parts)]
+        self.steps = [[len(g) for g in groups] for groups in self.batches]
+        self.each = max(map(len, self.batches))
+        d, K = problem.X.shape[1], self.K
+        shapes = ((d, K), (d, K), (K,), (K,))
+        zero = {p: np.zeros(s, dtype=L) for p, s in zip(PARTS, shapes, strict=True)}
+        self.states = [dict(zero) for _ in range(replicas)]
+        self.start = dict(zero)  # x_old of slow momentum
+        self.slow = dict(zero)  # its u, in units of gradient as the paper has it
+        self.X = problem.X.astype(L)
+        self.y = problem.y.astype(L).reshape(-1, 1)
+
+    def run(self):
+        """All epochs; w and b of the mean that a run returns."""
+        total = self.each * self.config.schedule.epochs
+        for number in range(1, total + 1):
+            for r in range(self.R):
+                if self.trains(r, number):
+                    self._walk(r, *divmod(number - 1, self.each))
+            self.agree(number, last=number == total)
+        return self.states[0]["w"], self.states[0]["b"]
+
+    def trains(self, replica, number):
+        """fedavg: those that are drawn for the round."""
+        asked = self.config.agreement
+        kind = asked.base if asked.kind == "slowmo" else asked.kind
+        return kind != "fedavg" or replica in self.drawn(number)
+
+    def drawn(self, number):
+        asked, tau = self.config.agreement, self.config.schedule.period
+        count = max(int(asked.fraction * self.R + 0.5), 1)
+        seed = (self.config.sampling.seed, 0xFEDA, (number - 1) // tau)
+        return set(np.random.default_rng(seed).choice(self.R, count, replace=False))
+
+    def agree(self, number, last):
+        """After exchange `number`; the last one leaves all replicas one."""
+        asked = self.config.agreement
+        if asked.kind != "slowmo":
+            self.base(asked.kind, number, last)
+            return
+        tau = asked.slow_period or self.full(asked.base)
+        if number % tau:
+            self.base(asked.base, number, last)
+            return
+        self.base(asked.base, number, True)
+        alpha, beta = L(asked.slow_rate), L(asked.slow_momentum)
+        fast = self.fast_rate(number)
+        for part in ("w", "b"):
+            mean, old = self.states[0][part], self.start[part]
+            self.slow[part] = beta * self.slow[part] + (old - mean) / fast
+            self.start[part] = old - alpha * fast * self.slow[part]
+            for state in self.states:
+                state[part] = self.start[part]
+
+    def fast_rate(self, number):
+        """γ of a slow step: the rate of the step before it, of the largest replica."""
+        epoch, index = divmod(number - 1, self.each)
+        steps = self.steps[0]
+        return self.rate(0, epoch * sum(steps) + sum(steps[: index + 1]) - 1)
+
+    def rate(self, r, step):
+        """Of step `step` of replica r, from 0 on."""
+        asked = self.config.rate
+        total = L(self.config.schedule.epochs * sum(self.steps[r]))
+        falls = {
+            "constant": L(1),
+            "inverse": 1 / (1 + L(asked.decay) * step),
+            "inverse-sqrt": 1 / np.sqrt(1 + L(asked.decay) * step),
+            "cosine": (1 + np.cos(np.arccos(L(-1)) * step / total)) / 2,
+        }
+        grows = min(L(step + 1) / asked.warmup, L(1)) if asked.warmup else L(1)
+        return L(asked.value) * falls[asked.kind] * grows
+
+    def full(self, kind):
+        """Exchanges between averages of all."""
+        if kind == "hierarchical":
+            return int(self.config.agreement.periods.split(",")[-1])
+        return self.config.schedule.period
+
+    def base(self, kind, number, last):
+        asked, tau = self.config.agreement, self.config.schedule.period
+        everybody = range(self.R)
+        if kind == "hierarchical":
+            sizes, periods = (
+                list(map(int, text.split(",")))
+                for text in (asked.groups, asked.periods)
+            )
+            due = [s for s, p in zip(sizes, periods, strict=True) if number % p == 0]
+            size = self.R if last else (due[-1] if due else 0)
+            for first in range(0, self.R, size) if size else ():
+                group = everybody[first : first + size]
+                self.mean(group, group)
+            return
+        switch = int(np.ceil(asked.switch * self.each - 1e-9))
+        early = kind == "postlocal" and number <= switch
+        if last or number % tau == 0 or early:
+            of = self.drawn(number) if kind == "fedavg" else everybody
+            self.mean(of, everybody)
+
+    def mean(self, of, to):
+        """The mean by rows of some replicas, for some replicas."""
+        share = {r: L(self.rows[r]) / L(sum(self.rows[q] for q in of)) for r in of}
+        how = self.config.agreement.momentum
+        for part in PARTS:
+            if part in ("v", "bv") and how == "keep":
+                continue
+            mean = sum(share[r] * self.states[r][part] for r in of)
+            if part in ("v", "bv") and how == "reset":
+                mean = mean * 0
+            for r in to:
+                self.states[r][part] = mean
+
+    def _batches(self, part, replica):
+        schedule, rows = self.config.schedule, part.stop - part.start
+        order = Sampler("shuffle-once", self.config.sampling.seed, rows, replica)
+        order, groups, first = order.order(0), [], 0
+        for sizes in plan_groups(rows, schedule.batch, schedule.steps):
+            ends = first + np.cumsum(sizes)
+            rows_of = part.start + order[first : ends[-1]]
+            groups.append(np.split(rows_of, np.cumsum(sizes)[:-1]))
+            first = ends[-1]
+        return groups
+
+    def _walk(self, r, epoch, index):
+        """The steps of one exchange; none where the replica has no more rows."""
+        config, state = self.config, self.states[r]
+        update = oracle.Update(config.update.kind, config.update.momentum)
+        l2, steps = L(config.problem.l2), self.steps[r]
+        first = epoch * sum(steps) + sum(steps[:index])
+        w, v, b, bv = (state[part] for part in PARTS)
+        batches = self.batches[r][index] if index < len(self.batches[r]) else ()
+        for step, rows in enumerate(batches, first):
+            rate = self.rate(r, step)
+            t = self.X[rows] @ update.point(w, v) + update.point(b, bv)
+            res = oracle.residual(self.problem.family, t, self.y[rows])
+            g = self.X[rows].T @ res / len(rows) + l2 * update.point(w, v)
+            w, v = update.step(w, v, g, rate)
+            if config.problem.intercept:
+                b, bv = update.step(b, bv, res.sum(axis=0) / len(rows), rate)
+        self.states[r] = {"w": w, "v": v, "b": b, "bv": bv}

@@ -1,0 +1,8 @@
+"""Readers for the tests of verify."""
+
+from hpcsgd.data.memory import MemoryReader
+
+
+def reader_of(drawn, data=True):
+    extra = (drawn.weights, drawn.offset) if data else ()
+    return MemoryReader(drawn.X, drawn.y, *extra)

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hpcsgd.agreement.kinds import is_on_disk
-from hpcsgd.assembly.choice import Earlier
+from hpcsgd.assembly.engine_parts import Earlier, Live, Vocabulary
 from hpcsgd.assembly.gpu import open_gpu
-from hpcsgd.assembly.live import Live, assemble
-from hpcsgd.assembly.vocabulary import Vocabulary, resolve
+from hpcsgd.assembly.live import assemble
+from hpcsgd.assembly.vocabulary import resolve
 from hpcsgd.auto_rate import settle_rate
 from hpcsgd.backends import cpu, threads
 from hpcsgd.backends.device import Device

@@ -5,7 +5,6 @@ ranks than it was saved by. `hpcsgd/capture.py` says what is in it.
 """
 
 import logging
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.errors import DataError
 from hpcsgd.files import own_folder
 from hpcsgd.retired import without_retired
 from hpcsgd.sealed import (
@@ -79,26 +78,6 @@ OPTIONAL = {
     ON_DISK: bool,
     PRECISION_AUTO: {"recipe": str, "considered": {...: dict}},
 }
-
-
-@dataclass(frozen=True)
-class CheckpointConfig:
-    """When a run with a run folder is saved; the last exchange always is."""
-
-    every: int = 0  # exchanges; 0 = by time alone
-    seconds: float = 300.0  # by time; 0 = by exchanges alone
-    keep: int = 2  # older ones are removed; larger = more to fall back on
-
-    def __post_init__(self) -> None:
-        if self.every < 0:
-            raise ConfigError(f"[checkpoint] every = {self.every} must be at least 0")
-        if not 0.0 <= self.seconds < math.inf:
-            raise ConfigError(
-                f"[checkpoint] seconds = {self.seconds!r} must be finite and at least"
-                " 0; 300 is usual, 0 goes by exchanges alone"
-            )
-        if self.keep < 1:
-            raise ConfigError(f"[checkpoint] keep = {self.keep} must be at least 1")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from hpcsgd.agreement.settings import AgreementConfig
 from hpcsgd.averaging import AverageConfig
-from hpcsgd.checkpoint import CheckpointConfig
 from hpcsgd.codecs.accordion_settings import AccordionConfig
 from hpcsgd.codecs.settings import CodecConfig
 from hpcsgd.coordinate.settings import CoordinateConfig
@@ -25,7 +24,13 @@ from hpcsgd.products.choose import ProductsConfig
 from hpcsgd.rates import RateConfig
 from hpcsgd.retired import why_retired, without_retired
 from hpcsgd.schedule import Schedule
-from hpcsgd.sections import DataConfig, GridConfig, RunSection, UpdateConfig
+from hpcsgd.sections import (
+    CheckpointConfig,
+    DataConfig,
+    GridConfig,
+    RunSection,
+    UpdateConfig,
+)
 from hpcsgd.stopping import StopConfig
 from hpcsgd.sweeps.settings import SweepConfig
 from hpcsgd.toml_text import numbers, toml_literal, toml_value

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.assembly.live import Live
+from hpcsgd.assembly.engine_parts import Live
 from hpcsgd.backends.rounded_sparse import Compact
 from hpcsgd.data.unheld import Unheld
 

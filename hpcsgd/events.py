@@ -1,14 +1,31 @@
 """What happened to a run besides its losses: alarms, and what was done about them."""
 
 import logging
+from dataclasses import dataclass
 from typing import Any
 
 from hpcsgd.callbacks.base import View
-from hpcsgd.fall_back import Rung
+from hpcsgd.config import RunConfig
 
 log = logging.getLogger(__name__)
 ONCE = {"on_all_ranks": True}  # all ranks note the same events
 Event = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One change."""
+
+    config: RunConfig
+    key: str  # schedule.steps or precision.FIELD
+    before: int | str
+    after: int | str
+
+    @property
+    def text(self) -> str:
+        """What changes, in short."""
+        name = self.key.split(".")[1]
+        return f"{name} {self.before} -> {self.after}"
 
 
 def note(view: View, event: str, text: str, **facts: Any) -> Event:

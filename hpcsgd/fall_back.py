@@ -6,35 +6,20 @@ field. Every rung can be taken once, so there are not many.
 
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from hpcsgd.checkpoint import ASKED, Checkpoint
 from hpcsgd.config import RunConfig
 from hpcsgd.data.partition import split_range
 from hpcsgd.data.sampling import plan_groups
+from hpcsgd.events import Rung
 from hpcsgd.formats import get_format, wider
 from hpcsgd.precision import Precision
 from hpcsgd.products import RECURS
 
 RAISED = ("inner", "gram_wire", "margin", "matrix")  # in this order
 NOT_OF_GRAMS = ("gram_wire",)  # fields that only a Gram has
-
-
-@dataclass(frozen=True)
-class Rung:
-    """One change."""
-
-    config: RunConfig
-    key: str  # schedule.steps or precision.FIELD
-    before: int | str
-    after: int | str
-
-    @property
-    def text(self) -> str:
-        """What changes, in short."""
-        name = self.key.split(".")[1]
-        return f"{name} {self.before} -> {self.after}"
 
 
 def next_rung(config: RunConfig, product: str) -> Rung | None:

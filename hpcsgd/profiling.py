@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hpcsgd.assembly.live import Live
+from hpcsgd.assembly.engine_parts import Live
 
 Section = dict[str, dict[str, Any]]  # what took time -> its figures
 

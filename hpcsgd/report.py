@@ -12,7 +12,7 @@ import numpy as np
 
 import hpcsgd
 from hpcsgd.agreement import Infinity
-from hpcsgd.assembly.live import Live
+from hpcsgd.assembly.engine_parts import Live
 from hpcsgd.backends.rounded import RoundedBackend
 from hpcsgd.backends.ways import ways
 from hpcsgd.energy import total

@@ -13,8 +13,7 @@ import numpy as np
 from hpcsgd.agreement.gradient import OF_CODECS
 from hpcsgd.agreement.kinds import FREE, is_alike
 from hpcsgd.agreement.on_disk import OnDisk
-from hpcsgd.assembly.choice import Earlier
-from hpcsgd.assembly.live import Live
+from hpcsgd.assembly.engine_parts import Earlier, Live
 from hpcsgd.capture import MEMORY, SHARED
 from hpcsgd.checkpoint import (
     ASKED,

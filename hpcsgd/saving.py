@@ -8,8 +8,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 
 from hpcsgd.callbacks.base import View, Wish
-from hpcsgd.checkpoint import Checkpoint, CheckpointConfig, Store
+from hpcsgd.checkpoint import Checkpoint, Store
 from hpcsgd.products.base import State
+from hpcsgd.sections import CheckpointConfig
 
 log = logging.getLogger(__name__)
 Capture = Callable[[State, View], Checkpoint]

@@ -1,5 +1,6 @@
 """Sections of a configuration that no other module owns: data, update, grid, run."""
 
+import math
 from dataclasses import dataclass
 
 from hpcsgd.data.partition import PARTITIONS
@@ -190,3 +191,23 @@ class RunSection:
             raise ConfigError(
                 f"[run] node_sharing = {self.node_sharing!r}; known: auto, on, off"
             )
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When a run with a run folder is saved; the last exchange always is."""
+
+    every: int = 0  # exchanges; 0 = by time alone
+    seconds: float = 300.0  # by time; 0 = by exchanges alone
+    keep: int = 2  # older ones are removed; larger = more to fall back on
+
+    def __post_init__(self) -> None:
+        if self.every < 0:
+            raise ConfigError(f"[checkpoint] every = {self.every} must be at least 0")
+        if not 0.0 <= self.seconds < math.inf:
+            raise ConfigError(
+                f"[checkpoint] seconds = {self.seconds!r} must be finite and at least"
+                " 0; 300 is usual, 0 goes by exchanges alone"
+            )
+        if self.keep < 1:
+            raise ConfigError(f"[checkpoint] keep = {self.keep} must be at least 1")

@@ -10,8 +10,8 @@ import numpy as np
 
 from hpcsgd.assembly.alike import check_live, check_settings
 from hpcsgd.assembly.choice import note_measured
+from hpcsgd.assembly.engine_parts import Live
 from hpcsgd.assembly.gpu_product import on_gpu
-from hpcsgd.assembly.live import Live
 from hpcsgd.backends.ways import emulated
 from hpcsgd.build import build
 from hpcsgd.callbacks import Callback, History, Wish
@@ -25,8 +25,8 @@ from hpcsgd.damage import find_damage
 from hpcsgd.data.readers import RowReader
 from hpcsgd.energy import Meter, make_meter
 from hpcsgd.errors import DeviceLost
-from hpcsgd.events import Cause, fallen
-from hpcsgd.fall_back import Rung, moved, next_rung
+from hpcsgd.events import Cause, Rung, fallen
+from hpcsgd.fall_back import moved, next_rung
 from hpcsgd.products import KEEPS
 from hpcsgd.report import report
 from hpcsgd.result import Result, Status

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from hpcsgd.agreement.on_disk import OnDisk
-from hpcsgd.assembly.live import Live
+from hpcsgd.assembly.engine_parts import Live
 from hpcsgd.errors import ConfigError
 from hpcsgd.products.base import Array
 

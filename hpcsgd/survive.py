@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hpcsgd.assembly.live import Live
+from hpcsgd.assembly.engine_parts import Live
 from hpcsgd.checkpoint import Checkpoint, Store
 from hpcsgd.comm.base import Communicator
 from hpcsgd.config import RunConfig

@@ -29,11 +29,11 @@ from hpcsgd.agreement.there import BufferThere, GradientThere, Landing, PlainThe
 from hpcsgd.agreement.ticktock import AsOne, TickTock
 from hpcsgd.agreement.ticktock_delayed import LateTickTock
 from hpcsgd.assembly.any_batches import terms_of
+from hpcsgd.assembly.engine_parts import Vocabulary
 from hpcsgd.assembly.feed import Feed
 from hpcsgd.assembly.gpu import BY_HOST
 from hpcsgd.assembly.on_disk import place_of
 from hpcsgd.assembly.shapers import make_shapers
-from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.backends.base import Backend
 from hpcsgd.backends.device import Device
 from hpcsgd.backends.device_matrix import CHUNK

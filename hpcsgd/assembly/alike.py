@@ -1,7 +1,7 @@
 """What all ranks of a run must have been told alike: it decides what is sent."""
 
 from hpcsgd.agreement.plan_check import check_plan, check_same
-from hpcsgd.assembly.live import Live
+from hpcsgd.assembly.engine_parts import Live
 from hpcsgd.comm.base import Communicator
 from hpcsgd.config import RunConfig
 

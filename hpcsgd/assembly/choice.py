@@ -2,13 +2,13 @@
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import log2
 from pathlib import Path
 
 from hpcsgd.agreement.kinds import takes_gradients
+from hpcsgd.assembly.engine_parts import Chosen, Earlier, Vocabulary
 from hpcsgd.assembly.gpu_choice import choose_on_gpu
-from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.backends import cpu
 from hpcsgd.calibrate import calibrate
 from hpcsgd.comm.base import Communicator
@@ -30,28 +30,6 @@ log = logging.getLogger(__name__)
 WORTH_MEASURING = 2.0  # seconds of training from which a tenth of one is no matter
 SURE = 0.5  # seconds of a run whose time no accident makes
 FASTER_GRAM = 2.5  # bf16 in pairs against float32
-
-
-@dataclass(frozen=True)
-class Earlier:
-    """What the run that goes on had chosen."""
-
-    product: str
-    steps: int
-    look_ahead: bool
-    members: int
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """What will run, and what a step of it is expected to take."""
-
-    product: str
-    steps: int
-    look_ahead: bool
-    seconds: float = 0.0  # of a step, by the model; 0 = it was not asked
-    key: str = ""  # under which the machine file knows this kind of run
-    rival: Choice | None = None  # the best of the other products
 
 
 def choose_run(

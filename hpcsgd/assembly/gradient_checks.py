@@ -9,8 +9,8 @@ from hpcsgd.assembly.kind_checks import (
     Wrong,
     check_asynchronous,
     of_kinds,
+    wrong_on_disk,
 )
-from hpcsgd.assembly.on_disk import wrong_on_disk
 from hpcsgd.assembly.sharded_checks import of_slices
 from hpcsgd.auto_rate import ignores_length
 from hpcsgd.codecs import Bucket, get_codec, make_codec

@@ -1,44 +1,36 @@
 """The live objects of a run, put together."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from hpcsgd.agreement.gradient import Gradient
 from hpcsgd.agreement.infinity import Infinity
 from hpcsgd.agreement.kinds import batches_together, takes_gradients
 from hpcsgd.assembly.agreed import in_exchanges, make_gradient, of_feed
 from hpcsgd.assembly.casting import Place, cast
-from hpcsgd.assembly.choice import Chosen, Earlier, choose_run
-from hpcsgd.assembly.engine_parts import Parts
+from hpcsgd.assembly.choice import choose_run
+from hpcsgd.assembly.engine_parts import Earlier, Live, Parts, Vocabulary
 from hpcsgd.assembly.feed import Feed, make_feed, steps_in
 from hpcsgd.assembly.first_state import first_state
 from hpcsgd.assembly.gpu_product import make_gradient_on_gpu, make_on_gpu
 from hpcsgd.assembly.many import many_models, rates_of
 from hpcsgd.assembly.motor import make_engine
 from hpcsgd.assembly.proximal import settle_steps
-from hpcsgd.assembly.vocabulary import Vocabulary
 from hpcsgd.backends.base import Backend
 from hpcsgd.backends.device import Device
 from hpcsgd.callbacks.base import Callback
-from hpcsgd.capture import Capture
-from hpcsgd.checkpoint import Checkpoint
 from hpcsgd.columns import Columns
 from hpcsgd.comm.grid import Grid
-from hpcsgd.comm.on_device import OnDevice as CarriesArrays
 from hpcsgd.config import RunConfig
 from hpcsgd.data.sampling import plan_groups
 from hpcsgd.data.stream import Streamed
-from hpcsgd.data.unheld import Unheld
-from hpcsgd.engine import Engine
 from hpcsgd.errors import ConfigError
 from hpcsgd.families.grouped import for_models
 from hpcsgd.formats import get_format
 from hpcsgd.loading import Loaded
 from hpcsgd.products import GATHERS, RECURS, get_product
-from hpcsgd.products.base import Product, State, Task
+from hpcsgd.products.base import Product, Task
 from hpcsgd.products.clip import Clip, make_clip
 from hpcsgd.products.gap import GapMonitor
 from hpcsgd.products.lookahead import LookAheadGram
@@ -46,83 +38,6 @@ from hpcsgd.products.plan import Planner
 from hpcsgd.products.tiled import Tiled
 from hpcsgd.products.watcher import UNWATCHED, Unwatched
 from hpcsgd.timing import Clock
-
-
-@dataclass(frozen=True)
-class Live:
-    """A run ready to go."""
-
-    config: RunConfig
-    grid: Grid
-    loaded: Loaded
-    task: Task
-    product: Product
-    chosen: Chosen
-    feed: Feed
-    columns: Columns
-    capture: Capture
-    engine: Engine
-    state: State
-
-    @property
-    def product_name(self) -> str:
-        """Of the product that runs."""
-        return self.chosen.product
-
-    @property
-    def look_ahead(self) -> bool:
-        """Whether its Gram travels ahead of use."""
-        return self.chosen.look_ahead
-
-    def put_back(self, checkpoint: Checkpoint) -> None:
-        """Stand where the checkpoint stood."""
-        self.capture.put_back(
-            checkpoint, self.state, self.engine.view, self.feed.progress
-        )
-        trains, done = self.engine.agreement.trains, self.engine.view.exchanges
-        self.task.monitor.begin(done, self.feed.plans, trains)
-
-    def close(self) -> None:
-        """Let go of the file and of the groups, with all ranks; the world stays."""
-        if isinstance(self.loaded.shard.matrix, Unheld):
-            self.loaded.shard.matrix.close()
-        self.engine.agreement.close()
-        self.grid.close()
-        if isinstance(self.grid.world, CarriesArrays):
-            self.grid.world.carrier.close()  # the world below it goes on
-
-    def open(self) -> None:
-        """Make what a run that begins keeps on disk, if anything; it is gone on from
-        there even before the first checkpoint that is due.
-        """
-        agreement, engine = self.engine.agreement, self.engine
-        if isinstance(agreement, Infinity) and not agreement.is_open:
-            agreement.open()
-            engine.saver.save(self.state, engine.view)
-            engine.saver.finish()  # a first step without it could not be found
-
-    def release(self) -> None:
-        """Let go of files and threads, however the run ended; a local call."""
-        self.engine.agreement.release()
-
-    def warm_up(self) -> None:
-        """Touch the arrays and wake the libraries once, on copies, in silence."""
-        task, shard = self.task, self.task.shard
-        height = min(shard.height, self.config.schedule.batch)
-        numbers = np.arange(height, dtype=np.int64)
-        out = None
-        if isinstance(self.product, Tiled):
-            return  # nothing of it is there at a time
-        if not shard.is_sparse:
-            out = np.zeros((height, shard.width), dtype=task.precision.working)
-        if isinstance(shard.matrix, Unheld):
-            rows = out  # nothing of it is there yet
-        else:
-            rows = task.backend.gather(shard.matrix, numbers, out)
-        weights = task.backend.zeros((shard.width, task.columns))
-        margins = np.empty((height, task.columns), dtype=task.margin_dtype)
-        task.backend.scores(rows, weights, margins)
-        task.family.residual(margins, shard.targets[:height])
 
 
 def assemble(

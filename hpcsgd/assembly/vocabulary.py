@@ -1,17 +1,15 @@
 """What a configuration names, before any data is seen."""
 
-from dataclasses import dataclass
-
 from hpcsgd.agreement import AGREEMENTS
 from hpcsgd.agreement.nested import plan_levels
 from hpcsgd.agreement.slowmo import BASES
+from hpcsgd.assembly.engine_parts import Vocabulary
 from hpcsgd.assembly.gradient_checks import check as check_gradient
 from hpcsgd.assembly.many import check_many
 from hpcsgd.assembly.notices import warn_of_one_replica
 from hpcsgd.assembly.proximal import check_steps
 from hpcsgd.assembly.variance import check_svrg
 from hpcsgd.backends import make_backend
-from hpcsgd.backends.base import Backend
 from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.delayed import Delayed
 from hpcsgd.comm.emulated import EmulatedCommunicator
@@ -21,24 +19,8 @@ from hpcsgd.config import RunConfig
 from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.errors import ConfigError
 from hpcsgd.families import get_family
-from hpcsgd.families.base import Family
-from hpcsgd.precision import Precision
 from hpcsgd.products import get_product
-from hpcsgd.updates import LinearUpdate, make_update
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """The concrete things behind the names."""
-
-    world: Communicator  # behind the network that was asked for
-    members: int
-    family: Family
-    precision: Precision
-    backend: Backend
-    update: LinearUpdate
-    agreement: str
-    latency: float  # seconds a message takes at least, as far as is known
+from hpcsgd.updates import make_update
 
 
 def resolve(config: RunConfig, world: Communicator) -> Vocabulary:

@@ -14,7 +14,6 @@ from typing import Any
 
 from hpcsgd import ENDED_BY_INTERRUPTS
 
-THREAD_SETTINGS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 # Set for each rank by the launchers of MPI and by our own.
 RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "HPCSGD_RANK")
 
@@ -114,5 +113,7 @@ def calm_blas(environment: MutableMapping[str, str]) -> None:
     cores of a busy machine, and its sums have other bits. It has to happen before NumPy
     is imported; behind that the libraries are asked (`hpcsgd.backends.blas`).
     """
+    from hpcsgd.comm.launched import THREAD_SETTINGS
+
     for name in THREAD_SETTINGS:
         environment.setdefault(name, "1")

@@ -4,7 +4,6 @@ mpiexec stands in a session of its own, so that a key pressed on the terminal re
 us alone, and the ranks once.
 """
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -21,10 +20,10 @@ from types import FrameType
 from typing import Any
 
 from hpcsgd.cli.family import MARK, Family
+from hpcsgd.comm.launched import end_with_parent
 from hpcsgd.comm.leftovers import remove_unused
 from hpcsgd.ends import ENDS, End, read_ends
 
-PR_SET_PDEATHSIG = 1
 GRACE = 5.0  # seconds for processes to follow a mpiexec that has ended
 FAREWELL = 10.0  # seconds for ranks to end where one of them has failed
 LOOK = 0.25  # seconds between looks at ranks that have ended
@@ -184,10 +183,6 @@ class Job:
                 os.kill(self._process.pid, number)
 
 
-# Loaded here: between fork and exec there is no time for it.
-_PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
-
-
 def _before_mpiexec() -> None:
     """In mpiexec, before it starts.
 
@@ -196,12 +191,6 @@ def _before_mpiexec() -> None:
     """
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     end_with_parent()
-
-
-def end_with_parent() -> None:
-    """In a child, before it starts: the kernel sends it SIGTERM when we are killed."""
-    if _PRCTL is not None:
-        _PRCTL(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
 
 
 def first_failure(ends: list[End]) -> End | None:

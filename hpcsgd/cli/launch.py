@@ -8,10 +8,9 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from hpcsgd.cli import THREAD_SETTINGS
 from hpcsgd.cli.job import NOTED, OWN_CODES, Job, say_how_it_ended
 from hpcsgd.comm import EXPECTED, FILE, STORE, is_launched, launched_size
-from hpcsgd.comm.launched import AGENT, OWN_RANK, has_agent, launched
+from hpcsgd.comm.launched import AGENT, OWN_RANK, THREAD_SETTINGS, has_agent, launched
 from hpcsgd.errors import ConfigError, DataError
 
 MPI_RANK_NAMES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")

@@ -13,8 +13,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 
-from hpcsgd.cli.job import end_with_parent
-from hpcsgd.comm.launched import EXPECTED, OWN_RANK
+from hpcsgd.comm.launched import EXPECTED, OWN_RANK, end_with_parent
 from hpcsgd.comm.tcp.where import FILE, STORE
 from hpcsgd.ends import note_end
 

@@ -1,5 +1,7 @@
 """Which rank of how many this process is, by what its launcher left."""
 
+import ctypes
+import signal
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -85,3 +87,15 @@ def launched_number(environment: Mapping[str, str]) -> int | None:
     if launched_size(environment) is None and text.isdigit():
         return int(text)
     return None
+
+
+THREAD_SETTINGS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+PR_SET_PDEATHSIG = 1
+# Loaded here: between fork and exec there is no time for it.
+_PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
+
+
+def end_with_parent() -> None:
+    """In a child, before it starts: the kernel sends it SIGTERM when we are killed."""
+    if _PRCTL is not None:
+        _PRCTL(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)

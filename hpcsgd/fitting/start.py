@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.agreement.on_disk import OnDisk
-from hpcsgd.assembly.live import Live
+from hpcsgd.assembly.engine_parts import Live
 from hpcsgd.errors import ConfigError
 from hpcsgd.products.base import Array
 from hpcsgd.result import Result

@@ -8,7 +8,7 @@ import numpy as np
 
 from hpcsgd.agreement import Infinity
 from hpcsgd.agreement.on_disk import OnDisk
-from hpcsgd.assembly.live import Live
+from hpcsgd.assembly.engine_parts import Live
 from hpcsgd.columns import Columns
 from hpcsgd.files import CREATE, check_entry, open_entry
 from hpcsgd.products.base import Array

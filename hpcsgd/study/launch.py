@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from hpcsgd.cli import THREAD_SETTINGS
-from hpcsgd.cli.job import end_with_parent
+from hpcsgd.comm.launched import THREAD_SETTINGS, end_with_parent
 from hpcsgd.errors import DataError
 from hpcsgd.files import CREATE, open_entry, read_entry_text
 

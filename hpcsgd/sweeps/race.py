@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hpcsgd.api import open_data
-from hpcsgd.assembly.choice import Earlier
-from hpcsgd.assembly.live import Live
+from hpcsgd.assembly.engine_parts import Earlier, Live
 from hpcsgd.assembly.notices import settle_grid
 from hpcsgd.auto_rate import settle_rate
 from hpcsgd.averaging import AverageConfig

@@ -13,16 +13,20 @@ from time import perf_counter
 from typing import Any
 
 from hpcsgd.agreement.settings import AgreementConfig
-from hpcsgd.api import train
+from hpcsgd.assembly.notices import settle_grid
+from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
+from hpcsgd.data.memory import MemoryReader
 from hpcsgd.errors import ConfigError
 from hpcsgd.polish.settings import PolishConfig
 from hpcsgd.precision import PrecisionConfig
 from hpcsgd.products.choose import ProductsConfig
 from hpcsgd.result import Result, Status
 from hpcsgd.sections import GridConfig, RunSection
+from hpcsgd.session import Session
 from hpcsgd.stopping import StopConfig
+from hpcsgd.timing import Clock
 from hpcsgd.trials.pilot import Sample, in_silence
 
 log_ = logging.getLogger(__name__)
@@ -112,11 +116,17 @@ def _result(config: RunConfig, sample: Sample, way: Way) -> Result:
     """A short run this way, without a word of it."""
     short, columns = _short(config, way), _columns(sample)
     with in_silence():
-        found = run_ranks(
-            way.replicas, lambda world: train(short, **columns, world=world)
-        )
+        found = run_ranks(way.replicas, lambda world: _run(short, columns, world))
     first: Result = found[0]
     return first
+
+
+def _run(config: RunConfig, columns: dict[str, Any], world: Communicator) -> Result:
+    """Train on one rank of `world`."""
+    config = settle_grid(config, world.size)
+    reader = MemoryReader(**columns)
+    session = Session(config, world, lambda _: reader, [], perf_counter(), Clock())
+    return session.run()
 
 
 def rows_to(result: Result, goal: float) -> float:

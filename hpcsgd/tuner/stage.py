@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hpcsgd.assembly.choice import job_of
-from hpcsgd.assembly.live import Live
+from hpcsgd.assembly.engine_parts import Live
 from hpcsgd.build import open_all, put_together
 from hpcsgd.comm.base import Communicator
 from hpcsgd.config import RunConfig

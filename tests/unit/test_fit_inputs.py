@@ -12,7 +12,7 @@ import pytest
 from scipy import sparse
 
 import hpcsgd
-from hpcsgd.assembly.live import Live
+from hpcsgd.assembly.engine_parts import Live
 from hpcsgd.data.frames import to_column, to_matrix
 from hpcsgd.errors import ConfigError, DataError
 from tests.helpers.problems import make_problem

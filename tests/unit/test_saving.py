@@ -7,9 +7,10 @@ import time
 import pytest
 
 from hpcsgd.callbacks.base import View, Wish
-from hpcsgd.checkpoint import Checkpoint, CheckpointConfig
+from hpcsgd.checkpoint import Checkpoint
 from hpcsgd.errors import ConfigError
 from hpcsgd.saving import Saver
+from hpcsgd.sections import CheckpointConfig
 
 
 class SlowStore:

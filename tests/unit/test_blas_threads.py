@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.backends.blas import libraries, one_thread
-from hpcsgd.cli import THREAD_SETTINGS
+from hpcsgd.comm.launched import THREAD_SETTINGS
 from tests.helpers.launcher import LAUNCH_VARIABLES
 
 COUNT = """

@@ -15,8 +15,8 @@ from typing import Any
 from hpcsgd import ENDED_BY_INTERRUPTS
 
 THREAD_SETTINGS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-# Set for each rank by the launchers of MPI and by our own.
-RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "HPCSGD_RANK")
+# Set for each rank by the launchers of MPI.
+RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

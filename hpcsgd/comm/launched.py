@@ -4,12 +4,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 EXPECTED = "HPCSGD_EXPECT_RANKS"  # set by our own launcher: how many there must be
-OWN_RANK = "HPCSGD_RANK"  # set by it where no MPI is to say so
 AGENT = "TORCHELASTIC_RUN_ID"  # set by torchrun's agent for what it starts
 # (launcher, its rank, its size), the innermost first: under `srun mpiexec` all ranks
 # inherit the Slurm variables of one task.
 LAUNCHERS = (
-    ("hpcsgd", OWN_RANK, EXPECTED),
     ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI", "PMI_RANK", "PMI_SIZE"),
     ("torchrun", "RANK", "WORLD_SIZE"),
@@ -51,6 +49,29 @@ def has_mpi_signs(environment: Mapping[str, str]) -> bool:
 def has_agent(environment: Mapping[str, str]) -> bool:
     """True for what torchrun starts: its agent has the MPI of a launcher around it."""
     return AGENT in environment and "MASTER_ADDR" in environment
+
+
+def why_refused(environment: Mapping[str, str], kind: str = "auto") -> str | None:
+    """Return the sentence on ranks that no launcher of MPI has started, else None.
+
+    Ranks of torchrun are always such ranks. `srun --mpi=none` is asked about for the
+    communicator `auto` alone: an MPI that was built for Slurm's first PMI starts without
+    the variables of one, and who names `mpi` leaves the judgement to MPI.
+    """
+    ranks = launched(environment)
+    if ranks is None or ranks.size == 1 or has_mpi_signs(environment):
+        return None
+    if ranks.by == "torchrun":
+        launcher = "torchrun"
+    elif kind == "auto" and environment.get("SLURM_MPI_TYPE") == "none":
+        launcher = "srun without a PMI (--mpi=none)"
+    else:
+        return None
+    return (
+        f"{ranks.size} ranks were started by {launcher}, and ranks communicate through"
+        " MPI alone; start them with mpiexec, with srun --mpi=pmi2 (MPICH) or pmix"
+        " (Open MPI), or with hpcsgd ... --ranks N"
+    )
 
 
 def is_launched(environment: Mapping[str, str]) -> bool:

@@ -157,9 +157,7 @@ def _tune(asked: Question, arguments: argparse.Namespace) -> int:
     return on_all_ranks(run.comm, action, show, code=lambda _: 0, timeout=run.timeout)
 
 
-def _several(
-    arguments: argparse.Namespace, argv: list[str], counts: list[int]
-) -> int:
+def _several(arguments: argparse.Namespace, argv: list[str], counts: list[int]) -> int:
     """One tuning for each number of ranks, each with its share of the time."""
     parts = []
     with tempfile.TemporaryDirectory(prefix="hpcsgd-tune-") as folder:

@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.carrier import Carrier
 from hpcsgd.comm.gpu_paths import mpi_way
 from hpcsgd.comm.layer import fetched

@@ -54,9 +54,9 @@ def has_agent(environment: Mapping[str, str]) -> bool:
 def why_refused(environment: Mapping[str, str], kind: str = "auto") -> str | None:
     """Return the sentence on ranks that no launcher of MPI has started, else None.
 
-    Ranks of torchrun are always such ranks. `srun --mpi=none` is asked about for the
-    communicator `auto` alone: an MPI that was built for Slurm's first PMI starts without
-    the variables of one, and who names `mpi` leaves the judgement to MPI.
+    Ranks of torchrun are always such ranks. Those of `srun --mpi=none` are refused for
+    the communicator `auto` alone: an MPI that was built for Slurm's first PMI starts
+    without the variables of one, so `mpi` leaves the judgement to MPI.
     """
     ranks = launched(environment)
     if ranks is None or ranks.size == 1 or has_mpi_signs(environment):

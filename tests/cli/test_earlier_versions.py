@@ -59,14 +59,16 @@ def test_its_settings_train_again(comm, hpcsgd, run):
     path.write_text(path.read_text().replace('comm = "tcp"', f'comm = "{comm}"'))
     words = ("run/resolved.toml", "--out", "again", "--json")
     done = hpcsgd("train", *words, "--ranks", 2)
-    assert done.stderr.count("ignored: precision.recheck, run.comm") == 1
+    assert "ignored: precision.recheck, run.comm\n" in done.stderr
     then = json.loads((run / "result.json").read_text())
     assert only_json(done)["weights_sha256"] == then["weights_sha256"]
     assert 'comm = "auto"' in (run.parent / "again" / "resolved.toml").read_text()
 
 
 def test_a_result_and_a_checkpoint_are_read_without_retired_settings(run):
-    assert json.loads((run / "result.json").read_text())["config"]["run"]["comm"] == "tcp"
+    assert (
+        json.loads((run / "result.json").read_text())["config"]["run"]["comm"] == "tcp"
+    )
     (saved,) = [read_checkpoint(p).document for p in (run / "checkpoints").glob("*.h5")]
     for config in (load_result(run).config, saved["config"]):
         assert "comm" not in config["run"] and "recheck" not in config["precision"]

@@ -47,7 +47,15 @@ def test_tasks_whose_mpi_is_not_that_of_srun_fail_at_once(cluster, tmp_path):
 
 
 def test_tasks_without_a_pmi_are_refused_by_their_variables(cluster, desk, tmp_path):
-    words = [sys.executable, "-m", "hpcsgd", "train", desk.run, "--out", tmp_path / "run"]
+    words = [
+        sys.executable,
+        "-m",
+        "hpcsgd",
+        "train",
+        desk.run,
+        "--out",
+        tmp_path / "run",
+    ]
     done = subprocess.run(
         ["srun", "--ntasks=2", "--mpi=none", "--kill-on-bad-exit=0", *map(str, words)],
         env=cluster.environment,

@@ -54,17 +54,17 @@ def has_agent(environment: Mapping[str, str]) -> bool:
 def why_refused(environment: Mapping[str, str], kind: str = "auto") -> str | None:
     """Return the sentence on ranks that no launcher of MPI has started, else None.
 
-    Ranks of torchrun are always such ranks. Those of `srun --mpi=none` are refused for
-    the communicator `auto` alone: an MPI that was built for Slurm's first PMI starts
-    without the variables of one, so `mpi` leaves the judgement to MPI.
+    Ranks of torchrun are always such ranks. Those of `srun` without a PMI are refused
+    for the communicator `auto` alone: an MPI that loads Slurm's library of PMI-1 needs
+    no variables of a PMI, so `mpi` leaves the judgement to MPI.
     """
     ranks = launched(environment)
     if ranks is None or ranks.size == 1 or has_mpi_signs(environment):
         return None
     if ranks.by == "torchrun":
         launcher = "torchrun"
-    elif kind == "auto" and environment.get("SLURM_MPI_TYPE") == "none":
-        launcher = "srun without a PMI (--mpi=none)"
+    elif kind == "auto" and _lacks_pmi(environment):
+        launcher = "srun without a PMI"
     else:
         return None
     return (
@@ -72,6 +72,16 @@ def why_refused(environment: Mapping[str, str], kind: str = "auto") -> str | Non
         " MPI alone; start them with mpiexec, with srun --mpi=pmi2 (MPICH) or pmix"
         " (Open MPI), or with hpcsgd ... --ranks N"
     )
+
+
+def _lacks_pmi(environment: Mapping[str, str]) -> bool:
+    """Whether Slurm, with no variables of a PMI, has not left ranks a way to meet.
+
+    Slurm names any plugin but none in SLURM_MPI_TYPE, of which some, as cray_shasta,
+    have variables of their own; Intel MPI loads the library that is named to it.
+    """
+    plugin = environment.get("SLURM_MPI_TYPE", "none")
+    return plugin == "none" and "I_MPI_PMI_LIBRARY" not in environment
 
 
 def is_launched(environment: Mapping[str, str]) -> bool:

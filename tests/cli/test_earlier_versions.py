@@ -66,9 +66,8 @@ def test_its_settings_train_again(comm, hpcsgd, run):
 
 
 def test_a_result_and_a_checkpoint_are_read_without_retired_settings(run):
-    assert (
-        json.loads((run / "result.json").read_text())["config"]["run"]["comm"] == "tcp"
-    )
+    written = json.loads((run / "result.json").read_text())["config"]
+    assert written["run"]["comm"] == "tcp"
     (saved,) = [read_checkpoint(p).document for p in (run / "checkpoints").glob("*.h5")]
     for config in (load_result(run).config, saved["config"]):
         assert "comm" not in config["run"] and "recheck" not in config["precision"]

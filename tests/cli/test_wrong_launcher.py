@@ -19,13 +19,14 @@ AROUND = ("SLURM", "MASTER_", "TORCHELASTIC", "RANK", "WORLD_SIZE", "HPCSGD_")
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(RANKS)}
 # Launcher -> its variables, in which {} is the number of the rank.
 SRUN = {**STEP, "SLURM_PROCID": "{}"}
+PMIX = {**SRUN, "SLURM_MPI_TYPE": "pmix"}  # which is not what MPICH speaks
 TORCHRUN = {
     **{"RANK": "{}", "WORLD_SIZE": str(RANKS), "LOCAL_RANK": "{}"},
     **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"},
 }
 AGENT = {"PMI_RANK": "0", "PMI_SIZE": "1", "TORCHELASTIC_RUN_ID": "7"}
 WITHOUT_MPI = {
-    "srun --mpi=none": {**SRUN, "SLURM_MPI_TYPE": "none"},
+    "srun --mpi=none": SRUN,
     "torchrun": TORCHRUN,
     "srun torchrun": {**STEP, "SLURM_PROCID": "0", **AGENT, **TORCHRUN},
 }
@@ -82,7 +83,7 @@ COMMANDS = {
 @pytest.mark.parametrize("name", COMMANDS)
 def test_ranks_that_do_not_meet_are_one_sentence(name, place):
     words = [(place / "name").read_text() if w == POINT else w for w in COMMANDS[name]]
-    codes, said = ranks_of(place, words, SRUN)
+    codes, said = ranks_of(place, words, PMIX)
     assert all(code not in (0, None) and code > 0 for code in codes), said
     (out, first), (other_out, other) = said
     sentence = out if name == "smoke" else first
@@ -125,7 +126,7 @@ def test_ranks_of_torchrun_are_refused_whatever_they_ask_for(place):
 
 def test_an_mpi_that_does_not_load_is_not_replaced(place):
     missing = {"MPI4PY_LIBMPI": "/nowhere/libmpi.so.12"}
-    codes, said = ranks_of(place, COMMANDS["train"], {**SRUN, **missing})
+    codes, said = ranks_of(place, COMMANDS["train"], {**PMIX, **missing})
     assert codes == [2, 2]
     assert "/nowhere/libmpi.so.12: cannot open" in said[0][1]
     assert "MPI4PY_LIBMPI" in said[0][1] and said[1][1] == ""

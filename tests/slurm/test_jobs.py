@@ -47,17 +47,10 @@ def test_tasks_whose_mpi_is_not_that_of_srun_fail_at_once(cluster, tmp_path):
 
 
 def test_tasks_without_a_pmi_are_refused_by_their_variables(cluster, desk, tmp_path):
-    words = [
-        sys.executable,
-        "-m",
-        "hpcsgd",
-        "train",
-        desk.run,
-        "--out",
-        tmp_path / "run",
-    ]
+    train = ["train", str(desk.run), "--out", str(tmp_path / "run")]
+    words = [sys.executable, "-m", "hpcsgd", *train]
     done = subprocess.run(
-        ["srun", "--ntasks=2", "--mpi=none", "--kill-on-bad-exit=0", *map(str, words)],
+        ["srun", "--ntasks=2", "--mpi=none", "--kill-on-bad-exit=0", *words],
         env=cluster.environment,
         cwd=tmp_path,
         stdin=subprocess.DEVNULL,

@@ -10,7 +10,9 @@ from hpcsgd.comm.mpi import why_not_loaded
 from hpcsgd.errors import ConfigError, MissingPackage, TransportError
 
 SLURM = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3", "SLURM_JOB_ID": "7"}
-NO_PMI = {**SLURM, "SLURM_MPI_TYPE": "none"}
+NO_PMI = {**SLURM, "SLURM_MPI_TYPE": "none"}  # as Slurm until 21.08 has it
+CRAY = {**SLURM, "SLURM_MPI_TYPE": "cray_shasta"}
+INTEL = {**SLURM, "I_MPI_PMI_LIBRARY": "/usr/lib/libpmi.so"}
 MASTER = {"MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", **MASTER}
 AGENTS = {**TORCHRUN, "TORCHELASTIC_RUN_ID": "7"}
@@ -21,7 +23,7 @@ ALONE = {"WORLD_SIZE": "1", "RANK": "0"}
 @pytest.fixture
 def started_by(monkeypatch):
     """Give this process the variables of one launcher, and of no other."""
-    names = {*SLURM, *AGENTS, *TASK, "SLURM_MPI_TYPE", "HPCSGD_EXPECT_RANKS"}
+    names = {*INTEL, *AGENTS, *TASK, "SLURM_MPI_TYPE", "HPCSGD_EXPECT_RANKS"}
 
     def start(environment):
         for name in names | {"OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID"}:
@@ -34,8 +36,10 @@ def started_by(monkeypatch):
 
 @pytest.mark.parametrize("environment, kind", [
     ({}, "serial"),
-    (SLURM, "mpi"),
+    (SLURM, "none"),
     (NO_PMI, "none"),
+    (CRAY, "mpi"),
+    (INTEL, "mpi"),
     ({**NO_PMI, "SLURM_STEP_NUM_TASKS": "1"}, "serial"),
     ({**NO_PMI, "PMI_RANK": "1", "PMI_SIZE": "3"}, "mpi"),
     ({**NO_PMI, "HPCSGD_EXPECT_RANKS": "3"}, "none"),
@@ -68,7 +72,7 @@ def test_the_innermost_launcher_is_asked(environment, ranks):
     assert launched(environment) == ranks
 
 
-@pytest.mark.parametrize("environment", [TORCHRUN, {**AGENTS, **TASK}, NO_PMI])
+@pytest.mark.parametrize("environment", [TORCHRUN, {**AGENTS, **TASK}, SLURM])
 def test_ranks_that_no_mpi_connects_are_refused(environment, started_by, monkeypatch):
     """Before an MPI is loaded, which would wait, abort or make singletons of them."""
     monkeypatch.setattr(comm, "_open", lambda *_, **__: pytest.fail("MPI is loaded"))
@@ -81,8 +85,8 @@ def test_ranks_that_no_mpi_connects_are_refused(environment, started_by, monkeyp
 
 
 def test_who_names_mpi_leaves_slurm_to_it():
-    """An MPI that knows Slurm's first PMI needs no variables of one."""
-    assert why_refused(NO_PMI, "mpi") is None
+    """An MPI that loads Slurm's library of PMI-1 needs no variables."""
+    assert why_refused(SLURM, "mpi") is None
     assert why_refused(TORCHRUN, "mpi") is not None
 
 
@@ -99,7 +103,7 @@ class Lone:
 
 
 @pytest.mark.parametrize("environment, said", [
-    (SLURM, "3 ranks were asked for and MPI gives 1"),
+    (CRAY, "3 ranks were asked for and MPI gives 1"),
     ({"PMI_RANK": "0", "PMI_SIZE": "4"}, "4 ranks were asked for and MPI gives 1"),
     ({"PMIX_RANK": "3"}, "calls this rank 3 and MPI gives 1"),
 ])  # fmt: skip
@@ -129,7 +133,7 @@ def test_an_mpi_that_does_not_load_under_a_launcher_is_an_error(
         raise MissingPackage(why_not_loaded(RuntimeError("libmpi.so.12: no such file")))
 
     monkeypatch.setattr(comm, "_open", open_kind)
-    started_by(SLURM)
+    started_by(CRAY)
     with pytest.raises(MissingPackage, match=r"libmpi.so.12: no .*MPI4PY_LIBMPI"):
         open_world("auto")
 

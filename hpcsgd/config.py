@@ -160,6 +160,9 @@ def _section(name: str, kind: type[Any], table: Mapping[str, Any]) -> Any:
     hints = _hints(kind)
     known = {f.name: hints[f.name] for f in fields(kind)}
     _reject_unknown(f"[{name}]", table, known)
+    for key, value in table.items():
+        if refusal := why_retired(name, key, value):
+            raise ConfigError(refusal)
     return kind(**{k: _typed(name, k, known[k], v) for k, v in table.items()})
 
 

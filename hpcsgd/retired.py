@@ -1,4 +1,4 @@
-"""Settings that earlier versions had.
+"""Settings, and values of settings, that earlier versions had.
 
 A file that a run wrote with one of them is read without it; a configuration that a
 person writes is refused, because what it asks for does not happen.
@@ -10,12 +10,12 @@ from functools import cache
 from typing import Any
 
 log = logging.getLogger("hpcsgd")
-# Section -> key -> what takes its place.
+# (section, key) -> what takes its place.
 RETIRED = {
-    "precision": {
-        "recheck": "--precision auto chooses before the run; the gap monitor"
-        " (--gap-every) and --fall-back watch it"
-    },
+    ("precision", "recheck"): "--precision auto chooses before the run; the gap monitor"
+    " (--gap-every) and --fall-back watch it",
+    ("run", "comm"): "ranks communicate through MPI (mpiexec, srun --mpi=pmi2 or pmix,"
+    " or --ranks N)",
 }
 
 
@@ -24,29 +24,36 @@ def without_retired(tables: Mapping[str, Any]) -> dict[str, Any]:
 
     One log line names them.
     """
-    found = {
-        name: sorted(set(keys) & set(tables[name]))
-        for name, keys in RETIRED.items()
-        if isinstance(tables.get(name), Mapping)
-    }
-    names = [f"{name}.{key}" for name, keys in found.items() for key in keys]
-    if not names:
+    retired = [
+        (section, key)
+        for section, key in RETIRED
+        if isinstance(tables.get(section), Mapping)
+        and key in tables[section]
+        and _is_retired(section, key, tables[section][key])
+    ]
+    if not retired:
         return dict(tables)
-    _log_once(", ".join(names))
-    return {
-        name: {k: v for k, v in table.items() if k not in found[name]}
-        if name in found
-        else table
-        for name, table in tables.items()
-    }
+    _log_once(", ".join(f"{section}.{key}" for section, key in retired))
+    kept = dict(tables)
+    for section, key in retired:
+        kept[section] = {k: v for k, v in kept[section].items() if k != key}
+    return kept
 
 
-def why_retired(section: str, key: str) -> str | None:
+def why_retired(section: str, key: str, value: Any = None) -> str | None:
     """Return the sentence for a setting that is retired, None for any other."""
-    instead = RETIRED.get(section, {}).get(key)
-    if instead is None:
+    if not _is_retired(section, key, value):
         return None
-    return f"[{section}] {key} is no setting any more: {instead}; leave it out"
+    name = f"{key} = {value!r}" if (section, key) == ("run", "comm") else key
+    instead = RETIRED[section, key]
+    return f"[{section}] {name} is no setting any more: {instead}; leave it out"
+
+
+def _is_retired(section: str, key: str, value: Any) -> bool:
+    """Whether a setting is retired, of which some are with certain values alone."""
+    if (section, key) == ("run", "comm"):
+        return isinstance(value, str) and (value == "tcp" or value.startswith("file:"))
+    return (section, key) in RETIRED
 
 
 @cache

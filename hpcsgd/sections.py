@@ -121,7 +121,7 @@ class RunSection:
     resume: str = "no"  # auto: from the newest checkpoint in out; or a path
     memory: float = 0.0  # GiB that the ranks of one node may use; 0 = what is free
     network: str | None = None  # lan, hpc, cloud or alpha=...,bandwidth=...
-    comm: str = "auto"  # serial, mpi, tcp, file:PATH, or what the launcher says
+    comm: str = "auto"  # serial, mpi, or what the launcher says
     reproducible: bool = False  # every member holds the same bits, at a second message
     check_members: int = 0  # exchanges between comparisons of members; 0 = never
     check_every: int = 64  # exchanges between looks at non-finite weights and stops

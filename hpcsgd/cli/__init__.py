@@ -14,8 +14,8 @@ from typing import Any
 
 from hpcsgd import ENDED_BY_INTERRUPTS
 
-# Set for each rank by the launchers of MPI and by our own.
-RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "HPCSGD_RANK")
+# Set for each rank by the launchers of MPI.
+RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

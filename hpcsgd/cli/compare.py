@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     if arguments.plot:
         plots.require()
     if launch.must_relaunch(arguments.ranks):
-        return launch.relaunch(arguments.ranks, argv, comm=base.run.comm)
+        return launch.relaunch(arguments.ranks, argv)
     if not arguments.verbose:
         logs.CHATTY.setLevel(logging.WARNING)
     return _compare(base, entries, arguments)

@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Evaluate here or under mpiexec; the first rank speaks."""
     launch.check_readable(arguments.data)
     if launch.must_relaunch(arguments.ranks):
-        return launch.relaunch(arguments.ranks, argv, comm=arguments.comm)
+        return launch.relaunch(arguments.ranks, argv)
     world = open_world(arguments.comm)
     result = world.together(lambda: load_result(arguments.model))
     figures = evaluate_reader(result, lambda: open_reader(Path(arguments.data)), world)

@@ -59,7 +59,7 @@ def gather() -> dict[str, Any]:
         "python": f"{platform.python_version()} on {platform.platform()}",
         "packages": packages,
         "mpi": mpi_facts(),
-        "ranks": world_facts(*choose(os.environ)),
+        "ranks": dict(zip(("comm", "why"), choose(os.environ), strict=True)),
         "cpu": cpu_facts(),
         "kernels": {
             "compiled": cpu.available(),
@@ -75,18 +75,6 @@ def gather() -> dict[str, Any]:
         "slurm": slurm(),
         "methods": {name: method.says for name, method in LINE_UP.items()},
     }
-
-
-def world_facts(kind: str, why: str) -> dict[str, str]:
-    """What comm = auto takes here, and where ranks without MPI would meet."""
-    from hpcsgd.comm.tcp.where import place_of
-    from hpcsgd.errors import ConfigError
-
-    try:
-        place = str(place_of(os.environ))
-    except ConfigError:
-        place = "nobody says where"
-    return {"comm": kind, "why": why, "tcp would meet at": place}
 
 
 def _version(package: str) -> str:

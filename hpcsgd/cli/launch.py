@@ -9,21 +9,17 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpcsgd.cli.job import NOTED, OWN_CODES, Job, say_how_it_ended
-from hpcsgd.comm import EXPECTED, FILE, STORE, is_launched, launched_size
-from hpcsgd.comm.launched import AGENT, OWN_RANK, THREAD_SETTINGS, has_agent, launched
+from hpcsgd.comm import EXPECTED, is_launched, launched_size
+from hpcsgd.comm.launched import AGENT, THREAD_SETTINGS, has_agent, launched
 from hpcsgd.errors import ConfigError, DataError
 
 MPI_RANK_NAMES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
-RANK_NAMES = (OWN_RANK, *MPI_RANK_NAMES, "SLURM_PROCID")
-
-# What starts ranks without MPI.
-SPAWN = [sys.executable, "-m", "hpcsgd.cli.spawn"]
+RANK_NAMES = (*MPI_RANK_NAMES, "SLURM_PROCID")
 
 
 def launcher_rank() -> int | None:
     """This process's number, if a launcher started it."""
-    of_mpi = () if has_agent(os.environ) else MPI_RANK_NAMES
-    for name in (OWN_RANK, *of_mpi):
+    for name in () if has_agent(os.environ) else MPI_RANK_NAMES:
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
     found = launched(os.environ)
@@ -88,23 +84,17 @@ def relaunch(
     keeps_checkpoints: bool = False,
     shrinks: bool = False,
     remedy: str = "",
-    comm: str = "auto",
 ) -> int:
-    """Run `python -m hpcsgd argv` on `ranks` ranks; its exit code.
+    """Run `python -m hpcsgd argv` on `ranks` ranks of MPI; its exit code.
 
-    They are of MPI, unless `comm` or the environment says otherwise. A run that was
-    to go on without a lost rank and could not asks to be requeued.
+    A run that was to go on without a lost rank and could not asks to be requeued.
     """
     if ranks < 1:
         raise ConfigError(
             f"--ranks {ranks}: at least 1 rank is needed, for example --ranks 2"
         )
     command = [sys.executable, "-m", "hpcsgd", *argv]
-    count = ["-n", str(ranks)]
-    if is_without_mpi(comm):
-        full = [*SPAWN, *count]
-    else:
-        full = [*mpiexec(shrinks), *count, *NOTED]
+    full = [*mpiexec(shrinks), "-n", str(ranks), *NOTED]
     job = Job(full, command, _environment(ranks), survives=shrinks)
     ending = job.run()
     say_how_it_ended(ending, keeps_checkpoints, remedy)
@@ -128,20 +118,13 @@ def must_relaunch(ranks: int | None) -> bool:
     return True
 
 
-def is_without_mpi(comm: str) -> bool:
-    """Whether ranks are to speak through TCP, which is always asked for."""
-    if comm == "auto":
-        return STORE in os.environ
-    return comm == "tcp" or comm.startswith(FILE)
-
-
 def mpiexec(shrinks: bool = False) -> list[str]:
     """The launcher that belongs to the MPI that mpi4py loads."""
     path = _mpiexec()
     if path is None:
         raise ConfigError(
-            "--ranks needs an MPI and no mpiexec was found;"
-            " install one with: pip install mpi4py mpich, or do without: --comm tcp"
+            "--ranks needs an MPI and no mpiexec was found; load the MPI of the site,"
+            " or install one with: pip install mpich"
         )
     return [path, *_flags(path, shrinks)]
 

@@ -1,6 +1,7 @@
 """What a command does on all ranks: open the world, work, let rank 0 speak."""
 
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -8,20 +9,30 @@ from hpcsgd.cli import logs
 from hpcsgd.comm import open_world
 from hpcsgd.comm.start_limit import TIMEOUT
 from hpcsgd.errors import HpcsgdError
+from hpcsgd.retired import why_retired
 
 if TYPE_CHECKING:  # it needs NumPy, which `hpcsgd --help` does not wait for
     from hpcsgd.comm.base import Communicator
 
 T = TypeVar("T")
 COMM_HELP = (
-    "how ranks communicate: auto (what the launcher's variables say), serial, mpi, tcp"
-    " (no MPI is needed), or file:PATH, tcp whose ranks meet at this file"
+    "how ranks communicate: auto (what the launcher's variables say), serial or mpi"
 )
 
 
 def add_comm(parser: Any, default: str | None = "auto") -> None:
     """Add --comm to a command whose configuration does not hold it."""
-    parser.add_argument("--comm", default=default, metavar="KIND", help=COMM_HELP)
+    parser.add_argument(
+        "--comm", type=_comm, default=default, metavar="KIND", help=COMM_HELP
+    )
+
+
+def _comm(text: str) -> str:
+    """Return `text`, or refuse what earlier versions took."""
+    refusal = why_retired("run", "comm", text)
+    if refusal is not None:
+        raise ArgumentTypeError(refusal)
+    return text
 
 
 _met: list[bool] = []  # whether this process has been in a world

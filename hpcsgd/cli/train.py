@@ -83,8 +83,8 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     check_read(config)
     if launch.must_relaunch(arguments.ranks):
         shrinks = config.run.on_failure == "shrink"
-        keeps, comm = bool(config.run.out), config.run.comm
-        return launch.relaunch(arguments.ranks, argv, keeps, shrinks, comm=comm)
+        keeps = bool(config.run.out)
+        return launch.relaunch(arguments.ranks, argv, keeps, shrinks)
     return _train(config, arguments)
 
 

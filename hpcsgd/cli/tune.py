@@ -85,11 +85,10 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     for path in (arguments.tuned, arguments.write_machine):
         _check_place(path)
     if len(counts) > 1:
-        return _several(arguments, argv, counts, asked.config.run.comm)
+        return _several(arguments, argv, counts)
     os.environ.setdefault(BEGAN, repr(time.monotonic()))
     if launch.must_relaunch(counts[0] if counts else None):
-        comm = asked.config.run.comm
-        return launch.relaunch(counts[0], argv, remedy="run tune again", comm=comm)
+        return launch.relaunch(counts[0], argv, remedy="run tune again")
     return _tune(asked, arguments)
 
 
@@ -158,9 +157,7 @@ def _tune(asked: Question, arguments: argparse.Namespace) -> int:
     return on_all_ranks(run.comm, action, show, code=lambda _: 0, timeout=run.timeout)
 
 
-def _several(
-    arguments: argparse.Namespace, argv: list[str], counts: list[int], comm: str
-) -> int:
+def _several(arguments: argparse.Namespace, argv: list[str], counts: list[int]) -> int:
     """One tuning for each number of ranks, each with its share of the time."""
     parts = []
     with tempfile.TemporaryDirectory(prefix="hpcsgd-tune-") as folder:
@@ -169,7 +166,7 @@ def _several(
             own = [*argv, "--ranks", str(count), "--part", str(path)]
             own += ["--seconds", str(arguments.seconds / len(counts))]
             os.environ[BEGAN] = repr(time.monotonic())
-            code = launch.relaunch(count, own, remedy="run tune again", comm=comm)
+            code = launch.relaunch(count, own, remedy="run tune again")
             if code:
                 return code
             parts.append(json.loads(path.read_text()))

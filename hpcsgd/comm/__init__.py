@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from hpcsgd.comm.launched import (
     EXPECTED,
-    OWN_RANK,
-    has_agent,
     has_mpi_signs,
     is_launched,
     launched,
     launched_number,
     launched_size,
+    why_refused,
 )
 from hpcsgd.comm.start_limit import TIMEOUT
 from hpcsgd.errors import ConfigError, TransportError
@@ -36,17 +35,14 @@ __all__ = [
 COMMUNICATORS = {
     "serial": "hpcsgd.comm.serial:SerialCommunicator",
     "mpi": "hpcsgd.comm.mpi:open_mpi_world",
-    "tcp": "hpcsgd.comm.tcp.world:open_tcp_world",
 }
 STRANGERS = (
     "the launcher in use does not belong to the MPI that mpi4py loads; use that MPI's"
-    " own launcher (the mpiexec beside this Python, if there is one; under Slurm srun"
-    " --mpi=pmi2 for MPICH, pmix for Open MPI, cray_shasta for Cray MPICH), name the"
-    " launcher's library in MPI4PY_LIBMPI, build mpi4py for it (MPICC=mpicc pip install"
-    " --no-binary mpi4py mpi4py), or do without MPI: --comm tcp"
+    " own launcher (the mpiexec beside this Python, if there is one, which --ranks N"
+    " takes; under Slurm srun --mpi=pmi2 for MPICH, pmix for Open MPI, cray_shasta for"
+    " Cray MPICH), name the launcher's library in MPI4PY_LIBMPI, or build mpi4py for it"
+    " (MPICC=mpicc pip install --no-binary mpi4py mpi4py)"
 )
-FILE = "file:"  # before a path: tcp, whose ranks meet there
-STORE = "HPCSGD_STORE"
 
 
 def open_world(
@@ -54,17 +50,20 @@ def open_world(
 ) -> "Communicator":
     """All ranks of this program: those of a launcher, else this one alone.
 
-    What `auto` takes is decided from the environment alone. Ranks that MPI does not
-    bring together are an error: no other transport takes its place. Ranks of MPI that
-    do not meet within `timeout` seconds end; 0 = wait for ever.
+    What `auto` takes is decided from the environment alone. Ranks that no launcher of
+    MPI has started, or that MPI does not bring together, are an error. Ranks of MPI
+    that do not meet within `timeout` seconds end; 0 = wait for ever.
     """
+    if kind not in ("auto", *COMMUNICATORS):
+        known = ", ".join(["auto", *COMMUNICATORS])
+        raise ConfigError(f"[run] unknown comm: {kind!r}; known: {known}")
+    refusal = None if kind == "serial" else why_refused(os.environ, kind)
+    if refusal is not None:
+        error = ConfigError(refusal)
+        error.on_all_ranks = True
+        raise error
     if kind == "auto":
         kind, _ = choose(os.environ)
-    if kind.startswith(FILE):
-        return _open("tcp", reproducible, said=kind)
-    if kind not in COMMUNICATORS:
-        known = ", ".join(["auto", *COMMUNICATORS, f"{FILE}PATH"])
-        raise ConfigError(f"[run] unknown comm: {kind!r}; known: {known}")
     if kind == "serial" and os.environ.get(EXPECTED, "1") != "1":
         raise ConfigError(
             f"[run] comm = 'serial' is one rank and {os.environ[EXPECTED]} were asked"
@@ -79,21 +78,19 @@ def open_world(
 
 
 def choose(environment: Mapping[str, str]) -> tuple[str, str]:
-    """Return (what `auto` takes, why), from what a launcher left alone."""
-    found = launched(environment)
-    several = found is not None and found.size > 1
-    if several and (STORE in environment or OWN_RANK in environment):
-        return "tcp", f"{STORE if STORE in environment else OWN_RANK} is set"
-    asked = EXPECTED in environment and not (several and has_agent(environment))
-    if has_mpi_signs(environment) or asked:
+    """Return (what `auto` takes, why), from what a launcher left alone.
+
+    What it takes is "none" for ranks that are refused.
+    """
+    refusal = why_refused(environment)
+    if refusal is not None:
+        return "none", refusal
+    if has_mpi_signs(environment) or EXPECTED in environment:
         return "mpi", "a launcher of MPI has started this process"
-    if found is None or found.size == 1:
+    ranks = launched(environment)
+    if ranks is None or ranks.size == 1:
         return "serial", "no launcher has started several ranks"
-    if found.by == "torchrun":
-        return "tcp", f"torchrun has started {found.size} ranks"
-    if environment.get("SLURM_MPI_TYPE") == "none":
-        return "tcp", f"srun --mpi=none has started {found.size} ranks"
-    return "mpi", f"{found.by} has started {found.size} ranks"
+    return "mpi", f"{ranks.by} has started {ranks.size} ranks"
 
 
 def _open(kind: str, reproducible: bool, **more: Any) -> "Communicator":

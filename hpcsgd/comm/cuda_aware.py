@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hpcsgd.comm.base import Communicator
 from hpcsgd.comm.carrier import Carrier
 from hpcsgd.comm.gpu_paths import mpi_way
 from hpcsgd.comm.layer import fetched
@@ -95,22 +94,9 @@ class CudaAwareCommunicator(OnDevice):
         return f"{self.kind} {mpi_way(reads_device_memory(), os.environ)}"
 
     def _open(self) -> CudaAware:
-        check_host(self.host)
         if self.host.mpi_handle is not None:
             check_support()
         return CudaAware(self.host, self.layer, self._stream)
-
-
-def check_host(host: Communicator) -> None:
-    """Refuse ranks that are none of MPI; all of them know it."""
-    if not host.reads_devices:
-        error = ConfigError(
-            f"transport mpi-cuda needs ranks of MPI and these speak through"
-            f" {host.transport}; use transport = nccl or mpi-host, or start them with"
-            " mpiexec"
-        )
-        error.on_all_ranks = True
-        raise error
 
 
 def check_support() -> None:

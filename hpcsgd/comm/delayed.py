@@ -30,7 +30,6 @@ class Delayed(Communicator):
         super().__init__(inner.rank, inner.size, inner.ledger, inner.reproducible)
         self.inner = inner
         self.transport = f"{inner.transport}, delayed"
-        self.reads_devices = inner.reads_devices
         self.network = network
         here = getattr(inner, "processes", inner.size)  # unless it knows better
         owns_a_core = inner.waits_busily and here <= (os.cpu_count() or 1)

@@ -3,10 +3,8 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from hpcsgd.comm.launched import has_agent
 from hpcsgd.errors import ConfigError
 
-TORCHRUN = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
 # (rank on this node, ranks on this node), the innermost launcher first: under
 # `srun mpiexec` all ranks inherit the Slurm variables of one task.
 LAUNCHERS = (
@@ -14,7 +12,7 @@ LAUNCHERS = (
     ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH and Intel MPI
     ("MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
     ("PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),  # HPE Cray
-    TORCHRUN,
+    ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),  # what scripts set themselves
     ("SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
 )
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -43,7 +41,7 @@ def gpu_of_rank(
     if rank is None and ranks > 1:
         raise ConfigError(
             f"{ranks} ranks are on this node and no launcher says which one this is;"
-            f" start them with srun, mpiexec or torchrun, or set {LAUNCHERS[-1][0]}"
+            f" start them with srun or mpiexec, or set {LAUNCHERS[-1][0]}"
         )
     rank = rank or 0
     if _has_its_own(environment, visible, ranks):
@@ -58,8 +56,7 @@ def gpu_of_rank(
 
 def local_place(environment: Mapping[str, str]) -> tuple[int | None, int | None]:
     """(this rank's number on its node, how many there are); None where nobody says."""
-    asked = (TORCHRUN, *LAUNCHERS) if has_agent(environment) else LAUNCHERS
-    for rank, size in asked:
+    for rank, size in LAUNCHERS:
         if environment.get(rank, "").isdigit():
             return int(environment[rank]), _number(environment.get(size, ""))
     return None, None

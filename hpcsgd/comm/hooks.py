@@ -18,7 +18,6 @@ class Hooks(ABC):
 
     rank: int
     size: int
-    reads_devices = True  # False: an address on a GPU is nothing to it, whoever asks
 
     @property
     def mpi_handle(self) -> Any:

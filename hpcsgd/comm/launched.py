@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 EXPECTED = "HPCSGD_EXPECT_RANKS"  # set by our own launcher: how many there must be
-OWN_RANK = "HPCSGD_RANK"  # set by it where no MPI is to say so
 AGENT = "TORCHELASTIC_RUN_ID"  # set by torchrun's agent for what it starts
 # (launcher, its rank, its size), the innermost first: under `srun mpiexec` all ranks
 # inherit the Slurm variables of one task.
 LAUNCHERS = (
-    ("hpcsgd", OWN_RANK, EXPECTED),
     ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI", "PMI_RANK", "PMI_SIZE"),
     ("torchrun", "RANK", "WORLD_SIZE"),
@@ -53,6 +51,39 @@ def has_mpi_signs(environment: Mapping[str, str]) -> bool:
 def has_agent(environment: Mapping[str, str]) -> bool:
     """True for what torchrun starts: its agent has the MPI of a launcher around it."""
     return AGENT in environment and "MASTER_ADDR" in environment
+
+
+def why_refused(environment: Mapping[str, str], kind: str = "auto") -> str | None:
+    """Return the sentence on ranks that no launcher of MPI has started, else None.
+
+    Ranks of torchrun are always such ranks. Those of `srun` without a PMI are refused
+    for the communicator `auto` alone: an MPI that loads Slurm's library of PMI-1 needs
+    no variables of a PMI, so `mpi` leaves the judgement to MPI.
+    """
+    ranks = launched(environment)
+    if ranks is None or ranks.size == 1 or has_mpi_signs(environment):
+        return None
+    if ranks.by == "torchrun":
+        launcher = "torchrun"
+    elif kind == "auto" and _lacks_pmi(environment):
+        launcher = "srun without a PMI"
+    else:
+        return None
+    return (
+        f"{ranks.size} ranks were started by {launcher}, and ranks communicate through"
+        " MPI alone; start them with mpiexec, with srun --mpi=pmi2 (MPICH) or pmix"
+        " (Open MPI), or with hpcsgd ... --ranks N"
+    )
+
+
+def _lacks_pmi(environment: Mapping[str, str]) -> bool:
+    """Whether Slurm, with no variables of a PMI, has not left ranks a way to meet.
+
+    Slurm names any plugin but none in SLURM_MPI_TYPE, of which some, as cray_shasta,
+    have variables of their own; Intel MPI loads the library that is named to it.
+    """
+    plugin = environment.get("SLURM_MPI_TYPE", "none")
+    return plugin == "none" and "I_MPI_PMI_LIBRARY" not in environment
 
 
 def is_launched(environment: Mapping[str, str]) -> bool:

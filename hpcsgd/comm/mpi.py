@@ -31,7 +31,7 @@ NAP = 1e-4  # seconds between looks of a patient rank
 SITE = (
     "load the MPI of the site (as: module load openmpi), name its library in"
     " MPI4PY_LIBMPI, or build mpi4py for it: MPICC=mpicc pip install --no-binary mpi4py"
-    " mpi4py; or do without MPI: --comm tcp"
+    " mpi4py"
 )
 
 
@@ -43,8 +43,7 @@ def why_not_loaded(error: ImportError | RuntimeError) -> str:
     if isinstance(error, ModuleNotFoundError):
         return (
             "MPI ranks need mpi4py, which is not installed; on a cluster: load its MPI"
-            " and pip install mpi4py; elsewhere: pip install mpi4py mpich; or do"
-            " without MPI: --comm tcp"
+            " and pip install mpi4py; elsewhere: pip install mpi4py mpich"
         )
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"mpi4py finds no MPI library ({'; '.join(lines)}); {SITE}"

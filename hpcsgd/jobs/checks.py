@@ -15,11 +15,7 @@ def check(job: Job, site: Site) -> None:
     _check_gpus(job, site)
     _check_node(job, site)
     _check_limits(job, site)
-    if site.launcher.kind != "srun" and job.resources.nodes > 1:
-        raise ConfigError(
-            f"site {site.name} starts ranks on one node alone, and"
-            f" {job.resources.nodes} were asked for; ask for --nodes 1"
-        )
+    _check_launcher(job, site)
 
 
 def warnings(job: Job, site: Site) -> list[str]:
@@ -32,6 +28,23 @@ def warnings(job: Job, site: Site) -> list[str]:
             " a longer --walltime or a shorter --signal helps"
         ] * bool(notice)
     return []
+
+
+def _check_launcher(job: Job, site: Site) -> None:
+    """Refuse ranks and nodes that the launcher of the site cannot bring together."""
+    ranks = max(step.tasks or job.resources.tasks for step in job.all_steps)
+    if site.starts_one_rank and ranks > 1:
+        raise ConfigError(
+            "srun --mpi=none starts ranks that MPI does not bring together, and the job"
+            f" has {ranks}; name the PMI of the MPI in use (--mpi pmi2 for MPICH,"
+            " pmix for Open MPI), take a site whose launcher is task, or ask for"
+            " --tasks 1"
+        )
+    if site.launcher.kind != "srun" and job.resources.nodes > 1:
+        raise ConfigError(
+            f"site {site.name} starts ranks on one node alone, and"
+            f" {job.resources.nodes} were asked for; ask for --nodes 1"
+        )
 
 
 def _check_gpus(job: Job, site: Site) -> None:

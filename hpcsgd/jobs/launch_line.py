@@ -23,7 +23,7 @@ COLLECTIVE = (
 def command_words(job: Job, site: Site, step: Step) -> tuple[str, ...]:
     """Return what stands behind `hpcsgd` in the script of a job.
 
-    Several ranks of a site with MPI are told so (`--comm mpi`), unless the command
+    Several ranks are told that they are of MPI (`--comm mpi`), unless the command
     names another `--comm`: an MPI that does not bring them together is then an error.
     Where one task starts the others, `--ranks N` says how many.
     """
@@ -37,7 +37,7 @@ def command_words(job: Job, site: Site, step: Step) -> tuple[str, ...]:
     if tasks == 1:
         return step.command
     ranks = () if site.launcher.kind == "srun" else ("--ranks", str(tasks))
-    if site.is_without_mpi or not leaves_comm_open(step.command):
+    if not leaves_comm_open(step.command):
         return (*step.command, *ranks)
     name = _collective_name(step.command)
     return (*name, "--comm", "mpi", *step.command[len(name) :], *ranks)

@@ -48,7 +48,7 @@ class Launcher:
     """
 
     kind: str = "srun"
-    # Of srun --mpi; empty takes what the site has chosen, none does without MPI.
+    # Of srun --mpi; empty takes what the site has chosen, none is for one rank alone.
     mpi: str = ""
     requeue: bool = True  # jobs may be started again under their number
     signal_seconds: int = 120  # between the signal and the end
@@ -96,8 +96,8 @@ class Site:
         return self.launcher.kind != "mpiexec"
 
     @property
-    def is_without_mpi(self) -> bool:
-        """Whether Slurm starts ranks that meet at a file, and speak through TCP."""
+    def starts_one_rank(self) -> bool:
+        """Whether Slurm starts ranks without a PMI, so that several would not meet."""
         return self.launcher.kind == "srun" and self.launcher.mpi == "none"
 
     @property
@@ -124,11 +124,11 @@ def load_site(name: str) -> Site:
 
 
 def with_mpi(site: Site, kind: str) -> Site:
-    """The same site, whose ranks Slurm starts through another PMI, or without MPI."""
+    """The same site, whose ranks Slurm starts through another PMI."""
     if site.launcher.kind != "srun":
         raise ConfigError(
-            f"--mpi is of srun, and site {site.name} starts ranks with --ranks; add"
-            " --comm tcp to the command to do without MPI"
+            f"--mpi is of srun, and site {site.name} starts ranks with --ranks;"
+            " leave it out"
         )
     check_name(kind, "--mpi")
     return replace(site, launcher=replace(site.launcher, mpi=kind))

@@ -68,10 +68,7 @@ def clean_environment(directives: Sequence[str]) -> dict[str, str]:
 
 
 # What a job leaves in the environment of those inside; and what is the site's own.
-AROUND = (
-    *("SLURM_", "SRUN_", "PMI_", "PMIX_", "OMPI_COMM_WORLD"),
-    *("HPCSGD_EXPECT", "HPCSGD_RANK", "HPCSGD_STORE"),
-)
+AROUND = ("SLURM_", "SRUN_", "PMI_", "PMIX_", "OMPI_COMM_WORLD", "HPCSGD_EXPECT")
 KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 
 

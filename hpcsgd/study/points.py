@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hpcsgd.comm import FILE
 from hpcsgd.study.methods import METHODS, Grid
 
 Tables = Mapping[str, Mapping[str, Any]]
@@ -77,7 +76,4 @@ class Point:
             own["schedule"]["steps"] = self.steps
         if out and not self.emulated:  # whose weights are made up: nothing to keep
             own["run"]["out"] = out
-        comm = str(self.base.get("run", {}).get("comm", "auto"))
-        if self.launched == 1 and (comm == "tcp" or comm.startswith(FILE)):
-            own["run"]["comm"] = "serial"  # no launcher says that it is alone
         return method.tables(self.base, own)

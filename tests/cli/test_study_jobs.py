@@ -138,22 +138,3 @@ def test_a_late_point_ends_itself(command, tmp_path, susy):
     assert late.returncode == 1, late.stderr
     end = json.loads((tmp_path / "s" / "ends" / f"{point.name}.json").read_text())
     assert end["status"] == "timeout" and "2 s of --point-timeout" in end["error"]
-
-
-def test_a_point_without_mpi_starts_its_ranks_without_mpi(tmp_path, susy, monkeypatch):
-    """Under mpiexec nothing would say where they meet."""
-    from hpcsgd.cli import launch, main
-    from hpcsgd.study.folder import StudyFolder
-    from hpcsgd.study.plan import Plan
-
-    base, started = {"run": {"comm": "tcp"}}, []
-    (point,) = Plan("strong", (2,), methods=("casgd",), repeats=1, base=base).runs()
-    (tmp_path / "s" / "points").mkdir(parents=True)
-    StudyFolder(tmp_path / "s").configure(point, str(susy))
-    for name in ("HPCSGD_EXPECT_RANKS", "PMI_RANK"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(
-        launch, "relaunch", lambda *_, comm="auto", **__: started.append(comm) or 0
-    )
-    words = ["study", "point", str(tmp_path / "s"), point.name, "--ranks", "2"]
-    assert main(words) == 0 and started == ["tcp"]

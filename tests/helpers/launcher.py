@@ -22,7 +22,6 @@ GRACE = 5.0  # seconds between asking a launch to end and making it
 TAIL = 4000  # characters of output shown for a launch that broke
 NOISE = ("/_pytest/", "/pluggy/", "/pytest/__main__.py", "<frozen runpy>")
 LAUNCH_VARIABLES = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MPI_LOCAL", "HPCSGD_EXPECT")
-LAUNCH_VARIABLES += ("HPCSGD_RANK", "HPCSGD_STORE")
 
 
 @dataclass(frozen=True)

@@ -33,15 +33,15 @@ def play(fakes, tmp_path):
     return run
 
 
-def test_ranks_without_mpi_meet_at_a_file_of_the_job():
-    """Which is another one for each element of an array."""
-    site = with_mpi(load_site("generic-gpu"), "none")
-    for kind in ("train", "sweep", "scaling", "convert", "command", "smoke"):
-        script = render(example(kind), site, PYTHON)
-        assert "srun --mpi=none " in script
-        assert 'export HPCSGD_STORE="file:$out/state/$id.ranks"\n' in script
-    usual = render(example("train"), load_site("generic-gpu"), PYTHON)
-    assert "HPCSGD_STORE" not in usual
+@pytest.mark.parametrize("kind", [*COMMANDS, *STEPS])
+def test_several_ranks_without_a_pmi_are_refused(kind):
+    site = with_mpi(load_site("generic-cpu"), "none")
+    with pytest.raises(ConfigError, match="the job has 4; .*--mpi pmi2") as caught:
+        render(example(kind), site, PYTHON)
+    assert "--tasks 1" in str(caught.value) and "\n" not in str(caught.value)
+    if kind not in STEPS:
+        alone = render(example(kind, resources=Resources(tasks=1)), site, PYTHON)
+        assert "srun --mpi=none " in alone
 
 
 @pytest.mark.parametrize("kind", [*COMMANDS, *STEPS])
@@ -49,8 +49,6 @@ def test_ranks_of_a_site_with_mpi_say_so(kind):
     """So that an MPI of another launcher cannot look like a good job."""
     for site in ("generic-cpu", "perlmutter-cpu", "workstation"):
         assert " --comm mpi " in render(example(kind), load_site(site), PYTHON)
-    without = with_mpi(load_site("generic-cpu"), "none")
-    assert "--comm" not in render(example(kind), without, PYTHON)
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
@@ -60,8 +58,8 @@ def test_one_rank_needs_no_mpi(kind):
 
 
 @pytest.mark.parametrize("words", [
-    ("train", "--comm", "tcp"), ("train", "--comm=auto"),
-    ("train", "--set", "run.comm=tcp"), ("verify", "run"),
+    ("train", "--comm", "serial"), ("train", "--comm=auto"),
+    ("train", "--set", "run.comm=auto"), ("verify", "run"),
 ])  # fmt: skip
 def test_a_command_that_says_how_ranks_communicate_stays_as_it_is(words):
     script = render(example("train", command=words), load_site("generic-cpu"), PYTHON)
@@ -80,7 +78,7 @@ def test_every_command_of_several_ranks_takes_comm():
 
 def test_another_pmi_is_for_sites_that_start_ranks_by_srun():
     assert with_mpi(load_site("generic-cpu"), "pmix").launcher.mpi == "pmix"
-    with pytest.raises(ConfigError, match="add --comm tcp to the command"):
+    with pytest.raises(ConfigError, match="starts ranks with --ranks; leave it out"):
         with_mpi(load_site("workstation"), "none")
 
 

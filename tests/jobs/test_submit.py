@@ -233,17 +233,17 @@ def test_the_file_says_where_it_runs(fakes, workplace, capsys):
 
 
 @pytest.mark.parametrize("said", [
-    ["tcp.toml"], ["--comm", "tcp"], ["--set", "run.comm=tcp"],
+    ["serial.toml"], ["--comm", "serial"], ["--set", "run.comm=serial"],
 ])  # fmt: skip
 def test_ranks_communicate_as_the_file_or_the_command_says(said, fakes, workplace):
     """By MPI where neither says anything: see the accepted scripts."""
-    (workplace / "tcp.toml").write_text('[run]\ncomm = "tcp"\n')
+    (workplace / "serial.toml").write_text('[run]\ncomm = "serial"\n')
     for template, first in (("train", []), ("command", ["train"])):
         words = [*TRAIN[:3], template, *TRAIN[4:], "--", *first, *said, *REST[1:3]]
         assert jobs("submit", template, *words) == 0
         script = (workplace / template / "job.sbatch").read_text()
         assert "--comm mpi" not in script
-        assert "--comm tcp" in script or "run.comm=tcp" in script
+        assert "--comm serial" in script or "run.comm=serial" in script
 
 
 def test_resources_from_a_file_and_defaults_of_a_site(fakes, workplace):

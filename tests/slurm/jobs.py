@@ -41,12 +41,6 @@ def train(desk, sent):
     return desk.submit("train", "train", desk.run, flags=ACROSS)
 
 
-def without_mpi(desk, sent):
-    """Four ranks that do without MPI; they will be told to save."""
-    flags = (*ACROSS, "--mpi", "none")
-    return desk.submit("train", "without_mpi", desk.run, *BRISK, flags=flags)
-
-
 def converted(desk, sent):
     """The first of a chain: text to a data file."""
     return desk.submit("convert", "converted", desk.text, desk.folder / "text.h5")
@@ -115,12 +109,6 @@ def tell_an_element(job, cluster):
     cluster.call("scancel", "--signal=USR2", f"{job.job}_1")
 
 
-def tell_all(job, cluster):
-    """The same, to a whole job."""
-    job.until(job.checkpoints, "saved anything")
-    cluster.call("scancel", "--signal=USR2", job.job)
-
-
 def lose_first(job, cluster, which=0):
     """A node goes off, and whoever looks after nodes says so.
 
@@ -151,7 +139,7 @@ ORDER = (
     converted,
     trained,
 )
-ORDER += (reported, failing, unwanted, train, without_mpi, smoke)
+ORDER += (reported, failing, unwanted, train, smoke)
 JOBS = {send.__name__: send for send in ORDER}
 BEFORE = {  # what a job waits for
     "trained": {"converted"},
@@ -161,7 +149,6 @@ BEFORE = {  # what a job waits for
 ACTS = {  # what happens to a job while it runs
     "failing": kill_a_rank,
     "unwanted": cancel,
-    "without_mpi": tell_all,
     "sweep": tell_an_element,
     "loses_first": lose_first,
     "loses_last": lose_last,

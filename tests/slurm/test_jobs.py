@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 
 from tests.slurm.desk import LONGEST
@@ -43,6 +44,23 @@ def test_tasks_whose_mpi_is_not_that_of_srun_fail_at_once(cluster, tmp_path):
     (verdict,) = said.splitlines()
     assert verdict.startswith("smoke: bad: ranks: 2 ranks were asked for and MPI gives")
     assert "srun --mpi=pmi2 for MPICH" in verdict
+
+
+def test_tasks_without_a_pmi_are_refused_by_their_variables(cluster, desk, tmp_path):
+    train = ["train", str(desk.run), "--out", str(tmp_path / "run")]
+    words = [sys.executable, "-m", "hpcsgd", *train]
+    done = subprocess.run(
+        ["srun", "--ntasks=2", "--mpi=none", "--kill-on-bad-exit=0", *words],
+        env=cluster.environment,
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LONGEST,
+    )
+    (said,) = [line for line in done.stderr.splitlines() if "hpcsgd" in line]
+    assert done.returncode == 2 and "2 ranks were started by srun without a PMI" in said
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_was_sent_is_what_render_prints(train, cluster):

@@ -1,10 +1,5 @@
 """Jobs that train: to the goal, and past a time limit."""
 
-import numpy as np
-
-import hpcsgd
-from hpcsgd.comm.threads import run_ranks
-from hpcsgd.config import read_toml
 from tests.slurm.desk import EXCHANGES
 
 
@@ -32,17 +27,3 @@ def test_a_time_limit_is_passed_and_not_a_bit_changes(limited, undisturbed):
     assert (result["status"], result["exchanges"]) == ("completed", EXCHANGES)
     assert result["weights_sha256"] == undisturbed["weights_sha256"]
     assert limited.log().count("going on after exchange") == restarts
-
-
-def test_a_job_without_mpi_trains_and_goes_on(without_mpi, desk):
-    """Across nodes whose names nobody resolves; each start meets anew at its file."""
-    record = without_mpi.ends("COMPLETED")
-    assert (record["NumNodes"], record["Restarts"]) == ("2", "1")
-    result = without_mpi.result()
-    assert result["transport"].startswith("TCP"), result["transport"]
-    assert result["exchanges"] == EXCHANGES
-    train = lambda world: hpcsgd.train(read_toml(desk.run), world=world)  # noqa: E731
-    (found, *_) = run_ranks(4, train)
-    assert result["weights_sha256"] == found.weights_sha256
-    assert not np.isnan(found.weights).any()
-    assert not list((without_mpi.out / "state").glob("*.ranks"))

@@ -28,8 +28,7 @@ from tests.helpers.fake_cupy import (
 OMPI = {"OMPI_COMM_WORLD_LOCAL_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
 HYDRA = {"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_LOCALID": "3", "SLURM_GPUS_ON_NODE": "4"}
-TORCHRUN = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
-AGENT = {"TORCHELASTIC_RUN_ID": "7", "MASTER_ADDR": "n1"}
+OWN_SCRIPT = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 BOUND = {"CUDA_VISIBLE_DEVICES": "GPU-4f1c"}  # srun --gpus-per-task=1
 
 CASES = {  # environment, visible GPUs, ranks on the node -> GPU
@@ -42,13 +41,7 @@ CASES = {  # environment, visible GPUs, ranks on the node -> GPU
     "slurm binds": ({**SLURM, **BOUND}, 1, 4, 0),
     "somebody binds": ({**OMPI, **BOUND}, 1, 4, 0),
     "two of four are left": ({**HYDRA, "CUDA_VISIBLE_DEVICES": "2,3"}, 2, 2, 1),
-    "torchrun": (TORCHRUN, 4, 4, 1),
-    "torchrun in a task of srun": (
-        {**TORCHRUN, **HYDRA, "MPI_LOCALRANKID": "0", **AGENT},
-        4,
-        4,
-        1,
-    ),
+    "a script of one's own": (OWN_SCRIPT, 4, 4, 1),
     "more gpus than ranks": (HYDRA, 8, 2, 1),
     # One Slurm task that starts four ranks: all inherit its local id.
     "mpiexec in a task of slurm": ({**OMPI, "SLURM_LOCALID": "0"}, 4, 4, 2),

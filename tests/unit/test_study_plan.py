@@ -127,16 +127,6 @@ def test_emulated_ranks_are_one_process_and_keep_nothing():
     assert real.run.emulate_members == 0 and real.run.out == "runs/x"
 
 
-@pytest.mark.parametrize("comm", ["tcp", "file:/shared/store", "mpi"])
-def test_one_process_has_nobody_to_meet_without_mpi(comm):
-    """Nothing starts it that would say which rank of how many it is."""
-    asked = plan(emulated=(64,), methods=("casgd",), base={"run": {"comm": comm}})
-    alone = "mpi" if comm == "mpi" else "serial"
-    for point in asked.settings():
-        found = RunConfig.parse(point.tables()).run.comm
-        assert found == (alone if point.launched == 1 else comm)
-
-
 @pytest.mark.parametrize(
     "change, words",
     [

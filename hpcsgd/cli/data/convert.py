@@ -140,7 +140,7 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     recipe = _recipe(arguments)
     launch.check_readable(arguments.source)
     if launch.must_relaunch(arguments.ranks):
-        return launch.relaunch(arguments.ranks, argv, remedy=GO_ON, comm=arguments.comm)
+        return launch.relaunch(arguments.ranks, argv, remedy=GO_ON)
     return on_all_ranks(
         arguments.comm,
         lambda world: _convert(world, arguments, recipe),

@@ -78,7 +78,7 @@ def _add_place(parser: Any) -> None:
     parser.add_argument(
         "--mpi",
         metavar="KIND",
-        help="of srun --mpi, in place of the site's; none: ranks do without MPI",
+        help="of srun --mpi, in place of the site's; none: one rank alone",
     )
     parser.add_argument("--out", required=True, metavar="DIR", help="folder of the job")
     parser.add_argument(

@@ -47,9 +47,7 @@ def add_parser(actions: Any) -> None:
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Standard output has the verdict alone, standard error every look."""
     if launch.must_relaunch(arguments.ranks):
-        return launch.relaunch(
-            arguments.ranks, argv, remedy="mend the MPI first", comm=arguments.comm
-        )
+        return launch.relaunch(arguments.ranks, argv, remedy="mend the MPI first")
     try:
         return on_all_ranks(
             arguments.comm,

@@ -42,9 +42,8 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Train here, or under mpiexec."""
     folder, name = Path(arguments.folder), arguments.name
     config = read_config(folder, name)
-    comm = arguments.comm or config.run.comm
     if launch.must_relaunch(arguments.ranks):
-        return launch.relaunch(arguments.ranks, argv, comm=comm)
+        return launch.relaunch(arguments.ranks, argv)
 
     def action(world: Communicator) -> Result:
         with Signals(world.abort) as signals:
@@ -52,7 +51,7 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
             return train_point(folder, name, world, limit, [signals])
 
     return on_all_ranks(
-        comm,
+        arguments.comm or config.run.comm,
         action,
         show=lambda result: None,
         code=exit_code,

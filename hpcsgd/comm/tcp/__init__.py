@@ -1,1 +1,0 @@
-"""Ranks without MPI: they meet at a store, and speak through sockets of TCP."""

@@ -14,6 +14,7 @@ from hpcsgd import plots
 from hpcsgd.cli import launch, logs
 from hpcsgd.cli.commands import COMMANDS
 from hpcsgd.cli.flags import FLAGS, SWITCHES
+from hpcsgd.cli.names import LINE_UP, PAGE
 from hpcsgd.cli.ranks import on_all_ranks
 from hpcsgd.cli.train import (
     add_settings,
@@ -28,8 +29,8 @@ from hpcsgd.errors import ConfigError, MissingPackage
 from hpcsgd.loss_plots import loss_curves
 from hpcsgd.study.compare import check, compare
 from hpcsgd.study.comparison import REFUSED, Comparison, Row
-from hpcsgd.study.line_up import LINE_UP, line_up
-from hpcsgd.study.report import PAGE, make_report, write_page
+from hpcsgd.study.line_up import line_up
+from hpcsgd.study.report import make_report, write_page
 from hpcsgd.study.settings import (
     Entry,
     Refusal,

@@ -12,13 +12,13 @@ from rich.table import Table
 from hpcsgd import plots
 from hpcsgd.cli import launch, logs
 from hpcsgd.cli.commands import COMMANDS
+from hpcsgd.cli.names import FORMATS
 from hpcsgd.cli.numbers import not_negative
 from hpcsgd.cli.train import add_settings, check_data, configuration
 from hpcsgd.comm.network import parse_network
 from hpcsgd.config import RunConfig
 from hpcsgd.data.readers import open_reader
 from hpcsgd.errors import ConfigError
-from hpcsgd.formats import FORMATS
 from hpcsgd.study.precision import PrecisionReport, study
 from hpcsgd.study.precision_rows import Question
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from hpcsgd.cli import launch
 from hpcsgd.cli.commands import COMMANDS
+from hpcsgd.cli.names import PREDICTIONS
 from hpcsgd.data.readers import open_reader
 from hpcsgd.data.writers import open_writer
 from hpcsgd.prediction import (
-    KINDS,
     check_what,
     column_names,
     model_of,
@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("data", metavar="DATA", help="file with rows")
     parser.add_argument("--out", required=True, metavar="FILE.npy|.csv|.h5")
     parser.add_argument(
-        "--what", choices=list(KINDS), default="mean", help="default: mean"
+        "--what", choices=PREDICTIONS, default="mean", help="default: mean"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.set_defaults(run=run)

@@ -6,8 +6,9 @@ from typing import Any
 
 from hpcsgd import plots
 from hpcsgd.cli.commands import COMMANDS
+from hpcsgd.cli.names import PAGE
 from hpcsgd.errors import MissingPackage
-from hpcsgd.study.report import PAGE, Report, make_report, write_figures, write_page
+from hpcsgd.study.report import Report, make_report, write_figures, write_page
 
 
 def add_parser(commands: Any) -> None:

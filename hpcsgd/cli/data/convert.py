@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.cli import launch, logs
+from hpcsgd.cli.names import ELEMENTS, LAYOUTS, SOURCES
 from hpcsgd.cli.numbers import not_negative
 from hpcsgd.cli.ranks import add_comm, on_all_ranks
 from hpcsgd.comm.base import Communicator
 from hpcsgd.data.crew import Crew
 from hpcsgd.data.formats import open_any
 from hpcsgd.data.heap import keep_freed
-from hpcsgd.data.layout import ELEMENTS
-from hpcsgd.data.recipe import LAYOUTS, Recipe
-from hpcsgd.data.source import SOURCES, Source
+from hpcsgd.data.recipe import Recipe
+from hpcsgd.data.source import Source
 
 
 def _pairs(text: str) -> tuple[tuple[float, float], ...]:
@@ -68,7 +68,7 @@ def add_parser(actions: Any) -> None:
     parser.add_argument("target", metavar="DST.h5", help="the file to write")
     parser.add_argument("--format", choices=["auto", *SOURCES], default="auto")
     parser.add_argument(
-        "--element", choices=list(ELEMENTS), default="fp32", help="of X"
+        "--element", choices=ELEMENTS, default="fp32", help="of X"
     )
     for flag, options in OPTIONS:
         parser.add_argument(flag, **options)

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hpcsgd.cli import names
 from hpcsgd.data.synthetic import SHAPES, Knobs, write_synthetic
 from hpcsgd.errors import ConfigError
 
@@ -26,7 +27,7 @@ def add_parser(actions: Any) -> None:
         help="write a synthetic data set in the shape of a known one",
         allow_abbrev=False,
     )
-    synth.add_argument("--shape", required=True, choices=list(SHAPES))
+    synth.add_argument("--shape", required=True, choices=names.SHAPES)
     synth.add_argument("--rows", type=int, help="default: those of the shape")
     synth.add_argument("--cols", type=int, help="default: those of the shape")
     synth.add_argument("--out", required=True, metavar="FILE.h5")

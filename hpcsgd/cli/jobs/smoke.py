@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.cli import launch
+from hpcsgd.cli.names import DEVICES, TRANSPORTS
 from hpcsgd.cli.numbers import not_negative
 from hpcsgd.cli.ranks import add_comm, on_all_ranks
 from hpcsgd.comm.base import Communicator
 from hpcsgd.errors import HpcsgdError
 from hpcsgd.jobs.smoke import Check, smoke, verdict
-from hpcsgd.sections import DEVICES, TRANSPORTS
 
 
 def add_parser(actions: Any) -> None:

@@ -11,8 +11,6 @@ from hpcsgd.result import Status, finite
 
 HEADS = ("job", "name", "state", "code", "starts", "elapsed", "nodes", "run")
 
-GOOD = [status.value for status in Status if status.is_good]
-
 
 def add_parser(actions: Any) -> None:
     """Add `status`."""
@@ -56,7 +54,8 @@ def _row(state: State) -> list[str]:
 def _progress(state: State) -> str:
     """How far its run is, or how many of several are done."""
     if len(state.facts) > 1:
-        done = sum(facts.get("status") in GOOD for facts in state.facts)
+        good = [status.value for status in Status if status.is_good]
+        done = sum(facts.get("status") in good for facts in state.facts)
         return f"{done} of {len(state.facts)} completed"
     facts = state.facts[0] if state.facts else {}
     if not facts or facts.get("epoch") is None:

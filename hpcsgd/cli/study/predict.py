@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from hpcsgd import plots
+from hpcsgd.cli.names import MACHINES, RECIPES
 from hpcsgd.cli.words import steps
 from hpcsgd.data.readers import open_reader
 from hpcsgd.errors import ConfigError
-from hpcsgd.hardware import known_machines, load_hardware
-from hpcsgd.precision import RECIPES
+from hpcsgd.hardware import load_hardware
 from hpcsgd.study.predict import Asked, Prediction, parse_ranks, predict
 
 WIDTH = 130  # where standard output is no terminal
@@ -36,7 +36,7 @@ def add_parser(actions: Any) -> None:
         "--machine",
         required=True,
         metavar="NAME|FILE.toml",
-        help=f"a machine file, or one of {', '.join(known_machines())}",
+        help=f"a machine file, or one of {', '.join(MACHINES)}",
     )
     parser.add_argument(
         "--ranks", default="1..65536", metavar="A..B", help="powers of two, or 1,2,4"
@@ -52,7 +52,7 @@ def add_parser(actions: Any) -> None:
     parser.add_argument(
         "--steps", type=steps, default=0, metavar="S", help="s, or auto (the fastest)"
     )
-    parser.add_argument("--precision", choices=list(RECIPES), default="fp32")
+    parser.add_argument("--precision", choices=RECIPES, default="fp32")
     parser.add_argument("--classes", type=int, default=1, help="columns of weights; 1")
     parser.add_argument(
         "--period", type=int, default=8, help="exchanges per agreement of replicas; 8"

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from hpcsgd.cli import logs
+from hpcsgd.cli.names import PLACES, POINT_TIMEOUT, STUDIED
 from hpcsgd.cli.numbers import not_negative
 from hpcsgd.cli.study import tables
 from hpcsgd.cli.study.slurm import add_where, where_of
@@ -23,9 +24,8 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.result import REQUEUE
 from hpcsgd.study.account import Account
 from hpcsgd.study.ask import make_plan
-from hpcsgd.study.methods import METHODS
-from hpcsgd.study.plan import PLACES, Plan
-from hpcsgd.study.run import TIMEOUT, run
+from hpcsgd.study.plan import Plan
+from hpcsgd.study.run import run
 
 log = logging.getLogger(__name__)
 # Flags of `train` that are lists here, or mean something else.
@@ -36,7 +36,7 @@ OWN = (
 # flag, the key of [study] that it stands for, what is shown for its value, its help
 LISTS = (
     ("--ranks", "ranks", "P,P,...", "numbers of MPI ranks"),
-    ("--methods", "methods", "M,M,...", f"of {', '.join(METHODS)}; default sgd,casgd"),
+    ("--methods", "methods", "M,M,...", f"of {', '.join(STUDIED)}; default sgd,casgd"),
     ("--steps", "steps", "S,S,...", "steps per sum, s, or auto"),
     ("--batch", "batch", "B,B,...", "rows a step of all replicas together"),
     ("--grids", "grids", "RxC,...", "replicas x members of hybrid"),
@@ -88,9 +88,9 @@ def add_study(actions: Any, kind: str, text: str) -> None:
     parser.add_argument(
         "--point-timeout",
         type=not_negative,
-        default=TIMEOUT,
+        default=POINT_TIMEOUT,
         metavar="SECONDS",
-        help=f"of one run, 0 = none; default {TIMEOUT:g}",
+        help=f"of one run, 0 = none; default {POINT_TIMEOUT:g}",
     )
     parser.add_argument(
         "--resume", action="store_true", help="go on with the study in --out"

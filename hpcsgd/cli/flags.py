@@ -14,7 +14,11 @@ from hpcsgd.products.choose import GRAM_KERNELS
 # flag, the setting it stands for, and what argparse needs to know
 FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("--data", "data.path", {"metavar": "FILE.h5", "help": "HDF5 file with /X and /y"}),
-    ("--family", "problem.family", {"choices": sorted(names.FAMILIES), "help": "the GLM"}),
+    (
+        "--family",
+        "problem.family",
+        {"choices": sorted(names.FAMILIES), "help": "the GLM"},
+    ),
     ("--l2", "problem.l2", {"type": float, "help": "ridge penalty"}),
     ("--l1", "problem.l1", {"type": float, "help": "penalty that makes weights 0"}),
     (
@@ -49,7 +53,10 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (
         "--precision",
         "precision.recipe",
-        {"choices": [*names.RECIPES, names.AUTO], "help": "recipe; auto: chosen by pilot runs"},
+        {
+            "choices": [*names.RECIPES, names.AUTO],
+            "help": "recipe; auto: chosen by pilot runs",
+        },
     ),
     (
         "--rate",
@@ -180,7 +187,10 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (
         "--stop-on",
         "stop.on",
-        {"choices": names.GOALS, "help": "end where an evaluation finds this small enough"},
+        {
+            "choices": names.GOALS,
+            "help": "end where an evaluation finds this small enough",
+        },
     ),
     ("--tol", "stop.tol", {"type": float, "help": "how small, relative"}),
     (

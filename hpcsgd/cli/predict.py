@@ -8,16 +8,6 @@ from typing import Any
 from hpcsgd.cli import launch
 from hpcsgd.cli.commands import COMMANDS
 from hpcsgd.cli.names import PREDICTIONS
-from hpcsgd.data.readers import open_reader
-from hpcsgd.data.writers import open_writer
-from hpcsgd.prediction import (
-    check_what,
-    column_names,
-    model_of,
-    predict_prepared,
-    rows_for,
-)
-from hpcsgd.result import load_result
 
 
 def add_parser(commands: Any) -> None:
@@ -40,6 +30,17 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Predict block by block; say what was written."""
+    from hpcsgd.data.readers import open_reader
+    from hpcsgd.data.writers import open_writer
+    from hpcsgd.prediction import (
+        check_what,
+        column_names,
+        model_of,
+        predict_prepared,
+        rows_for,
+    )
+    from hpcsgd.result import load_result
+
     if not launch.speaks():
         return 0  # one rank of a launcher is enough, and two would write one file
     result, what, path = load_result(arguments.model), arguments.what, arguments.out

@@ -2,13 +2,15 @@
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcsgd import plots
 from hpcsgd.cli.commands import COMMANDS
 from hpcsgd.cli.names import PAGE
 from hpcsgd.errors import MissingPackage
-from hpcsgd.study.report import Report, make_report, write_figures, write_page
+
+if TYPE_CHECKING:
+    from hpcsgd.study.report import Report
 
 
 def add_parser(commands: Any) -> None:
@@ -39,6 +41,8 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Read, write, and say what is best."""
+    from hpcsgd.study.report import make_report, write_figures, write_page
+
     report = make_report(arguments.folders)
     written = []
     if arguments.out or not arguments.json:
@@ -55,7 +59,7 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     return 0
 
 
-def _contents(report: Report) -> str:
+def _contents(report: "Report") -> str:
     """Return how many figures the page has, or why it has none."""
     try:
         plots.require()

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.cli import names
-from hpcsgd.data.synthetic import SHAPES, Knobs, write_synthetic
 from hpcsgd.errors import ConfigError
 
 # flag, what it does
@@ -40,6 +39,8 @@ def add_parser(actions: Any) -> None:
 
 def run_synth(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Write the file, say what it holds."""
+    from hpcsgd.data.synthetic import SHAPES, Knobs, write_synthetic
+
     shape = SHAPES[arguments.shape]
     rows = shape.rows if arguments.rows is None else arguments.rows
     cols = shape.cols if arguments.cols is None else arguments.cols

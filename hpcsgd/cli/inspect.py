@@ -6,8 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from hpcsgd.cli.commands import COMMANDS
 from hpcsgd.errors import DataError
 from hpcsgd.files import read_entry_text, reason
@@ -124,6 +122,8 @@ def checkpoint_facts(path: Path) -> Facts:
 
 def held_facts(checkpoint: "Checkpoint") -> Facts:
     """The weights that it holds, if they are not in files of their own."""
+    import numpy as np
+
     from hpcsgd.checkpoint import ON_DISK
 
     if checkpoint.document.get(ON_DISK):
@@ -221,6 +221,8 @@ def preparation_facts(result: "Result") -> Facts:
 
 def weight_facts(result: "Result") -> Facts:
     """Norm, intercept and the largest of the weights."""
+    import numpy as np
+
     weights = np.asarray(result.weights, dtype=np.float64)
     intercept, models = result.intercept, "models" in result.report
     return {
@@ -235,6 +237,8 @@ def weight_facts(result: "Result") -> Facts:
 
 def largest(weights: Any, labels: list[float]) -> list[Facts]:
     """The weights of largest magnitude, first the largest; ties by their column."""
+    import numpy as np
+
     flat = np.abs(weights).reshape(-1)
     order = np.argsort(-flat, kind="stable")[:LARGEST]
     found = []

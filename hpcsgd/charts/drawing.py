@@ -156,9 +156,8 @@ def _set_x(picture: Picture, axes: Any, frame: Frame, scale: Scale, axis: Axis) 
         free = place + half + 6 if labels[-1] else free
     _set_scale(picture, axes.xaxis, axes.set_xscale, scale, labels, "x-tick")
     axes.set_xlim(scale.low, scale.high)
-    place = (frame.left + frame.right) / 2, frame.bottom + 37
-    hint = picture.hint("x-title")
-    picture.text(*place, _titled(axis, scale), "center", gid=hint)
+    middle, hint = (frame.left + frame.right) / 2, picture.hint("x-title")
+    picture.text(middle, frame.bottom + 37, _titled(axis, scale), "center", gid=hint)
 
 
 def _set_scale(

@@ -29,7 +29,7 @@ from hpcsgd.charts.model import (
     Lines,
     Series,
 )
-from hpcsgd.charts.scales import Scale, figures, make_scale, unit_for, with_unit
+from hpcsgd.charts.scales import Scale, Unit, figures, make_scale, unit_for, with_unit
 from hpcsgd.charts.svg import Hint, clean, finish, themed
 
 SIZE, SMALL = 12.0, 11.0  # of text, in points
@@ -541,44 +541,36 @@ def _draw_heat(chart: Heat) -> Picture:
         side.set_ticks(places, labels=[clean(n) for n in names], parse_math=False)
     for text in axes.get_yticklabels():
         text.set_va("center_baseline")
-    values = {
-        (row, column): value
-        for row, line in enumerate(chart.cells)
-        for column, value in enumerate(line)
-    }
-    # Losses differ less than times.
-    digits = 3 if chart.unit else 4
-    written = {
-        place: figures(value / unit.size, digits)
-        for place, value in values.items()
-        if value is not None
-    }
-    least = figures(min(chart.values, default=0.0) / unit.size, digits)
-    for place, value in values.items():
-        if value is None:
-            _draw_cell(axes, place, GROUND, GRID)
-            continue
-        row, column = place
-        where = f"{chart.y} {chart.rows[row]}, {chart.x} {chart.columns[column]}"
-        hint = f"{where}: {written[place]} {unit.word}".rstrip()
-        colour, ink = heat_colour(_share(value, chart.values))
-        _draw_cell(axes, place, colour, GROUND, gid=picture.hint("cell", hint))
-        middle = {"ha": "center", "va": "center_baseline"}
-        axes.text(
-            *(column + 0.5, row + 0.5, written[place]),
-            color=ink,
-            fontsize=SIZE,
-            **middle,
-        )
-        if written[place] == least and len(chart.values) > 1:
-            best = {"linewidth": 3, "zorder": 2, "gid": picture.hint("best")}
-            _draw_cell(axes, place, "none", BLACK, inset=1.5, **best)
+    _draw_cells(picture, axes, chart, unit)
 
     picture.text(8, 16, chart.title, fontweight="bold")
     picture.text(8, 36, chart.y, color=FAINT)
     picture.text((left + right) / 2, bottom + 36, chart.x, "center")
     picture.text(8, bottom + 55, legend, color=FAINT, fontsize=SMALL)
     return picture
+
+
+def _draw_cells(picture: Picture, axes: Any, chart: Heat, unit: Unit) -> None:
+    """Every cell with its value, and frames around what reads as the smallest."""
+    # Losses differ less than times.
+    digits = 3 if chart.unit else 4
+    least = figures(min(chart.values, default=0.0) / unit.size, digits)
+    for row, line in enumerate(chart.cells):
+        for column, value in enumerate(line):
+            place = row, column
+            if value is None:
+                _draw_cell(axes, place, GROUND, GRID)
+                continue
+            text = figures(value / unit.size, digits)
+            where = f"{chart.y} {chart.rows[row]}, {chart.x} {chart.columns[column]}"
+            hint = picture.hint("cell", f"{where}: {text} {unit.word}".rstrip())
+            colour, ink = heat_colour(_share(value, chart.values))
+            _draw_cell(axes, place, colour, GROUND, gid=hint)
+            look = {"color": ink, "fontsize": SIZE, "va": "center_baseline"}
+            axes.text(column + 0.5, row + 0.5, text, ha="center", **look)
+            if text == least and len(chart.values) > 1:
+                best = {"linewidth": 3, "zorder": 2, "gid": picture.hint("best")}
+                _draw_cell(axes, place, "none", BLACK, inset=1.5, **best)
 
 
 def _draw_cell(

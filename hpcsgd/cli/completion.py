@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
 
     parser = make_parser()
     _name_files(parser, shtab.FILE, shtab.DIRECTORY)
-    print(shtab.complete(parser, shell=arguments.shell))
+    print(shtab.complete(parser, arguments.shell))
     return 0
 
 

@@ -147,7 +147,6 @@ def test_settings_of_a_file(hpcsgd, susy, tmp_path):
 
 
 def test_run_folders_account_and_figure(hpcsgd, susy, tmp_path):
-    pytest.importorskip("matplotlib")
     command = compare(susy, "--repeats", 2, "--out", "c", "--plot", "curve.png")
     for _ in range(2):
         assert hpcsgd(*command).returncode == 0
@@ -177,7 +176,6 @@ def test_a_figure_without_matplotlib(hpcsgd, susy, tmp_path, no_matplotlib):
 
 
 def test_a_figure_that_cannot_be_written(hpcsgd, susy):
-    pytest.importorskip("matplotlib")
     done = hpcsgd(*compare(susy, "--plot", "no/where.png", "--repeats", 1, "-q"))
     refused(done, "no/where.png", "choose a folder")
 

@@ -239,7 +239,8 @@ def names_mpi(output):
 def install_serial():
     """Without mpi4py: its wheel is missing and nothing here can compile it."""
     steps = (
-        CORE + ["matplotlib", "pytest", "pytest-mpi", "pytest-xdist", "hypothesis"],
+        CORE
+        + ["matplotlib", "shtab", "pytest", "pytest-mpi", "pytest-xdist", "hypothesis"],
         ["--no-deps", "-e", "."],
     )
     for arguments in steps:

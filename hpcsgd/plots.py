@@ -1,23 +1,26 @@
-"""Figures, all but loss curves; the home of matplotlib."""
+"""What draws: the home of matplotlib, and figures of single commands."""
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from io import BytesIO
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.charts.looks import FILLS, Look, heat_colour, look
-from hpcsgd.charts.model import EMULATED, Axis, Bars, Chart, Heat, Lines, Series
-from hpcsgd.charts.scales import Unit, figures, number, unit_for, unit_of
 from hpcsgd.errors import ConfigError, MissingPackage
 from hpcsgd.files import replace_file
 
 STYLES = ("-o", "--s", ":^", "-.d", "-x", "--v", ":*")  # that black ink can tell
-MARKERS = {
-    **{"circle": "o", "square": "s", "triangle": "^", "diamond": "D", "down": "v"},
-    **{"pentagon": "p", "hexagon": "h", "bow": "X"},
+# Equal charts are equal bytes, on every machine; text stays text.
+SETTINGS = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "hpcsgd",
+    "font.family": ["DejaVu Sans"],  # the one that matplotlib brings
+    "lines.scale_dashes": False,
+    "path.simplify": False,
+    "hatch.linewidth": 0.9,
 }
-HATCHES = ("", "///", "...", "\\\\\\", "---")
 
 
 def error_bars(report: Mapping[str, Any], path: str | Path) -> Path:
@@ -66,173 +69,6 @@ def predicted(report: Mapping[str, Any], path: str | Path) -> Path:
     return saved(figure, path)
 
 
-def chart(drawn: Chart, path: str | Path) -> Path:
-    """Draw a chart of a report.
-
-    Parameters
-    ----------
-    drawn : what to draw
-    path : where the PNG goes
-    """
-    figure, axes = make_figure(1, columns=1)
-    axis = axes[0][0]
-    if isinstance(drawn, Lines):
-        _lines(axis, drawn)
-    elif isinstance(drawn, Bars):
-        _stack(axis, drawn)
-    else:
-        _heat(axis, drawn)
-    # Text is text: a name with two dollars in it is no formula.
-    axis.set_title(drawn.title, loc="left", parse_math=False)
-    return saved(figure, path)
-
-
-def _lines(axis: Any, drawn: Lines) -> None:
-    axis.figure.set_size_inches(6.6, 4.2)
-    every = [*drawn.series, *([drawn.ideal] if drawn.ideal else [])]
-    x = unit_of(drawn.x, [v for one in every for v in one.x])
-    y = unit_of(drawn.y, [v for one in every for v in (*one.y, *one.high)])
-    for one in drawn.series:
-        _line(axis, one, x, y)
-    if drawn.ideal:
-        points = _scaled(drawn.ideal.x, x), _scaled(drawn.ideal.y, y)
-        axis.plot(*points, color="0.4", linewidth=0.8, label="ideal")
-    _axis(axis.xaxis, axis.set_xscale, drawn.x, x)
-    _axis(axis.yaxis, axis.set_yscale, drawn.y, y)
-    if drawn.y.from_zero:
-        axis.set_ylim(bottom=0)
-    axis.grid(color="0.87")
-    _legend(axis)
-
-
-def _line(axis: Any, one: Series, x: Unit, y: Unit) -> None:
-    style, bars = look(one.look), None
-    dash = tuple(float(part) / 2 for part in style.dash.split())
-    every = max(len(one.x) // 8, 1)
-    if one.low:
-        below = [(v - low) / y.size for v, low in zip(one.y, one.low, strict=True)]
-        above = [(high - v) / y.size for v, high in zip(one.y, one.high, strict=True)]
-        bars = [below, above]
-    axis.errorbar(
-        _scaled(one.x, x),
-        _scaled(one.y, y),
-        yerr=bars,
-        color=style.colour,
-        linestyle=(0, dash) if dash else "-",
-        marker=MARKERS[style.marker],
-        markevery=every,
-        capsize=3,
-        label=one.name,
-    )
-    for point, mark in enumerate(one.marks):
-        if mark:
-            place = one.x[point] / x.size, one.y[point] / y.size
-            _marked(axis, place, style, mark)
-
-
-def _marked(axis: Any, place: tuple[float, float], style: Look, mark: str) -> None:
-    """A hollow point over the one of the line; emulated ones are rings with a dot."""
-    shape = "o" if mark == EMULATED else MARKERS[style.marker]
-    axis.plot(*place, shape, zorder=3, color=style.colour, markerfacecolor="white")
-    if mark == EMULATED:
-        axis.plot(*place, ".", zorder=4, color=style.colour, markersize=4)
-
-
-def _axis(axis: Any, scale: Any, said: Axis, unit: Unit) -> None:
-    """Title with unit; given ticks alone where there are some."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter
-
-    if said.log:
-        scale("log")
-        axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
-    if said.ticks:
-        axis.set_ticks(list(said.ticks), [number(tick) for tick in said.ticks])
-        axis.set_minor_formatter(NullFormatter())
-    title = f"{said.title} ({unit.word})" if unit.word else said.title
-    axis.set_label_text(title, parse_math=False)
-
-
-def _stack(axis: Any, drawn: Bars) -> None:
-    unit = unit_for(drawn.axis.unit, [bar.whole for bar in drawn.bars])
-    rows = range(len(drawn.bars))
-    axis.figure.set_size_inches(9, 1.4 + 0.34 * len(drawn.bars))
-    begin = [0.0] * len(drawn.bars)
-    for part, name in enumerate(drawn.parts):
-        fill, lengths = (
-            FILLS[part % len(FILLS)],
-            [bar.parts[part] for bar in drawn.bars],
-        )
-        axis.barh(
-            rows,
-            _scaled(lengths, unit),
-            left=_scaled(begin, unit),
-            color=fill.colour,
-            hatch=HATCHES[part % len(HATCHES)],
-            edgecolor="0.1",
-            linewidth=0.6,
-            label=name,
-        )
-        begin = [a + b for a, b in zip(begin, lengths, strict=True)]
-    _whiskers(axis, drawn, unit)
-    axis.set_yticks(rows, [bar.name for bar in drawn.bars], parse_math=False)
-    axis.invert_yaxis()
-    _axis(axis.xaxis, axis.set_xscale, drawn.axis, unit)
-    if len(drawn.parts) > 1:
-        _legend(axis)
-
-
-def _whiskers(axis: Any, drawn: Bars, unit: Unit) -> None:
-    """From the shortest to the longest of the repeats, below each bar."""
-    for row, bar in enumerate(drawn.bars):
-        if bar.low is not None and bar.high is not None:
-            ends = _scaled((bar.low, bar.high), unit)
-            axis.plot(ends, [row + 0.46] * 2, "|-", color="0.1", linewidth=0.8)
-
-
-def _heat(axis: Any, drawn: Heat) -> None:
-    unit, low, high = unit_for(drawn.unit, drawn.values), *_ends(drawn.values)
-    for row, line in enumerate(drawn.cells):
-        for column, value in enumerate(line):
-            if value is not None:
-                share = (value - low) / (high - low) if high > low else 0.0
-                colour, ink = heat_colour(share)
-                place = (column - 0.5, row - 0.5)
-                _cell(axis, place, colour, ink, figures(value / unit.size))
-    axis.figure.set_size_inches(2 + len(drawn.columns), 1.6 + 0.6 * len(drawn.rows))
-    axis.set_xlim(-0.5, len(drawn.columns) - 0.5)
-    axis.set_ylim(len(drawn.rows) - 0.5, -0.5)
-    axis.set_xticks(range(len(drawn.columns)), drawn.columns)
-    axis.set_yticks(range(len(drawn.rows)), drawn.rows)
-    axis.set(
-        xlabel=f"{drawn.x}   (values in {unit.word})".replace("   (values in )", "")
-    )
-    axis.set_ylabel(drawn.y)
-
-
-def _cell(
-    axis: Any, place: tuple[float, float], colour: str, ink: str, said: str
-) -> None:
-    from matplotlib.patches import Rectangle
-
-    axis.add_patch(Rectangle(place, 1, 1, facecolor=colour, edgecolor="white"))
-    middle = (place[0] + 0.5, place[1] + 0.5)
-    axis.text(*middle, said, color=ink, ha="center", va="center")
-
-
-def _ends(values: list[float]) -> tuple[float, float]:
-    return (min(values), max(values)) if values else (0.0, 1.0)
-
-
-def _scaled(values: Any, unit: Unit) -> list[float]:
-    return [value / unit.size for value in values]
-
-
-def _legend(axis: Any) -> None:
-    """Names as they are, also those that look like formulas."""
-    for text in axis.legend(fontsize="small").get_texts():
-        text.set_parse_math(False)
-
-
 def _bars(axis: Any, names: list[str], rows: list[Mapping[str, Any]]) -> None:
     """Two bars a name on a logarithmic scale; what is 0 or has no bound has none."""
     for shift, key in ((-0.2, "bound"), (0.2, "measured")):
@@ -246,11 +82,10 @@ def _bars(axis: Any, names: list[str], rows: list[Mapping[str, Any]]) -> None:
     axis.legend()
 
 
-def saved(figure: Any, path: str | Path) -> Path:
-    """Write the figure, whole or not at all."""
-    figure.tight_layout()
+def saved(figure: Any, path: str | Path, dpi: int = 110) -> Path:
+    """Write the figure as PNG, whole or not at all."""
     picture = BytesIO()
-    figure.savefig(picture, dpi=110, format="png")
+    figure.savefig(picture, dpi=dpi, format="png")
     try:
         replace_file(Path(path), picture.getbuffer())
     except OSError as error:
@@ -262,21 +97,39 @@ def saved(figure: Any, path: str | Path) -> Path:
 
 
 def require() -> Any:
-    """matplotlib, drawing into files; or the sentence that says how to get it."""
+    """Return matplotlib, or raise the sentence that says how to get it."""
     try:
         import matplotlib
     except ImportError as missing:
         raise MissingPackage(
-            "figures need matplotlib; install it with: pip install matplotlib"
+            "figures need matplotlib; install it with: pip install 'hpcsgd[plot]'"
         ) from missing
-    matplotlib.use("Agg")
     return matplotlib
 
 
-def make_figure(rows: int, columns: int = 2) -> tuple[Any, Any]:
-    """A figure, and its axes as (rows, columns)."""
+@contextmanager
+def settings() -> Iterator[None]:
+    """Draw and save inside of this what has to be the same everywhere."""
+    with require().rc_context(SETTINGS), warnings.catch_warnings():
+        # A name may be in letters that this font lacks; viewers have other fonts.
+        warnings.filterwarnings("ignore", message="Glyph")
+        yield
+
+
+def blank(width: float, height: float) -> Any:
+    """Return an empty figure of so many points."""
     require()
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width / 72, height / 72), dpi=72)
+
+
+def make_figure(rows: int, columns: int = 2) -> tuple[Any, Any]:
+    """Return a figure, and its axes as (rows, columns)."""
+    require().use("Agg")
     from matplotlib import pyplot
 
     size = (4.5 * max(columns, 2), 3.4 * rows)
-    return pyplot.subplots(rows, columns, figsize=size, squeeze=False)
+    return pyplot.subplots(
+        *(rows, columns), figsize=size, squeeze=False, layout="tight"
+    )

@@ -1,5 +1,5 @@
-"""Charts as values, and as SVG that needs nothing else to be seen.
+"""Charts as values, as tables and as pictures.
 
-`model` says what a chart is, `drawing` makes it SVG, `table` makes it CSV; hpcsgd.plots
-draws the same values with matplotlib.
+`model` describes a chart, `scales` its axes and numbers, `table` makes CSV of it, and
+`drawing` has matplotlib draw it as PNG or as SVG, which `svg` completes.
 """

@@ -1,96 +1,131 @@
-"""SVG as text, with everything that comes from outside escaped."""
+"""What SVG of matplotlib lacks: title, hover texts, names of its own, dark mode."""
 
-from collections.abc import Iterable
-from xml.sax.saxutils import escape, quoteattr
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from xml.etree import ElementTree
+
+from hpcsgd.charts.looks import DARK
 
 FONT = "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
-SIZE = 12.0  # of text
-# Shares of an em in Helvetica; what is not here is as wide as a digit.
-NARROW, WIDE, WIDTH = set("ijl|.,:;' !It()[]-/f"), set("mwMWOQGCD%@"), 0.556
+NAMESPACE = "http://www.w3.org/2000/svg"
+COLOURS = re.compile("|".join(DARK))
+REFERENCE = re.compile(r"(?<=#)[\w.-]+(?=\)|$)")
 
 
 def clean(text: str) -> str:
-    """Without what XML cannot hold at all."""
+    """Return a text without what XML cannot hold at all."""
     return "".join(c if c >= " " and c not in "\ufffe\uffff" else " " for c in text)
 
 
-def element(name: str, *inside: str, **attributes: object) -> str:
-    """<name attributes>inside</name>; `inside` is markup, attributes are text.
+@dataclass(frozen=True)
+class Hint:
+    """What one drawn thing is, for those who read or point instead of looking."""
 
-    An underscore in the name of an attribute stands for a hyphen: stroke_width.
+    kind: str  # class of its group
+    text: str = ""  # shown where a pointer rests on it
+    data: Mapping[str, str] = field(default_factory=dict)  # attributes data-...
+
+
+def finish(
+    drawn: bytes, name: str, title: str, caption: str, hints: Mapping[str, Hint]
+) -> ElementTree.Element:
+    """Return the picture with title and description, and with no name of others.
+
+    Several pictures of one page must not share what they refer to by name, so every id
+    that is referred to begins with `name`, and no other id stays.
+
+    Parameters
+    ----------
+    drawn : an SVG file of matplotlib
+    name, title, caption : of the chart
+    hints : id of a group -> what it is
     """
-    said = "".join(
-        f" {key.rstrip('_').replace('_', '-')}={quoteattr(clean(_value(value)))}"
-        for key, value in attributes.items()
-        if value is not None
-    )
-    return f"<{name}{said}>{''.join(inside)}</{name}>" if inside else f"<{name}{said}/>"
+    root = ElementTree.fromstring(drawn)
+    _remove_what_names_others(root)
+    used = set(_references(root))
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+        _name(element, name, used, hints)
+        if "style" in element.attrib:
+            style = element.get("style", "").replace("'DejaVu Sans'", FONT)
+            element.set("style", style)
+    parts = ("title", title), ("desc", caption)
+    for place, (tag, text) in enumerate(parts):
+        root.insert(place, _text(tag, text, id=f"{name}-{tag}"))
+    _, _, width, height = root.get("viewBox", "").split()
+    root.attrib.pop("version", None)
+    root.attrib |= {
+        "xmlns": NAMESPACE,
+        "width": width,
+        "height": height,
+        "role": "img",
+        "aria-labelledby": f"{name}-title {name}-desc",
+        "stroke-linejoin": "round",
+    }
+    return root
 
 
-def text(
-    x: float, y: float, said: str, anchor: str = "start", **attributes: object
-) -> str:
-    """One line of text, escaped."""
-    place = {"x": x, "y": y, "text_anchor": anchor, **attributes}
-    return element("text", escape(clean(said)), **place)
+def themed(root: ElementTree.Element) -> ElementTree.Element:
+    """Let the page of a picture choose the colours that differ in dark mode."""
+    for element in root.iter():
+        colours = [element.attrib.pop(key, None) for key in ("fill", "stroke")]
+        pairs = zip(("fill", "stroke"), colours, strict=True)
+        style = "; ".join(
+            [f"{key}: {value}" for key, value in pairs if value]
+            + [element.get("style", "")]
+        ).rstrip("; ")
+        if style:
+            element.set("style", COLOURS.sub(_variable, style))
+    return root
 
 
-def titled(markup: str, said: str) -> str:
-    """A group that shows `said` where a pointer rests on it."""
-    return element("g", element("title", escape(clean(said))), markup)
+def dark_colours() -> str:
+    """Return the declarations of CSS that `themed` pictures read in dark mode."""
+    return " ".join(f"--c{light[1:]}: {dark};" for light, dark in DARK.items())
 
 
-def line(x1: float, y1: float, x2: float, y2: float, **attributes: object) -> str:
-    """A straight line."""
-    return element("line", x1=x1, y1=y1, x2=x2, y2=y2, **attributes)
+def _variable(found: re.Match[str]) -> str:
+    return f"var(--c{found[0][1:]}, {found[0]})"
 
 
-def polyline(points: Iterable[tuple[float, float]], **attributes: object) -> str:
-    """A line through points."""
-    said = " ".join(f"{_value(x)},{_value(y)}" for x, y in points)
-    return element("polyline", points=said, fill="none", **attributes)
+def _remove_what_names_others(root: ElementTree.Element) -> None:
+    """Remove the address of matplotlib, and a style that would reach all of a page."""
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if child.tag.rpartition("}")[2] in ("metadata", "style"):
+                parent.remove(child)
 
 
-def width_of(said: str, size: float = SIZE) -> float:
-    """About how wide a text will be."""
-    wide = sum(0.3 if c in NARROW else 0.85 if c in WIDE else WIDTH for c in said)
-    return wide * size
+def _references(root: ElementTree.Element) -> Iterator[str]:
+    for element in root.iter():
+        for key, value in element.attrib.items():
+            if "url(#" in value or key.endswith("href"):
+                yield from REFERENCE.findall(value)
 
 
-def shortened(said: str, most: float, size: float = SIZE) -> str:
-    """As much of a text as fits, with an ellipsis where some does not."""
-    if width_of(said, size) <= most:
-        return said
-    while said and width_of(said + "…", size) > most:
-        said = said[:-1]
-    return said.rstrip() + "…"
+def _name(
+    element: ElementTree.Element, name: str, used: set[str], hints: Mapping[str, Hint]
+) -> None:
+    own = element.attrib.pop("id", "")
+    if own in used:
+        element.set("id", f"{name}-{own}")
+    for key, value in list(element.attrib.items()):
+        if "url(#" in value or key.endswith("href"):
+            del element.attrib[key]
+            key = key.rpartition("}")[2]
+            element.set(key, REFERENCE.sub(lambda found: f"{name}-{found[0]}", value))
+    if own in hints:
+        hint = hints[own]
+        element.set("class", hint.kind)
+        for key, value in hint.data.items():
+            if value:
+                element.set(f"data-{key}", clean(value))
+        if hint.text:
+            element.insert(0, _text("title", hint.text))
 
 
-def document(
-    width: float, height: float, name: str, title: str, caption: str, *inside: str
-) -> str:
-    """A whole picture that says what it shows to those who do not see it."""
-    # Several pictures of one page must not share what they refer to by name.
-    return element(
-        "svg",
-        element("title", escape(clean(title)), id=f"{name}-title"),
-        element("desc", escape(clean(caption)), id=f"{name}-desc"),
-        element("rect", width=width, height=height, fill="#ffffff"),
-        *inside,
-        xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {_value(width)} {_value(height)}",
-        width=width,
-        height=height,
-        role="img",
-        aria_labelledby=f"{name}-title {name}-desc",
-        font_family=FONT,
-        font_size=SIZE,
-        fill="#1a1a1a",
-    )
-
-
-def _value(value: object) -> str:
-    """Numbers to a hundredth of a point."""
-    if isinstance(value, float):
-        return f"{value:.2f}".rstrip("0").rstrip(".")
-    return str(value)
+def _text(tag: str, text: str, **attributes: str) -> ElementTree.Element:
+    element = ElementTree.Element(tag, attributes)
+    element.text = clean(text)
+    return element

@@ -21,3 +21,21 @@ COMMANDS = {
     "info": "versions, MPI, CPU, kernels, GPUs, transports, Slurm, methods",
     "completion": "print a completion script for a shell",
 }
+
+# Modules that a command works with and its parser does without. They are imported when
+# the command line is understood, while an interrupt still ends the process at once.
+WORK = {
+    "train": ("hpcsgd.unread", "hpcsgd.signals", "hpcsgd.advice.short"),
+    "sweep": ("hpcsgd.sweeps.api", "hpcsgd.signals"),
+    "tune": ("hpcsgd.tuner.told", "hpcsgd.signals"),
+    "compare": ("hpcsgd.study.report", "hpcsgd.study.compare"),
+    "report": ("hpcsgd.study.report",),
+    "precision": ("hpcsgd.study.precision",),
+    "study": ("hpcsgd.study.cluster", "hpcsgd.study.predict"),
+    "evaluate": ("hpcsgd.assessment",),
+    "predict": ("hpcsgd.prediction", "hpcsgd.data.writers"),
+    "inspect": ("hpcsgd.run_folder",),
+    "new": ("hpcsgd.config",),
+    "data": ("hpcsgd.data.crew", "hpcsgd.data.formats"),
+    "jobs": ("hpcsgd.config", "hpcsgd.jobs.smoke"),
+}

@@ -4,16 +4,13 @@ import argparse
 import logging
 import sys
 from pathlib import Path
-from typing import Any
-
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from hpcsgd import plots
 from hpcsgd.cli import launch, logs
 from hpcsgd.cli.commands import COMMANDS
 from hpcsgd.cli.flags import FLAGS, SWITCHES
+from hpcsgd.cli.names import LINE_UP, PAGE
 from hpcsgd.cli.ranks import on_all_ranks
 from hpcsgd.cli.train import (
     add_settings,
@@ -21,25 +18,17 @@ from hpcsgd.cli.train import (
     overlaid,
     progress,
 )
-from hpcsgd.comm.base import Communicator
-from hpcsgd.config import RunConfig, read_toml
 from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.errors import ConfigError, MissingPackage
 from hpcsgd.loss_plots import loss_curves
-from hpcsgd.study.compare import check, compare
-from hpcsgd.study.comparison import REFUSED, Comparison, Row
-from hpcsgd.study.line_up import LINE_UP, line_up
-from hpcsgd.study.report import PAGE, make_report, write_page
-from hpcsgd.study.settings import (
-    Entry,
-    Refusal,
-    Setting,
-    check_shared,
-    expanded,
-    make_setting,
-    on_ranks,
-    parse_setting,
-)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hpcsgd.comm.base import Communicator
+    from hpcsgd.config import RunConfig
+    from hpcsgd.study.comparison import Comparison, Row
+    from hpcsgd.study.settings import Entry
 
 WIDTH = 160  # where standard output is no terminal
 COLUMNS = (
@@ -97,6 +86,8 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Check every setting, then compare here or under mpiexec."""
+    from hpcsgd.study.compare import check
+
     base, entries = what_to_compare(arguments)
     check(entries, arguments.repeats, arguments.allow_unequal)
     check_data(base)
@@ -110,8 +101,20 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     return _compare(base, entries, arguments)
 
 
-def what_to_compare(arguments: argparse.Namespace) -> tuple[RunConfig, list[Entry]]:
+def what_to_compare(arguments: argparse.Namespace) -> "tuple[RunConfig, list[Entry]]":
     """What all share, and the rows: methods, the file's tables, those of --setting."""
+    from hpcsgd.config import RunConfig, read_toml
+    from hpcsgd.study.line_up import line_up
+    from hpcsgd.study.settings import (
+        Entry,
+        Setting,
+        check_shared,
+        expanded,
+        make_setting,
+        on_ranks,
+        parse_setting,
+    )
+
     tables: dict[str, Any] = read_toml(arguments.config) if arguments.config else {}
     named = _of_file(tables.pop("compare", {}))
     named += [parse_setting(text) for text in arguments.settings]
@@ -137,9 +140,11 @@ def _of_file(tables: Any) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _compare(
-    base: RunConfig, entries: list[Entry], arguments: argparse.Namespace
+    base: "RunConfig", entries: "list[Entry]", arguments: argparse.Namespace
 ) -> int:
-    def action(world: Communicator) -> Comparison:
+    from hpcsgd.study.compare import compare
+
+    def action(world: "Communicator") -> "Comparison":
         return compare(
             entries,
             repeats=arguments.repeats,
@@ -158,8 +163,12 @@ def _compare(
     )
 
 
-def _show(found: Comparison, out: str | None, arguments: argparse.Namespace) -> None:
+def _show(found: "Comparison", out: str | None, arguments: argparse.Namespace) -> None:
     """Save, draw and print; what learnt nothing is said on standard error."""
+    from rich.console import Console
+
+    from hpcsgd.study.report import make_report, write_page
+
     if out:
         found.save(Path(out))
         try:
@@ -182,7 +191,7 @@ def _show(found: Comparison, out: str | None, arguments: argparse.Namespace) -> 
             print(f"hpcsgd: {_on_worse(row)}", file=sys.stderr)
 
 
-def _on_worse(row: Row) -> str:
+def _on_worse(row: "Row") -> str:
     """Return the sentence on a row that ended above where it began."""
     first = row.result.history[0]["loss"]
     return (
@@ -191,14 +200,20 @@ def _on_worse(row: Row) -> str:
     )
 
 
-def _draw(found: Comparison, arguments: argparse.Namespace, path: Path | str) -> None:
+def _draw(found: "Comparison", arguments: argparse.Namespace, path: Path | str) -> None:
     """Loss over epochs and seconds; of methods over what they cost."""
     by_method = arguments.methods is not None
     loss_curves({"": found.histories()}, path, COSTS if by_method else PASSES)
 
 
-def table_of(found: Comparison) -> Table:
+def table_of(found: "Comparison") -> "Table":
     """A row for each setting."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from hpcsgd.study.comparison import REFUSED
+    from hpcsgd.study.settings import Refusal
+
     drawn = Table(title=_title(found), title_justify="left", box=SIMPLE_HEAD)
     drawn.add_column("setting", no_wrap=True)
     for column in COLUMNS:
@@ -214,7 +229,7 @@ def table_of(found: Comparison) -> Table:
     return drawn
 
 
-def _title(found: Comparison) -> str:
+def _title(found: "Comparison") -> str:
     ranks, repeats = found.rows[0].result.report["ranks"], len(found.rows[0].times)
     said = f"{ranks} rank{'' if ranks == 1 else 's'}, median of {repeats}"
     if found.reference is not found.rows[0]:
@@ -224,8 +239,10 @@ def _title(found: Comparison) -> str:
     return f"{said}; UNEQUAL GLOBAL BATCHES: the steps do not see as many rows"
 
 
-def _notes(found: Comparison) -> list[str]:
+def _notes(found: "Comparison") -> list[str]:
     """What stands below the table."""
+    from hpcsgd.study.comparison import REFUSED
+
     notes = [f"{refusal.name}: {REFUSED}: {refusal.why}" for refusal in found.refused]
     notes += [f"{name}: {why}" for name, why in found.before.items()]
     notes += [
@@ -239,7 +256,7 @@ def _notes(found: Comparison) -> list[str]:
     return notes
 
 
-def _rule(found: Comparison, rule: str, names: list[str]) -> str:
+def _rule(found: "Comparison", rule: str, names: list[str]) -> str:
     """Return a rule and the rates of these rows, where it has any."""
     if rule == COORDINATE:
         return rule
@@ -247,14 +264,14 @@ def _rule(found: Comparison, rule: str, names: list[str]) -> str:
     return f"{rule} at a rate of {' or '.join(rates)}"
 
 
-def _gap(found: Comparison, row: Row) -> str:
+def _gap(found: "Comparison", row: "Row") -> str:
     """Return the gap, or what became of a row that learnt nothing."""
     if row.diverged or row.worse:
         return row.status
     return f"{100 * found.loss_gap(row):+.4f} %"
 
 
-def _cells(found: Comparison, row: Row) -> tuple[str, ...]:
+def _cells(found: "Comparison", row: "Row") -> tuple[str, ...]:
     """The figures of one row, in the order of COLUMNS."""
     report, first = row.result.report, found.rows[0].setting.global_batch
     mark = "" if row.setting.global_batch == first else " *"

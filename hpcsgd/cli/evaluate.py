@@ -5,13 +5,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.assessment import evaluate_reader
 from hpcsgd.cli import launch
 from hpcsgd.cli.commands import COMMANDS
 from hpcsgd.cli.ranks import add_comm
 from hpcsgd.comm import open_world
-from hpcsgd.data.readers import open_reader
-from hpcsgd.result import finite, load_result
 
 TITLES = {
     "mean_loss": "mean loss",
@@ -39,6 +36,10 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Evaluate here or under mpiexec; the first rank speaks."""
+    from hpcsgd.assessment import evaluate_reader
+    from hpcsgd.data.readers import open_reader
+    from hpcsgd.result import load_result
+
     launch.check_readable(arguments.data)
     if launch.must_relaunch(arguments.ranks):
         return launch.relaunch(arguments.ranks, argv)
@@ -54,6 +55,8 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 
 def _json(document: dict[str, Any]) -> str:
+    from hpcsgd.result import finite
+
     return json.dumps(finite(document), indent=2, allow_nan=False)
 
 

@@ -2,28 +2,23 @@
 
 from typing import Any
 
-from hpcsgd.agreement import AGREEMENTS
+from hpcsgd.cli import names
 from hpcsgd.cli.ranks import COMM_HELP
 from hpcsgd.cli.words import gib, numbers, rate, steps
-from hpcsgd.codecs import CODECS
 from hpcsgd.comm.network import NETWORKS
 from hpcsgd.coordinate.settings import COORDINATE
-from hpcsgd.data.partition import PARTITIONS
-from hpcsgd.data.sampling import MODES
-from hpcsgd.families import FAMILIES
 from hpcsgd.methods import METHODS
-from hpcsgd.precision import AUTO, RECIPES
 from hpcsgd.products import PRODUCTS
 from hpcsgd.products.choose import GRAM_KERNELS
-from hpcsgd.rates import RATES
-from hpcsgd.sections import DEVICES, DRIVERS, TRANSPORTS
-from hpcsgd.stopping import GOALS
-from hpcsgd.updates import ADAPTIVE, UPDATES
 
 # flag, the setting it stands for, and what argparse needs to know
 FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("--data", "data.path", {"metavar": "FILE.h5", "help": "HDF5 file with /X and /y"}),
-    ("--family", "problem.family", {"choices": sorted(FAMILIES), "help": "the GLM"}),
+    (
+        "--family",
+        "problem.family",
+        {"choices": sorted(names.FAMILIES), "help": "the GLM"},
+    ),
     ("--l2", "problem.l2", {"type": float, "help": "ridge penalty"}),
     ("--l1", "problem.l1", {"type": float, "help": "penalty that makes weights 0"}),
     (
@@ -58,14 +53,17 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (
         "--precision",
         "precision.recipe",
-        {"choices": [*RECIPES, AUTO], "help": "recipe; auto: chosen by pilot runs"},
+        {
+            "choices": [*names.RECIPES, names.AUTO],
+            "help": "recipe; auto: chosen by pilot runs",
+        },
     ),
     (
         "--rate",
         "rate.value",
         {"type": rate, "metavar": "R", "help": "step size, or auto"},
     ),
-    ("--rate-kind", "rate.kind", {"choices": list(RATES), "help": "rate schedule"}),
+    ("--rate-kind", "rate.kind", {"choices": names.RATES, "help": "rate schedule"}),
     (
         "--milestones",
         "rate.milestones",
@@ -79,13 +77,13 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (
         "--update",
         "update.kind",
-        {"choices": [*UPDATES, *ADAPTIVE, COORDINATE], "help": "step rule"},
+        {"choices": [*names.UPDATES, *names.ADAPTIVE, COORDINATE], "help": "step rule"},
     ),
     ("--momentum", "update.momentum", {"type": float, "help": "of momentum, nesterov"}),
     (
         "--partition",
         "data.partition",
-        {"choices": list(PARTITIONS), "help": "columns to members"},
+        {"choices": names.PARTITIONS, "help": "columns to members"},
     ),
     (
         "--emulate-members",
@@ -97,8 +95,8 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "run.threads",
         {"type": int, "metavar": "N", "help": "of each rank, in compiled kernels"},
     ),
-    ("--hdf5", "data.hdf5", {"choices": list(DRIVERS), "help": "how ranks read"}),
-    ("--sampling", "sampling.mode", {"choices": list(MODES), "help": "row order"}),
+    ("--hdf5", "data.hdf5", {"choices": names.DRIVERS, "help": "how ranks read"}),
+    ("--sampling", "sampling.mode", {"choices": names.SAMPLINGS, "help": "row order"}),
     (
         "--hold-out",
         "sampling.hold_out",
@@ -108,7 +106,7 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (
         "--agreement",
         "agreement.kind",
-        {"choices": [*AGREEMENTS, "auto"], "help": "how replicas agree"},
+        {"choices": [*names.AGREEMENTS, "auto"], "help": "how replicas agree"},
     ),
     (
         "--method",
@@ -121,7 +119,7 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (
         "--codec",
         "agreement.codec",
-        {"choices": list(CODECS), "help": "gradients on the wire"},
+        {"choices": names.CODECS, "help": "gradients on the wire"},
     ),
     (
         "--network",
@@ -174,12 +172,12 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (
         "--device",
         "run.device",
-        {"choices": DEVICES, "help": "where exchanges are computed"},
+        {"choices": names.DEVICES, "help": "where exchanges are computed"},
     ),
     (
         "--transport",
         "run.transport",
-        {"choices": TRANSPORTS, "help": "how arrays on GPUs travel"},
+        {"choices": names.TRANSPORTS, "help": "how arrays on GPUs travel"},
     ),
     (
         "--gram-kernel",
@@ -189,7 +187,10 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (
         "--stop-on",
         "stop.on",
-        {"choices": GOALS, "help": "end where an evaluation finds this small enough"},
+        {
+            "choices": names.GOALS,
+            "help": "end where an evaluation finds this small enough",
+        },
     ),
     ("--tol", "stop.tol", {"type": float, "help": "how small, relative"}),
     (

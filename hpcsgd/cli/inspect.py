@@ -4,19 +4,16 @@ import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from hpcsgd.checkpoint import ON_DISK, Checkpoint, Store, read_checkpoint
 from hpcsgd.cli.commands import COMMANDS
-from hpcsgd.config import RunConfig, read_toml
 from hpcsgd.errors import DataError
 from hpcsgd.files import read_entry_text, reason
 from hpcsgd.folder_lock import user_of
-from hpcsgd.result import Result, finite, load_result
-from hpcsgd.run_folder import FILES
-from hpcsgd.sealed import is_sealed
+
+if TYPE_CHECKING:
+    from hpcsgd.checkpoint import Checkpoint
+    from hpcsgd.result import Result
 
 LARGEST = 10  # weights shown
 Facts = dict[str, Any]
@@ -41,6 +38,8 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Print the facts of whatever it is."""
+    from hpcsgd.result import finite
+
     facts = describe(Path(arguments.path))
     if arguments.json:
         print(json.dumps(finite(facts), indent=2, allow_nan=False))
@@ -63,11 +62,15 @@ def describe(path: Path) -> Facts:
 
 def is_run(path: Path) -> bool:
     """A folder that holds any file of a run."""
+    from hpcsgd.run_folder import FILES
+
     return path.is_dir() and any((path / name).exists() for name in FILES)
 
 
 def run_facts(path: Path) -> Facts:
     """The model, and whether the parts of the folder belong together."""
+    from hpcsgd.result import load_result
+
     if not (path / "result.h5").exists():
         return _unfinished(path)
     result = load_result(path)
@@ -76,21 +79,29 @@ def run_facts(path: Path) -> Facts:
 
 def is_model(path: Path) -> bool:
     """A file that says it is a result."""
+    from hpcsgd.sealed import is_sealed
+
     return is_sealed(path, "result")
 
 
 def model_facts(path: Path) -> Facts:
     """The model alone."""
+    from hpcsgd.result import load_result
+
     return result_facts(load_result(path))
 
 
 def is_checkpoint(path: Path) -> bool:
     """A file that says it is a checkpoint."""
+    from hpcsgd.sealed import is_sealed
+
     return is_sealed(path, "checkpoint")
 
 
 def checkpoint_facts(path: Path) -> Facts:
     """Where a run stood when it was saved."""
+    from hpcsgd.checkpoint import read_checkpoint
+
     checkpoint = read_checkpoint(path)
     said = checkpoint.document
     return {
@@ -109,8 +120,12 @@ def checkpoint_facts(path: Path) -> Facts:
     }
 
 
-def held_facts(checkpoint: Checkpoint) -> Facts:
+def held_facts(checkpoint: "Checkpoint") -> Facts:
     """The weights that it holds, if they are not in files of their own."""
+    import numpy as np
+
+    from hpcsgd.checkpoint import ON_DISK
+
     if checkpoint.document.get(ON_DISK):
         where = "in the files of the run (agreement.store), checked where it goes on"
         return {"states": where}
@@ -134,6 +149,8 @@ KINDS: dict[str, tuple[Callable[[Path], bool], Callable[[Path], Facts]]] = {
 
 def _unfinished(path: Path) -> Facts:
     """What a run that has not ended, or was cut off, has said so far."""
+    from hpcsgd.config import read_toml
+
     facts: Facts = {"status": "unfinished: there is no result.h5", "run": _way_on(path)}
     if (path / "resolved.toml").exists():
         facts["settings"] = changed(read_toml(path / "resolved.toml"))
@@ -145,6 +162,8 @@ def _unfinished(path: Path) -> Facts:
 
 def _way_on(path: Path) -> str:
     """Who trains in the folder; where nobody does, how to go on."""
+    from hpcsgd.checkpoint import Store
+
     user = user_of(path)
     if user:
         return f"under way: {user}"
@@ -170,7 +189,7 @@ def _last_record(lines: list[str]) -> Any:
     return "nothing yet"
 
 
-def result_facts(result: Result) -> Facts:
+def result_facts(result: "Result") -> Facts:
     """Everything about a model but the folder it lies in."""
     report = result.report
     return {
@@ -193,15 +212,17 @@ def result_facts(result: Result) -> Facts:
     }
 
 
-def preparation_facts(result: Result) -> Facts:
+def preparation_facts(result: "Result") -> Facts:
     """What was done to the rows of the training, where they were not raw."""
     if result.preparation is None or result.preparation.is_raw:
         return {}
     return {"preparation": result.preparation.describe()}
 
 
-def weight_facts(result: Result) -> Facts:
+def weight_facts(result: "Result") -> Facts:
     """Norm, intercept and the largest of the weights."""
+    import numpy as np
+
     weights = np.asarray(result.weights, dtype=np.float64)
     intercept, models = result.intercept, "models" in result.report
     return {
@@ -216,6 +237,8 @@ def weight_facts(result: Result) -> Facts:
 
 def largest(weights: Any, labels: list[float]) -> list[Facts]:
     """The weights of largest magnitude, first the largest; ties by their column."""
+    import numpy as np
+
     flat = np.abs(weights).reshape(-1)
     order = np.argsort(-flat, kind="stable")[:LARGEST]
     found = []
@@ -229,6 +252,8 @@ def largest(weights: Any, labels: list[float]) -> list[Facts]:
 
 def changed(config: dict[str, dict[str, Any]]) -> Facts:
     """The settings that are not the defaults."""
+    from hpcsgd.config import RunConfig
+
     defaults = RunConfig().tables()
     return {
         f"{section}.{key}": value
@@ -245,8 +270,10 @@ def source_facts(source: Facts) -> Facts:
     return {**source, "found": Path(str(source["path"])).exists()}
 
 
-def agreement(folder: Path, result: Result) -> str:
+def agreement(folder: Path, result: "Result") -> str:
     """Whether result.json and resolved.toml speak of the model in result.h5."""
+    from hpcsgd.config import RunConfig, read_toml
+
     try:
         said = json.loads(read_entry_text(folder / "result.json"))["weights_sha256"]
     except FileNotFoundError:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.cli.commands import COMMANDS
-from hpcsgd.cli.template import template
 from hpcsgd.errors import ConfigError
 from hpcsgd.files import write_text
 
@@ -27,6 +26,8 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Write the file, say how to go on."""
+    from hpcsgd.cli.template import template
+
     path = Path(arguments.file)
     if path.is_dir():
         raise ConfigError(f"cannot write {path}: it is a folder; name a file")

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import hpcsgd
 from hpcsgd.cli import launch, leaving_when_interrupted, logs
-from hpcsgd.cli.commands import COMMANDS
+from hpcsgd.cli.commands import COMMANDS, WORK
 from hpcsgd.cli.ranks import has_met
 from hpcsgd.errors import ConfigError, DataError, HpcsgdError
 
@@ -78,6 +78,8 @@ def run(argv: Sequence[str]) -> int:
             is_known = bool(argv) and argv[0] in COMMANDS
             parser = make_parser(argv[0]) if is_known else make_menu()
             arguments = parser.parse_args(argv)
+            for name in WORK.get(arguments.command, ()):
+                import_module(name)
         logs.set_up(arguments)
         code: int = arguments.run(arguments, list(argv))
         return code

@@ -3,24 +3,23 @@
 import argparse
 import logging
 import sys
-from typing import Any
-
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from hpcsgd import plots
 from hpcsgd.cli import launch, logs
 from hpcsgd.cli.commands import COMMANDS
+from hpcsgd.cli.names import FORMATS
 from hpcsgd.cli.numbers import not_negative
 from hpcsgd.cli.train import add_settings, check_data, configuration
 from hpcsgd.comm.network import parse_network
-from hpcsgd.config import RunConfig
-from hpcsgd.data.readers import open_reader
 from hpcsgd.errors import ConfigError
-from hpcsgd.formats import FORMATS
-from hpcsgd.study.precision import PrecisionReport, study
-from hpcsgd.study.precision_rows import Question
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hpcsgd.config import RunConfig
+    from hpcsgd.study.precision import PrecisionReport
+    from hpcsgd.study.precision_rows import Question
 
 WIDTH = 130  # where standard output is no terminal
 log = logging.getLogger(__name__)
@@ -64,6 +63,9 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Look at the data in this process, and print."""
+    from hpcsgd.data.readers import open_reader
+    from hpcsgd.study.precision import study
+
     config = configuration(arguments)
     check_data(config)
     launch.check_readable(config.data.path)
@@ -83,13 +85,15 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     return 0
 
 
-def _path(config: RunConfig) -> Any:
+def _path(config: "RunConfig") -> Any:
     from pathlib import Path
 
     return Path(config.data.path)
 
 
-def _question(config: RunConfig, arguments: argparse.Namespace) -> Question:
+def _question(config: "RunConfig", arguments: argparse.Namespace) -> "Question":
+    from hpcsgd.study.precision_rows import Question
+
     formats = arguments.formats or ["bf16"]
     if "all" in formats:
         formats = [name for name in FORMATS if name != "fp64"]
@@ -103,7 +107,9 @@ def _question(config: RunConfig, arguments: argparse.Namespace) -> Question:
     )
 
 
-def _show(found: PrecisionReport, arguments: argparse.Namespace) -> None:
+def _show(found: "PrecisionReport", arguments: argparse.Namespace) -> None:
+    from rich.console import Console
+
     if arguments.plot:
         plots.error_bars(found.as_dict(), arguments.plot)
     if arguments.json:
@@ -118,7 +124,7 @@ def _show(found: PrecisionReport, arguments: argparse.Namespace) -> None:
         print(f"hpcsgd: {said}", file=sys.stderr)
 
 
-def warnings(found: PrecisionReport) -> list[str]:
+def warnings(found: "PrecisionReport") -> list[str]:
     """What not to trust."""
     said = []
     if not found.covers_update:
@@ -135,8 +141,11 @@ def warnings(found: PrecisionReport) -> list[str]:
     return said
 
 
-def fields_table(found: PrecisionReport) -> Table:
+def fields_table(found: "PrecisionReport") -> "Table":
     """A row for each field and format."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
     asked = found.question
     schedule = asked.config.schedule
     drawn = Table(
@@ -165,8 +174,11 @@ def fields_table(found: PrecisionReport) -> Table:
     return drawn
 
 
-def recipes_table(found: PrecisionReport) -> Table:
+def recipes_table(found: "PrecisionReport") -> "Table":
     """A row for each recipe."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
     drawn = Table(title="whole recipes", title_justify="left", box=SIMPLE_HEAD)
     drawn.add_column("recipe")
     names = ("bound", "measured", "loss gap, pilot", "predicted", "bytes sent", "µs")
@@ -192,7 +204,7 @@ def _percent(gap: float) -> str:
     return "diverged" if gap == float("inf") else f"{100 * gap:.5f} %"
 
 
-def sentences(found: PrecisionReport) -> list[str]:
+def sentences(found: "PrecisionReport") -> list[str]:
     """What to do."""
     best, tolerance = found.recommended, found.question.tolerance
     said = f"recommended: --precision {best.recipe}"

@@ -7,17 +7,7 @@ from typing import Any
 
 from hpcsgd.cli import launch
 from hpcsgd.cli.commands import COMMANDS
-from hpcsgd.data.readers import open_reader
-from hpcsgd.data.writers import open_writer
-from hpcsgd.prediction import (
-    KINDS,
-    check_what,
-    column_names,
-    model_of,
-    predict_prepared,
-    rows_for,
-)
-from hpcsgd.result import load_result
+from hpcsgd.cli.names import PREDICTIONS
 
 
 def add_parser(commands: Any) -> None:
@@ -32,7 +22,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("data", metavar="DATA", help="file with rows")
     parser.add_argument("--out", required=True, metavar="FILE.npy|.csv|.h5")
     parser.add_argument(
-        "--what", choices=list(KINDS), default="mean", help="default: mean"
+        "--what", choices=PREDICTIONS, default="mean", help="default: mean"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.set_defaults(run=run)
@@ -40,6 +30,17 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Predict block by block; say what was written."""
+    from hpcsgd.data.readers import open_reader
+    from hpcsgd.data.writers import open_writer
+    from hpcsgd.prediction import (
+        check_what,
+        column_names,
+        model_of,
+        predict_prepared,
+        rows_for,
+    )
+    from hpcsgd.result import load_result
+
     if not launch.speaks():
         return 0  # one rank of a launcher is enough, and two would write one file
     result, what, path = load_result(arguments.model), arguments.what, arguments.out

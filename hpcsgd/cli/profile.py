@@ -2,11 +2,10 @@
 
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
+if TYPE_CHECKING:
+    from rich.table import Table
 
 WIDTH = 100  # where standard error is no terminal
 COLUMNS = ("seconds", "share", "µs/exchange", "slowest", "on rank")
@@ -14,13 +13,18 @@ COLUMNS = ("seconds", "share", "µs/exchange", "slowest", "on rank")
 
 def show_profile(report: Mapping[str, Any]) -> None:
     """One table, a block for each section."""
+    from rich.console import Console
+
     width = None if sys.stderr.isatty() else WIDTH
     console = Console(stderr=True, highlight=False, width=width)
     console.print(profile_table(report))
 
 
-def profile_table(report: Mapping[str, Any]) -> Table:
+def profile_table(report: Mapping[str, Any]) -> "Table":
     """Mean seconds over ranks and their share; the slowest rank and its seconds."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
     ranks = report["ranks"]
     said = f"mean of {ranks} ranks, and the slowest" if ranks > 1 else "one rank"
     table = Table(title=f"profile: {said}", title_justify="left", box=SIMPLE_HEAD)

@@ -2,10 +2,15 @@
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from hpcsgd import plots
 from hpcsgd.cli.commands import COMMANDS
-from hpcsgd.study.report import PAGE, make_report, write_figures, write_page
+from hpcsgd.cli.names import PAGE
+from hpcsgd.errors import MissingPackage
+
+if TYPE_CHECKING:
+    from hpcsgd.study.report import Report
 
 
 def add_parser(commands: Any) -> None:
@@ -26,7 +31,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--figures",
         metavar="FOLDER",
-        help="write every figure there too, as .svg, .csv and, with matplotlib, .png",
+        help="write every figure there too: .csv and, with matplotlib, .svg and .png",
     )
     parser.add_argument(
         "--json", action="store_true", help="print the figures as one JSON document"
@@ -36,6 +41,8 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Read, write, and say what is best."""
+    from hpcsgd.study.report import make_report, write_figures, write_page
+
     report = make_report(arguments.folders)
     written = []
     if arguments.out or not arguments.json:
@@ -48,5 +55,14 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
         return 0
     for part in report.parts:
         print(f"{part.problem.title}: {part.verdict}")
-    print(f"{written[0]} holds {len(report.charts)} figures", flush=True)
+    print(f"{written[0]} holds {_contents(report)}", flush=True)
     return 0
+
+
+def _contents(report: "Report") -> str:
+    """Return how many figures the page has, or why it has none."""
+    try:
+        plots.require()
+    except MissingPackage as missing:
+        return f"tables and no figures: {missing}"
+    return f"{len(report.charts)} figures"

@@ -1,11 +1,15 @@
 """A result as a person wants to read it."""
 
-from hpcsgd.advice import in_short
-from hpcsgd.result import Result
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hpcsgd.result import Result
 
 
-def summary(result: Result) -> str:
+def summary(result: "Result") -> str:
     """What a person wants to read."""
+    from hpcsgd.advice import in_short
+
     report, ledger = result.report, result.ledger
     schedule, grid = report["schedule"], report["grid"]
     products = ledger["products"]
@@ -29,7 +33,7 @@ def summary(result: Result) -> str:
     return "\n".join(lines)
 
 
-def _loss(result: Result) -> str:
+def _loss(result: "Result") -> str:
     report, many = result.report, result.report["emulated_members"]
     if many:
         return f"not known: one rank was timed as one of {many}, and learnt nothing"

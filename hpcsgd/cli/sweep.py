@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcsgd.cli import launch, logs
 from hpcsgd.cli.commands import COMMANDS
@@ -16,14 +16,12 @@ from hpcsgd.cli.train import (
     progress,
 )
 from hpcsgd.cli.words import numbers
-from hpcsgd.comm.base import Communicator
-from hpcsgd.config import RunConfig, read_toml
 from hpcsgd.errors import ConfigError
-from hpcsgd.result import WORSE
-from hpcsgd.signals import Signals
-from hpcsgd.sweeps.api import with_sweep
-from hpcsgd.sweeps.outcome import Sweep
-from hpcsgd.unread import check_read
+
+if TYPE_CHECKING:
+    from hpcsgd.comm.base import Communicator
+    from hpcsgd.config import RunConfig
+    from hpcsgd.sweeps.outcome import Sweep
 
 LISTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (
@@ -64,6 +62,8 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Check the configuration, then train here or under mpiexec."""
+    from hpcsgd.unread import check_read
+
     config = configuration(arguments)
     check_data(config)
     launch.check_readable(config.data.path)
@@ -75,8 +75,11 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     return _sweep(config, arguments)
 
 
-def configuration(arguments: argparse.Namespace) -> RunConfig:
+def configuration(arguments: argparse.Namespace) -> "RunConfig":
     """The TOML file, then --set, then the flags."""
+    from hpcsgd.config import RunConfig, read_toml
+    from hpcsgd.sweeps.api import with_sweep
+
     tables = read_toml(arguments.config) if arguments.config else {}
     merged: dict[str, Any] = overlaid(tables, arguments)
     for _, key, _ in LISTS:
@@ -86,10 +89,11 @@ def configuration(arguments: argparse.Namespace) -> RunConfig:
     return with_sweep(RunConfig.parse(merged), {})
 
 
-def _sweep(config: RunConfig, arguments: argparse.Namespace) -> int:
+def _sweep(config: "RunConfig", arguments: argparse.Namespace) -> int:
+    from hpcsgd.signals import Signals
     from hpcsgd.sweeps.api import sweep
 
-    def action(world: Communicator) -> Sweep:
+    def action(world: "Communicator") -> "Sweep":
         callbacks = progress(arguments) if world.rank == 0 else []
         with Signals(world.abort) as signals:
             return sweep(config, world=world, callbacks=[*callbacks, signals])
@@ -103,7 +107,7 @@ def _sweep(config: RunConfig, arguments: argparse.Namespace) -> int:
     )
 
 
-def _show(found: Sweep, arguments: argparse.Namespace) -> None:
+def _show(found: "Sweep", arguments: argparse.Namespace) -> None:
     """Print the table, and what the ending says."""
     print(found.json() if arguments.json else table(found), flush=True)
     outcome = found.outcome
@@ -112,7 +116,7 @@ def _show(found: Sweep, arguments: argparse.Namespace) -> None:
         print(f"hpcsgd: {said}", file=sys.stderr)
 
 
-def table(found: Sweep) -> str:
+def table(found: "Sweep") -> str:
     """A line for each model, or for each setting where there are folds; the best."""
     shown = [row for row in found.rows() if row["fold"] is None]
     names = ("l2", "rate", "status", "loss", "mean_held")
@@ -124,7 +128,9 @@ def table(found: Sweep) -> str:
     return "\n".join([*("".join(line) for line in lines), "", *_below(found)])
 
 
-def _below(found: Sweep) -> list[str]:
+def _below(found: "Sweep") -> list[str]:
+    from hpcsgd.result import WORSE
+
     outcome, report = found.outcome, found.outcome.report
     products = outcome.ledger["products"]
     try:

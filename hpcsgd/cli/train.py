@@ -3,9 +3,8 @@
 import argparse
 import sys
 from collections.abc import Container, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hpcsgd.callbacks.base import Callback
 from hpcsgd.cli import launch, logs
 from hpcsgd.cli.commands import COMMANDS
 from hpcsgd.cli.flags import FLAGS, NEGATIVE, SWITCHES
@@ -13,14 +12,14 @@ from hpcsgd.cli.profile import show_profile
 from hpcsgd.cli.ranks import on_all_ranks
 from hpcsgd.cli.summary import summary
 from hpcsgd.cli.written import chosen
-from hpcsgd.comm.base import Communicator
-from hpcsgd.comm.grid import parse_grid
 from hpcsgd.comm.network import parse_network
-from hpcsgd.config import RunConfig, apply_settings, read_toml
 from hpcsgd.errors import ConfigError
-from hpcsgd.result import Result
-from hpcsgd.signals import Signals
-from hpcsgd.unread import check_read
+
+if TYPE_CHECKING:
+    from hpcsgd.callbacks.base import Callback
+    from hpcsgd.comm.base import Communicator
+    from hpcsgd.config import RunConfig
+    from hpcsgd.result import Result
 
 
 def add_parser(commands: Any) -> None:
@@ -77,6 +76,8 @@ def _metavar(setting: str, options: Mapping[str, Any]) -> dict[str, str]:
 
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Check the configuration, then train here or under mpiexec."""
+    from hpcsgd.unread import check_read
+
     config = configuration(arguments)
     check_data(config)
     launch.check_readable(config.data.path)
@@ -88,13 +89,15 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     return _train(config, arguments)
 
 
-def configuration(arguments: argparse.Namespace) -> RunConfig:
+def configuration(arguments: argparse.Namespace) -> "RunConfig":
     """The TOML file, then --set, then the flags."""
+    from hpcsgd.config import RunConfig, read_toml
+
     tables = read_toml(arguments.config) if arguments.config else {}
     return RunConfig.parse(overlaid(tables, arguments))
 
 
-def check_data(config: RunConfig) -> None:
+def check_data(config: "RunConfig") -> None:
     """Refuse a run without data, or on no network, where one process can say so."""
     if not config.data.path:
         raise ConfigError("no data: add --data FILE.h5, or [data] path in the file")
@@ -106,6 +109,9 @@ def overlaid(
     tables: Mapping[str, Mapping[str, Any]], arguments: argparse.Namespace
 ) -> dict[str, dict[str, Any]]:
     """What a file's `tables` choose, with --set over it and the flags over both."""
+    from hpcsgd.comm.grid import parse_grid
+    from hpcsgd.config import apply_settings
+
     merged = apply_settings(chosen(tables), arguments.sets)
     asked = [name for _, name, _ in (*FLAGS, *SWITCHES, *NEGATIVE)]
     for setting in asked:
@@ -119,10 +125,11 @@ def overlaid(
     return merged
 
 
-def _train(config: RunConfig, arguments: argparse.Namespace) -> int:
+def _train(config: "RunConfig", arguments: argparse.Namespace) -> int:
     from hpcsgd.api import train
+    from hpcsgd.signals import Signals
 
-    def action(world: Communicator) -> Result:
+    def action(world: "Communicator") -> "Result":
         callbacks = progress(arguments) if world.rank == 0 else []
         with Signals(world.abort) as signals:
             return train(config, world=world, callbacks=[*callbacks, signals])
@@ -136,19 +143,19 @@ def _train(config: RunConfig, arguments: argparse.Namespace) -> int:
     )
 
 
-def exit_code(result: Result) -> int:
+def exit_code(result: "Result") -> int:
     """1 where all went well but the disk; an ending that is none says more."""
     return result.status.exit_code or int("unsaved" in result.report)
 
 
-def progress(arguments: argparse.Namespace) -> list[Callback]:
+def progress(arguments: argparse.Namespace) -> "list[Callback]":
     """What rank 0 shows while it runs."""
     from hpcsgd.callbacks.progress import make_progress
 
     return [] if arguments.quiet else make_progress(arguments.progress)
 
 
-def _show(result: Result, arguments: argparse.Namespace) -> None:
+def _show(result: "Result", arguments: argparse.Namespace) -> None:
     """Print the result, and what its profile and its ending say."""
     print(result.json() if arguments.json else summary(result), flush=True)
     if "profile" in result.report:

@@ -8,25 +8,21 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from hpcsgd.cli import launch, logs
 from hpcsgd.cli.commands import COMMANDS
 from hpcsgd.cli.numbers import not_negative
 from hpcsgd.cli.ranks import on_all_ranks
 from hpcsgd.cli.train import add_settings, check_data, overlaid
-from hpcsgd.comm.base import Communicator
-from hpcsgd.config import RunConfig, read_toml
 from hpcsgd.errors import ConfigError
 from hpcsgd.files import write_text
-from hpcsgd.precision import AUTO
-from hpcsgd.tuner.question import LEAST_SECONDS, Question, parse_batches
-from hpcsgd.tuner.told import document, explained, merged
-from hpcsgd.unread import check_read
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hpcsgd.comm.base import Communicator
+    from hpcsgd.tuner.question import Question
 
 BEGAN = "HPCSGD_TUNE_BEGAN"  # when the first process of a tuning did
 WIDTH = 120  # where standard output is no terminal
@@ -92,8 +88,13 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     return _tune(asked, arguments)
 
 
-def question(arguments: argparse.Namespace) -> Question:
+def question(arguments: argparse.Namespace) -> "Question":
     """What is open: all that neither the file nor a flag says."""
+    from hpcsgd.config import RunConfig, read_toml
+    from hpcsgd.precision import AUTO
+    from hpcsgd.tuner.question import Question, parse_batches
+    from hpcsgd.unread import check_read
+
     tables = read_toml(arguments.config) if arguments.config else {}
     said = overlaid(tables, arguments)
     said.setdefault("schedule", {}).setdefault("steps", "auto")
@@ -139,14 +140,16 @@ def _check_place(path: str | None) -> None:
         raise ConfigError(f"{path}: there is no such folder; make it first")
 
 
-def _tune(asked: Question, arguments: argparse.Namespace) -> int:
+def _tune(asked: "Question", arguments: argparse.Namespace) -> int:
+    from hpcsgd.tuner.question import LEAST_SECONDS
+    from hpcsgd.tuner.told import document
     from hpcsgd.tuner.tune import Tuning, tune
 
     # What it took to start the ranks is time, too.
     spent = max(time.monotonic() - float(os.environ.pop(BEGAN)), 0.0)
     own = max(asked.seconds - spent, LEAST_SECONDS)
 
-    def action(world: Communicator) -> Tuning:
+    def action(world: "Communicator") -> Tuning:
         seconds = world.exchange_objects(own)[0]  # ranks start one after the other
         return tune(replace(asked, seconds=seconds), world)
 
@@ -159,6 +162,8 @@ def _tune(asked: Question, arguments: argparse.Namespace) -> int:
 
 def _several(arguments: argparse.Namespace, argv: list[str], counts: list[int]) -> int:
     """One tuning for each number of ranks, each with its share of the time."""
+    from hpcsgd.tuner.told import merged
+
     parts = []
     with tempfile.TemporaryDirectory(prefix="hpcsgd-tune-") as folder:
         for count in counts:
@@ -177,6 +182,10 @@ def _several(arguments: argparse.Namespace, argv: list[str], counts: list[int]) 
 
 def _finish(found: dict[str, Any], arguments: argparse.Namespace) -> None:
     """Write what was asked for, then print."""
+    from rich.console import Console
+
+    from hpcsgd.tuner.told import explained
+
     if arguments.part:
         write_text(Path(arguments.part), json.dumps(found))
         return
@@ -195,8 +204,11 @@ def _finish(found: dict[str, Any], arguments: argparse.Namespace) -> None:
     console.print(*explained(found, arguments.tuned), sep="\n", soft_wrap=True)
 
 
-def table(found: dict[str, Any]) -> Table:
+def table(found: dict[str, Any]) -> "Table":
     """The best five: what was expected of a step, and what it took."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
     shown = Table(box=SIMPLE_HEAD, title="seconds of a step, the best first")
     for name in ("ranks", *COLUMNS, "error"):
         shown.add_column(name, justify="right")

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from hpcsgd.config import RunConfig
 from hpcsgd.methods import METHODS
 
 Tables = Mapping[str, Mapping[str, Any]]
@@ -16,6 +15,8 @@ def chosen(tables: Tables) -> Tables:
     no choice, so that --method can still make it; in one that names a method, those
     that this method fixes are none.
     """
+    from hpcsgd.config import RunConfig
+
     agreement = tables.get("agreement", {})
     name = agreement.get("method") if isinstance(agreement, Mapping) else None
     if name is None or (name and name not in METHODS):

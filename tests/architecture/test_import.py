@@ -5,6 +5,9 @@ import sys
 
 import pytest
 
+from hpcsgd.cli import names
+from hpcsgd.cli.commands import COMMANDS
+
 CODE = """
 import sys
 
@@ -41,30 +44,79 @@ def test_import_alone_loads_no_numpy():
     assert done.stdout.strip() == "False"
 
 
-def test_a_conversion_is_handed_to_its_ranks_without_scipy():
-    """The process that only starts them shall not keep them waiting."""
-    code = (
-        "import sys; from hpcsgd.cli.parser import make_parser; make_parser('data');"
-        "print(sorted(m for m in sys.modules if m in"
-        " ('scipy', 'h5py', 'rich', 'mpi4py', 'hpcsgd.cli.train')))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
-    )
-    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+HEAVY = ("numpy", "scipy", "h5py", "rich", "mpi4py", "jinja2", "matplotlib", "pyarrow")
 
 
-def test_the_command_line_loads_no_heavy_parts_of_scipy():
-    """They take longer to load than everything else together."""
+def test_parsers_load_nothing_heavy():
+    """Help, completion, a wrong flag and a launcher of ranks wait for no NumPy."""
     code = (
         "import sys; from hpcsgd.cli.parser import make_parser; make_parser();"
-        "print(sorted(m for m in sys.modules if m in"
-        " ('scipy.stats', 'scipy.signal', 'scipy.optimize', 'matplotlib', 'pyarrow')))"
+        f"print(sorted(m for m in sys.modules if m in {HEAVY}))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
     )
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def names_of_registries():
+    """Constant of hpcsgd.cli.names -> what the package itself has."""
+    from hpcsgd import (
+        agreement,
+        codecs,
+        families,
+        formats,
+        precision,
+        prediction,
+        rates,
+        sections,
+        stopping,
+        updates,
+    )
+    from hpcsgd.data import layout, partition, recipe, sampling, source, synthetic
+    from hpcsgd.hardware import known_machines
+    from hpcsgd.study import line_up, methods, plan, run
+
+    return {
+        "ADAPTIVE": updates.ADAPTIVE,
+        "AGREEMENTS": agreement.AGREEMENTS,
+        "AUTO": precision.AUTO,
+        "CODECS": codecs.CODECS,
+        "DEVICES": sections.DEVICES,
+        "DRIVERS": sections.DRIVERS,
+        "ELEMENTS": layout.ELEMENTS,
+        "FAMILIES": families.FAMILIES,
+        "FORMATS": formats.FORMATS,
+        "GOALS": stopping.GOALS,
+        "LAYOUTS": recipe.LAYOUTS,
+        "LINE_UP": line_up.LINE_UP,
+        "MACHINES": known_machines(),
+        "PARTITIONS": partition.PARTITIONS,
+        "PLACES": plan.PLACES,
+        "POINT_TIMEOUT": run.TIMEOUT,
+        "PREDICTIONS": prediction.KINDS,
+        "RATES": rates.RATES,
+        "RECIPES": precision.RECIPES,
+        "SAMPLINGS": sampling.MODES,
+        "SHAPES": synthetic.SHAPES,
+        "SOURCES": source.SOURCES,
+        "STUDIED": methods.METHODS,
+        "TRANSPORTS": sections.TRANSPORTS,
+        "UPDATES": updates.UPDATES,
+    }
+
+
+def test_the_names_that_flags_take_are_those_of_the_package():
+    registries = names_of_registries()
+    constants = {name for name in vars(names) if name.isupper()}
+    assert constants - {"PAGE", "METHODS"} == set(registries)
+    for name, registry in registries.items():
+        own = getattr(names, name)
+        assert (
+            (list(own) == list(registry))
+            if isinstance(own, tuple)
+            else (own == registry)
+        ), name
 
 
 @pytest.mark.parametrize(
@@ -79,7 +131,7 @@ def test_what_needs_no_command_loads_none(words, code):
         f"    code = main({words!r})\n"
         "except SystemExit as ended:\n"
         "    code = ended.code or 0\n"
-        "heavy = ('numpy', 'scipy', 'h5py', 'rich', 'mpi4py', 'hpcsgd.cli.train')\n"
+        f"heavy = {(*HEAVY, 'hpcsgd.cli.train')}\n"
         "print(code, sorted(m for m in sys.modules if m in heavy))"
     )
     done = subprocess.run(
@@ -93,3 +145,17 @@ def test_the_menu_shows_every_command():
     from hpcsgd.cli.parser import make_menu, make_parser
 
     assert make_menu().format_help() == make_parser().format_help()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_wrong_flag_is_refused_before_anything_heavy_is_loaded(command):
+    program = (
+        "import sys\n"
+        "from hpcsgd.cli import main\n"
+        f"code = main([{command!r}, '--no-such-flag'])\n"
+        f"print(code, sorted(m for m in sys.modules if m in {HEAVY}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines()[-1] == "2 []", done.stdout + done.stderr

@@ -15,7 +15,6 @@ def compare(data, names, *more):
 
 def test_all_methods_in_one_document(hpcsgd, susy, tmp_path):
     """Every row by its name; words as in a run of its own; figure and page."""
-    pytest.importorskip("matplotlib")
     short = ("--batch", 200, "--epochs", 1)
     more = ("--ranks", 2, "--repeats", 1, "--network", "lan", "--quiet", *short)
     drawn = ("--plot", "curve.png", "--out", "c", "--json")

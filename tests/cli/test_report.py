@@ -55,7 +55,7 @@ def test_the_page_the_figures_and_the_sentence(hpcsgd, study, tmp_path):
     names = {path.stem for path in (tmp_path / "f").iterdir()}
     assert {"loss-time", "loss-words", "speed-up", "time-split"} <= names
     for name in names:
-        for kind in ("svg", "csv"):
+        for kind in ("svg", "csv", "png"):
             assert (tmp_path / "f" / f"{name}.{kind}").exists()
 
 

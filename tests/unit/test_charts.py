@@ -9,9 +9,8 @@ from math import log
 
 import pytest
 
-from hpcsgd.charts.drawing import csv_text, rows_of, svg
-from hpcsgd.charts.lines import spread
-from hpcsgd.charts.looks import LOOKS, heat_colour
+from hpcsgd.charts.drawing import png, spread, svg
+from hpcsgd.charts.looks import DARK, FILLS, GROUND, LOOKS, heat_colour
 from hpcsgd.charts.model import (
     CROWDED,
     EMULATED,
@@ -31,6 +30,7 @@ from hpcsgd.charts.scales import (
     unit_for,
     with_unit,
 )
+from hpcsgd.charts.table import csv_text, rows_of
 
 NS = {"s": "http://www.w3.org/2000/svg"}
 EVIL = '</text><script>alert("1")</script>&<b>\x00\x1b'
@@ -89,9 +89,38 @@ def of_class(tree, name):
     return [e for e in tree.iter() if e.get("class") == name]
 
 
+def text_of(element):
+    """The one text below an element."""
+    (text,) = element.iter(f"{{{NS['s']}}}text")
+    return text
+
+
 def ticks(tree, name, axis):
     """(place, value) of the numbers on an axis."""
-    return [(float(e.get(axis)), float(e.text)) for e in of_class(tree, name)]
+    texts = [text_of(e) for e in of_class(tree, name)]
+    return [(float(e.get(axis)), float(e.text)) for e in texts if e.text]
+
+
+def points(path):
+    """The corners of a path of straight lines."""
+    pairs = re.findall(r"[ML] ([-\d.]+) ([-\d.]+)", path.get("d"))
+    return [(float(x), float(y)) for x, y in pairs]
+
+
+def place(mark):
+    """Where a marker is drawn."""
+    use = next(mark.iter(f"{{{NS['s']}}}use"))
+    return float(use.get("x")), float(use.get("y"))
+
+
+def of_series(tree, kind, name):
+    return [e for e in of_class(tree, kind) if e.get("data-name") == name]
+
+
+def box(group):
+    """(left, right, top, bottom) of a drawn rectangle."""
+    xs, ys = zip(*points(next(group.iter(f"{{{NS['s']}}}path"))), strict=True)
+    return min(xs), max(xs), min(ys), max(ys)
 
 
 def back(place, marks, is_log):
@@ -106,42 +135,52 @@ def test_points_lie_where_the_ticks_say(chart):
     """Read back from the picture, as with a ruler."""
     tree = drawn(chart)
     xs, ys = ticks(tree, "x-tick", "x"), ticks(tree, "y-tick", "y")
-    ys = [(y - 0.35 * 12, value) for y, value in ys]  # text stands lower than its line
-    word = of_class(tree, "y-title")[0].text
+    ys = [(y - 4.56, value) for y, value in ys]  # text stands lower than its line
+    word = text_of(of_class(tree, "y-title")[0]).text
     size = 1e-3 if "(ms)" in word else 1.0
-    groups = of_class(tree, "series")
-    assert [g.get("data-name") for g in groups] == ["SGD", "CA-SGD"]
-    for group, series in zip(groups, chart.series, strict=True):
-        marks = of_class(group, "mark")
+    names = [e.get("data-name") for e in of_class(tree, "series")]
+    assert names == ["SGD", "CA-SGD"]
+    for series in chart.series:
+        marks = of_series(tree, "mark", series.name)
         assert len(marks) == len(series.x)
         for mark, x, y in zip(marks, series.x, series.y, strict=True):
-            place = re.match(r"translate\(([\d.]+),([\d.]+)\)", mark.get("transform"))
-            across, up = map(float, place.groups())
+            across, up = place(mark)
             assert back(across, xs, chart.x.log) == pytest.approx(x, rel=1e-3)
             assert back(up, ys, chart.y.log) * size == pytest.approx(y, rel=1e-2)
 
 
 def test_the_line_goes_through_its_points():
     tree = drawn(LINES)
-    for group in of_class(tree, "series"):
-        (path,) = group.findall("s:polyline", NS)
-        through = [tuple(map(float, p.split(","))) for p in path.get("points").split()]
-        for mark, (x, y) in zip(of_class(group, "mark"), through, strict=True):
-            place = re.match(r"translate\(([\d.]+),([\d.]+)\)", mark.get("transform"))
-            assert tuple(map(float, place.groups())) == pytest.approx((x, y), abs=0.01)
+    for line in of_class(tree, "series"):
+        through = points(next(line.iter(f"{{{NS['s']}}}path")))
+        marks = of_series(tree, "mark", line.get("data-name"))
+        for mark, corner in zip(marks, through, strict=True):
+            assert place(mark) == pytest.approx(corner, abs=0.01)
+
+
+def test_every_point_says_its_value():
+    tree = drawn(LINES)
+    texts = [e.find("s:title", NS).text for e in of_series(tree, "mark", "CA-SGD")]
+    assert texts == [
+        "CA-SGD: time 20.00\u00a0ms at ranks 1.000",
+        "CA-SGD: time 12.00\u00a0ms at ranks 2.000 (hollow: more ranks than cores)",
+        "CA-SGD: time 8.000\u00a0ms at ranks 4.000 (ring with a dot: emulated)",
+    ]
 
 
 def test_lines_differ_without_colour():
-    assert len({(look.dash, look.marker) for look in LOOKS}) == len(LOOKS)
+    assert len({look.marker for look in LOOKS}) == len(LOOKS)
     assert len({look.dash for look in LOOKS}) == len(LOOKS)
     assert len({look.colour for look in LOOKS}) == len(LOOKS)
 
 
 def test_how_a_point_was_measured_is_seen_and_said():
     tree = drawn(LINES)
-    marks = of_class(of_class(tree, "series")[1], "mark")
+    marks = of_series(tree, "mark", "CA-SGD")
     assert [m.get("data-mark") for m in marks] == [None, CROWDED, EMULATED]
-    assert [m.get("fill") == "#ffffff" for m in marks] == [False, True, True]
+    uses = [next(m.iter(f"{{{NS['s']}}}use")) for m in marks]
+    hollow = ["fill: #ffffff" in use.get("style") for use in uses]
+    assert hollow == [False, True, True]
     said = "".join(tree.itertext())
     assert "hollow: more ranks than cores" in said and "emulated" in said
     assert "hollow" not in "".join(drawn(CURVES_PLAIN).itertext())
@@ -151,8 +190,11 @@ CURVES_PLAIN = replace(CURVES, series=CURVES.series[:1])
 
 
 def test_every_line_has_its_name_beside_it():
-    labels = of_class(drawn(LINES), "label")
-    assert ["".join(e.itertext()) for e in labels] == ["SGD", "CA-SGD"]
+    labels = [text_of(e) for e in of_class(drawn(LINES), "label")]
+    assert [e.text for e in labels] == ["SGD", "CA-SGD"]
+    marks = of_class(drawn(LINES), "mark")
+    begins = [float(e.get("x")) for e in labels]
+    assert min(begins) > max(place(mark)[0] for mark in marks), "behind the line's end"
 
 
 def test_labels_never_touch():
@@ -163,16 +205,16 @@ def test_labels_never_touch():
 
 def test_parts_of_a_bar_are_as_long_as_their_share():
     tree = drawn(BARS)
-    for group, bar in zip(of_class(tree, "bar"), BARS.bars, strict=True):
-        widths = [float(e.get("width")) for e in of_class(group, "part")]
+    xs = ticks(tree, "x-tick", "x")
+    size = 1e-3 if "(ms)" in text_of(of_class(tree, "x-title")[0]).text else 1.0
+    for bar in BARS.bars:
+        boxes = sorted(box(e) for e in of_series(tree, "part", bar.name))
+        widths = [right - left for left, right, *_ in boxes]
         lengths = [part for part in bar.parts if part]
         unit = widths[0] / lengths[0]
         assert widths == pytest.approx([unit * v for v in lengths], abs=0.02)
-        begins = [float(e.get("x")) for e in of_class(group, "part")]
-        after = [x + wide for x, wide in zip(begins, widths, strict=True)]
+        begins, after = [one[0] for one in boxes], [one[1] for one in boxes]
         assert begins[1:] == pytest.approx(after[:-1], abs=0.02), "one behind the other"
-        xs = ticks(tree, "x-tick", "x")
-        size = 1e-3 if "(ms)" in of_class(tree, "x-title")[0].text else 1.0
         assert back(begins[0], xs, False) * size == pytest.approx(0.0, abs=1e-3)
         assert back(after[-1], xs, False) * size == pytest.approx(bar.whole, rel=1e-2)
     assert "1.00\u00a0s" in "".join(tree.itertext())
@@ -182,11 +224,19 @@ def test_parts_of_a_bar_are_as_long_as_their_share():
 def test_parts_differ_without_colour():
     """Each fill has its own hatch."""
     tree = drawn(BARS)
-    tiles = [
-        tuple(p.get("d") for p in pattern.findall("s:path", NS))
+    tiles = {
+        pattern.find("s:path", NS).get("d")
         for pattern in tree.iter(f"{{{NS['s']}}}pattern")
-    ]
-    assert len(tiles) == 4 and len(set(tiles)) == 4
+    }
+    plain = [fill for fill in FILLS if not fill.hatch]
+    assert len(tiles) == len(BARS.parts) - 1 and len(plain) == 1
+
+
+def test_bars_have_their_names_beside_them_and_a_legend():
+    tree = drawn(BARS)
+    texts = [e.text for e in tree.iter(f"{{{NS['s']}}}text")]
+    for name in (*BARS.parts, *(bar.name for bar in BARS.bars)):
+        assert texts.count(name) == 1
 
 
 def test_cells_say_their_value_and_the_smallest_is_framed():
@@ -197,8 +247,9 @@ def test_cells_say_their_value_and_the_smallest_is_framed():
     for text in ("4.00", "2.00", "1.00", "values in ms"):
         assert text in said
     (best,) = of_class(tree, "best")
-    assert float(best.get("x")) == pytest.approx(float(cells[-1].get("x")) + 1.5)
-    assert float(best.get("y")) == pytest.approx(float(cells[-1].get("y")) + 1.5)
+    left, right, top, bottom = box(cells[-1])
+    inside = (left + 1.5, right - 1.5, top + 1.5, bottom - 1.5)
+    assert box(best) == pytest.approx(inside, abs=0.01)
 
 
 def test_every_cell_stands_at_its_row_and_column():
@@ -210,8 +261,8 @@ def test_every_cell_stands_at_its_row_and_column():
         for column, value in zip(HEAT.columns, line, strict=True):
             if value is not None:
                 (cell,) = [e for e in texts if e.text == f"{1e3 * value:.2f}"]
-                place = float(cell.get("x")), float(cell.get("y"))
-                assert place == pytest.approx((across[column], down[row]), abs=0.1)
+                middle = float(cell.get("x")), float(cell.get("y"))
+                assert middle == pytest.approx((across[column], down[row]), abs=0.1)
 
 
 def luminance(colour):
@@ -233,7 +284,41 @@ def test_colours_of_cells_fall_in_grey_and_text_is_legible():
     falling = [luminance(fill) for fill, _ in colours]
     assert falling == sorted(falling, reverse=True)
     assert min(contrast(fill, ink) for fill, ink in colours) > 4.2
-    assert min(contrast(look.colour, "#ffffff") for look in LOOKS) > 3.6
+    assert min(contrast(look.colour, GROUND) for look in LOOKS) > 3.6
+
+
+def test_lines_are_legible_in_dark_mode():
+    colours = {look.colour for look in LOOKS}
+    assert colours <= set(DARK), "each has one for a dark ground"
+    assert min(contrast(DARK[colour], DARK[GROUND]) for colour in colours) > 5
+    assert len({DARK[colour] for colour in colours}) == len(colours)
+
+
+@pytest.mark.parametrize("chart", ALL, ids=["lines", "curves", "bars", "heat"])
+def test_a_page_chooses_the_colours_of_dark_mode(chart):
+    """Every colour that `DARK` lists is a variable that falls back on the light one."""
+    text = svg(chart, in_page=True)
+    plain = re.sub(r"var\(--c([0-9a-f]{6}), #\1\)", "", text)
+    assert "var(--c" in text and not any(colour in plain for colour in DARK)
+    assert "var(" not in svg(chart), "files of figures stand alone"
+
+
+@pytest.mark.parametrize("chart", ALL, ids=["lines", "curves", "bars", "heat"])
+def test_equal_charts_are_equal_files(chart, tmp_path):
+    assert svg(chart) == svg(chart)
+    one, other = png(chart, tmp_path / "1.png"), png(chart, tmp_path / "2.png")
+    assert one.read_bytes() == other.read_bytes()
+
+
+@pytest.mark.parametrize("chart", ALL, ids=["lines", "curves", "bars", "heat"])
+def test_pictures_of_one_page_share_no_names(chart):
+    """Every id begins with the chart's name, and every reference is to one of them."""
+    text = svg(chart)
+    names = re.findall(r' id="([^"]*)"', text)
+    used = re.findall(r'url\(#([^)]*)\)|href="#([^"]*)"', text)
+    assert len(set(names)) == len(names)
+    assert all(name.startswith(f"{chart.name}-") for name in names)
+    assert {a or b for a, b in used} <= set(names)
 
 
 @pytest.mark.parametrize("chart", ALL, ids=["lines", "curves", "bars", "heat"])
@@ -289,8 +374,13 @@ def test_a_name_is_no_formula_of_a_spreadsheet(start):
 def test_values_that_are_no_numbers_are_left_out():
     series = (Series("SGD", (1.0, 2.0, 4.0), (0.03, float("nan"), 0.01)),)
     chart = replace(LINES, series=series, ideal=None)
-    (group,) = of_class(drawn(chart), "series")
-    assert len(of_class(group, "mark")) == 2 and "nan" not in svg(chart)
+    assert len(of_class(drawn(chart), "mark")) == 2 and "nan" not in svg(chart)
+
+
+def test_a_name_that_looks_like_a_formula_is_text():
+    chart = replace(LINES, series=(replace(LINES.series[0], name="$\\frac{$"),))
+    (label,) = of_class(drawn(chart), "label")
+    assert text_of(label).text == "$\\frac{$"
 
 
 def test_one_value_alone_has_an_axis():
@@ -330,12 +420,17 @@ def test_a_logarithmic_scale_is_one():
     assert scale(1) == pytest.approx(log(1 / scale.low) / log(scale.high / scale.low))
 
 
-def test_bars_of_repeats_may_run_out_of_the_frame_without_an_end():
+def test_bars_of_repeats_are_cut_off_at_the_frame():
     axis = Axis("efficiency", "%", from_zero=True, shows_bars=False)
     one = Series("SGD", (1.0, 2.0), (100.0, 90.0), (95.0, 80.0), (400.0, 95.0))
     tree = drawn(replace(LINES, y=axis, series=(one,), ideal=None))
-    (group,) = of_class(tree, "series")
-    tops = [float(e.get("y2")) for e in group.findall("s:line", NS)]
-    assert min(tops) >= 40.0, "inside the frame"
-    # two bars with two ends each, but for the one that is outside
-    assert len(group.findall("s:line", NS)) == 2 + 3
+    spreads = of_class(tree, "spread")
+    assert len(spreads) == 2
+    ys = [(y - 4.56, value) for y, value in ticks(tree, "y-tick", "y")]
+    for group, low, high in zip(spreads, one.low, one.high, strict=True):
+        line = group.find("s:path", NS)
+        ends = [back(y, ys, False) for _, y in points(line)]
+        assert ends[0] == pytest.approx(low, rel=1e-2)
+        top = ys[-1][1]
+        assert ends[1] > top if high > top else ends[1] == pytest.approx(high, rel=1e-2)
+        assert line.get("clip-path"), "the frame cuts off what is outside"

@@ -320,7 +320,8 @@ def test_other_problems(kind):
 
 
 def test_three_panels_hold_the_curves_of_all_rows(tmp_path, monkeypatch):
-    pyplot = pytest.importorskip("matplotlib.pyplot")
+    from matplotlib import pyplot
+
     drawn, make = [], pyplot.subplots
 
     def kept(*arguments, **options):

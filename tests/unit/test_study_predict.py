@@ -187,7 +187,6 @@ def test_where_no_sum_takes_long_nobody_wins(capsys):
 
 
 def test_a_prediction_is_drawn(tmp_path):
-    pytest.importorskip("matplotlib")
     path = tmp_path / "predicted.png"
     asked = ["study", "predict", "--machine", "laptop", "--data", "9999,500"]
     assert main([*asked, "--ranks", "1..64", "--plot", str(path)]) == 0

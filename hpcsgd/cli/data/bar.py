@@ -5,8 +5,6 @@ import sys
 import time
 from typing import Any
 
-from hpcsgd.callbacks.progress import TERMINAL
-
 MEGABYTE = 1e6
 
 
@@ -109,6 +107,8 @@ class Bar(Meter):
 
 def make_meter(quiet: bool, seconds: float = 10.0) -> Meter:
     """What suits the place that standard error leads to."""
+    from hpcsgd.callbacks.progress import TERMINAL
+
     behind = os.environ.get(TERMINAL, "")
     if quiet:
         return Meter()

@@ -7,18 +7,19 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcsgd.cli import launch, logs
+from hpcsgd.cli.names import ELEMENTS, LAYOUTS, SOURCES
 from hpcsgd.cli.numbers import not_negative
 from hpcsgd.cli.ranks import add_comm, on_all_ranks
-from hpcsgd.comm.base import Communicator
-from hpcsgd.data.crew import Crew
-from hpcsgd.data.formats import open_any
 from hpcsgd.data.heap import keep_freed
-from hpcsgd.data.layout import ELEMENTS
-from hpcsgd.data.recipe import LAYOUTS, Recipe
-from hpcsgd.data.source import SOURCES, Source
+
+if TYPE_CHECKING:
+    from hpcsgd.comm.base import Communicator
+    from hpcsgd.data.crew import Crew
+    from hpcsgd.data.recipe import Recipe
+    from hpcsgd.data.source import Source
 
 
 def _pairs(text: str) -> tuple[tuple[float, float], ...]:
@@ -67,9 +68,7 @@ def add_parser(actions: Any) -> None:
     parser.add_argument("source", metavar="SRC", help="the file to convert")
     parser.add_argument("target", metavar="DST.h5", help="the file to write")
     parser.add_argument("--format", choices=["auto", *SOURCES], default="auto")
-    parser.add_argument(
-        "--element", choices=list(ELEMENTS), default="fp32", help="of X"
-    )
+    parser.add_argument("--element", choices=ELEMENTS, default="fp32", help="of X")
     for flag, options in OPTIONS:
         parser.add_argument(flag, **options)
     _add_changes(parser)
@@ -152,7 +151,9 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     )
 
 
-def _recipe(arguments: argparse.Namespace) -> Recipe:
+def _recipe(arguments: argparse.Namespace) -> "Recipe":
+    from hpcsgd.data.recipe import Recipe
+
     return Recipe(
         element=arguments.element,
         standardize=arguments.standardize,
@@ -167,7 +168,7 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
 
 
 def _convert(
-    world: Communicator, arguments: argparse.Namespace, recipe: Recipe
+    world: "Communicator", arguments: argparse.Namespace, recipe: "Recipe"
 ) -> dict[str, Any]:
     """The work of one rank, under the eyes of a watchdog."""
     world.is_patient = True  # for work of tens of milliseconds a message
@@ -178,11 +179,12 @@ def _convert(
 
 
 def _watched(
-    world: Communicator, arguments: argparse.Namespace, recipe: Recipe
+    world: "Communicator", arguments: argparse.Namespace, recipe: "Recipe"
 ) -> dict[str, Any]:
     """Convert, and let a key end all ranks."""
     from hpcsgd.cli.data.bar import Meter, make_meter
     from hpcsgd.data.convert import convert
+    from hpcsgd.data.crew import Crew
 
     keep_freed(recipe.block)
     crew = Crew(world)
@@ -207,7 +209,7 @@ def _watched(
         )
 
 
-def _like(arguments: argparse.Namespace, recipe: Recipe) -> Recipe:
+def _like(arguments: argparse.Namespace, recipe: "Recipe") -> "Recipe":
     """The recipe with what the file of --like says."""
     if arguments.like is None:
         return recipe
@@ -216,8 +218,10 @@ def _like(arguments: argparse.Namespace, recipe: Recipe) -> Recipe:
     return replace(recipe, like=read_like(Path(arguments.like)))
 
 
-def _source(arguments: argparse.Namespace) -> Source:
+def _source(arguments: argparse.Namespace) -> "Source":
     """What is to be converted, with the options its format knows."""
+    from hpcsgd.data.formats import open_any
+
     options = {
         name: getattr(arguments, name)
         for name in (flag[2:].replace("-", "_") for flag, _ in OPTIONS)
@@ -226,7 +230,7 @@ def _source(arguments: argparse.Namespace) -> Source:
 
 
 @contextmanager
-def _interruptible(crew: Crew) -> Iterator[None]:
+def _interruptible(crew: "Crew") -> Iterator[None]:
     """Ctrl-C ends all ranks together, and never in the middle of a message."""
     if crew.size == 1:
         yield

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.data.synthetic import SHAPES, Knobs, write_synthetic
+from hpcsgd.cli import names
 from hpcsgd.errors import ConfigError
 
 # flag, what it does
@@ -26,7 +26,7 @@ def add_parser(actions: Any) -> None:
         help="write a synthetic data set in the shape of a known one",
         allow_abbrev=False,
     )
-    synth.add_argument("--shape", required=True, choices=list(SHAPES))
+    synth.add_argument("--shape", required=True, choices=names.SHAPES)
     synth.add_argument("--rows", type=int, help="default: those of the shape")
     synth.add_argument("--cols", type=int, help="default: those of the shape")
     synth.add_argument("--out", required=True, metavar="FILE.h5")
@@ -39,6 +39,8 @@ def add_parser(actions: Any) -> None:
 
 def run_synth(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Write the file, say what it holds."""
+    from hpcsgd.data.synthetic import SHAPES, Knobs, write_synthetic
+
     shape = SHAPES[arguments.shape]
     rows = shape.rows if arguments.rows is None else arguments.rows
     cols = shape.cols if arguments.cols is None else arguments.cols

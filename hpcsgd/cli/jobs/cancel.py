@@ -5,8 +5,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.jobs.cancel import cancel
-
 
 def add_parser(actions: Any) -> None:
     """Add `cancel`."""
@@ -21,6 +19,8 @@ def add_parser(actions: Any) -> None:
 
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Standard output has the numbers of what was cancelled."""
+    from hpcsgd.jobs.cancel import cancel
+
     done = [j for f in arguments.folders for j in cancel(Path(f), arguments.job)]
     if arguments.json:
         print(json.dumps({"cancelled": done}, indent=2))

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.cli.jobs.table import table
-from hpcsgd.jobs.collect import as_csv, collect
-from hpcsgd.result import finite
 
 
 def add_parser(actions: Any) -> None:
@@ -24,6 +22,9 @@ def add_parser(actions: Any) -> None:
 
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """One row for each run."""
+    from hpcsgd.jobs.collect import as_csv, collect
+    from hpcsgd.result import finite
+
     rows = [row for folder in arguments.folders for row in collect(Path(folder))]
     if arguments.json:
         print(json.dumps(finite({"runs": rows})["runs"], indent=2, allow_nan=False))

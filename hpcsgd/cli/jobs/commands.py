@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from hpcsgd.config import read_toml
 from hpcsgd.errors import ConfigError
 from hpcsgd.jobs.job import Step
 from hpcsgd.jobs.launch_line import leaves_comm_open
@@ -78,6 +77,7 @@ def _run_table_of(command: Words) -> Mapping[str, Any] | None:
     """Return the table [run] of a command that trains; None of any other."""
     from hpcsgd.cli.parser import make_parser
     from hpcsgd.cli.train import overlaid
+    from hpcsgd.config import read_toml
 
     read = make_parser(command[0]).parse_args(command)
     if not (hasattr(read, "config") and hasattr(read, "sets")):

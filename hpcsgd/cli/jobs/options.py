@@ -6,7 +6,6 @@ import sys
 from typing import Any
 
 from hpcsgd.cli.jobs.commands import ranks_of, steps_of
-from hpcsgd.config import read_toml
 from hpcsgd.errors import ConfigError
 from hpcsgd.jobs.job import Job
 from hpcsgd.jobs.resources import Resources, check_known
@@ -158,6 +157,8 @@ def job_of(arguments: argparse.Namespace, site: Site) -> Job:
 
 def _resources(arguments: argparse.Namespace, site: Site) -> Resources:
     """The site's defaults, the file over them, flags over both."""
+    from hpcsgd.config import read_toml
+
     table = dict(site.defaults)
     if arguments.template == "convert":
         table.pop("gpus", None)  # which it could not use

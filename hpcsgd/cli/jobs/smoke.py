@@ -4,15 +4,17 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcsgd.cli import launch
+from hpcsgd.cli.names import DEVICES, TRANSPORTS
 from hpcsgd.cli.numbers import not_negative
 from hpcsgd.cli.ranks import add_comm, on_all_ranks
-from hpcsgd.comm.base import Communicator
 from hpcsgd.errors import HpcsgdError
-from hpcsgd.jobs.smoke import Check, smoke, verdict
-from hpcsgd.sections import DEVICES, TRANSPORTS
+
+if TYPE_CHECKING:
+    from hpcsgd.comm.base import Communicator
+    from hpcsgd.jobs.smoke import Check
 
 
 def add_parser(actions: Any) -> None:
@@ -46,6 +48,8 @@ def add_parser(actions: Any) -> None:
 
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Standard output has the verdict alone, standard error every look."""
+    from hpcsgd.jobs.smoke import Check
+
     if launch.must_relaunch(arguments.ranks):
         return launch.relaunch(arguments.ranks, argv, remedy="mend the MPI first")
     try:
@@ -62,7 +66,9 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
         return 1
 
 
-def _smoke(world: Communicator, arguments: argparse.Namespace) -> list[Check]:
+def _smoke(world: "Communicator", arguments: argparse.Namespace) -> "list[Check]":
+    from hpcsgd.jobs.smoke import smoke
+
     world.is_patient = True
     world.watch(arguments.timeout)
     checks = smoke(
@@ -76,7 +82,9 @@ def _smoke(world: Communicator, arguments: argparse.Namespace) -> list[Check]:
     return checks
 
 
-def _show(checks: list[Check], as_json: bool) -> None:
+def _show(checks: "list[Check]", as_json: bool) -> None:
+    from hpcsgd.jobs.smoke import verdict
+
     for check in checks:
         word = "good" if check.good else "bad"
         print(f"hpcsgd: {word:<4} {check.name:<8} {check.text}", file=sys.stderr)

@@ -3,15 +3,14 @@
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcsgd.cli.jobs.table import table
-from hpcsgd.jobs.status import BAD, State, states
-from hpcsgd.result import Status, finite
+
+if TYPE_CHECKING:
+    from hpcsgd.jobs.status import State
 
 HEADS = ("job", "name", "state", "code", "starts", "elapsed", "nodes", "run")
-
-GOOD = [status.value for status in Status if status.is_good]
 
 
 def add_parser(actions: Any) -> None:
@@ -26,6 +25,9 @@ def add_parser(actions: Any) -> None:
 
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """1 where a job has failed, so that scripts can ask."""
+    from hpcsgd.jobs.status import BAD, states
+    from hpcsgd.result import finite
+
     found = [s for folder in arguments.folders for s in states(Path(folder))]
     if arguments.json:
         said = [finite(state.as_dict()) for state in found]
@@ -35,7 +37,7 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     return int(any(state.state in BAD for state in found))
 
 
-def text(found: list[State]) -> str:
+def text(found: "list[State]") -> str:
     """A table, and a sentence for each that did not end well."""
     lines = table(HEADS, [_row(state) for state in found])
     for state in found:
@@ -46,17 +48,20 @@ def text(found: list[State]) -> str:
     return "\n".join(lines)
 
 
-def _row(state: State) -> list[str]:
+def _row(state: "State") -> list[str]:
     code = "" if state.code is None else str(state.code)
     starts = "" if state.state == "pending" else str(state.restarts + 1)
     head = [state.job, state.name, state.state, code, starts]
     return [*head, state.elapsed, state.nodes, _progress(state)]
 
 
-def _progress(state: State) -> str:
+def _progress(state: "State") -> str:
     """How far its run is, or how many of several are done."""
+    from hpcsgd.result import Status
+
     if len(state.facts) > 1:
-        done = sum(facts.get("status") in GOOD for facts in state.facts)
+        good = [status.value for status in Status if status.is_good]
+        done = sum(facts.get("status") in good for facts in state.facts)
         return f"{done} of {len(state.facts)} completed"
     facts = state.facts[0] if state.facts else {}
     if not facts or facts.get("epoch") is None:

@@ -2,16 +2,16 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcsgd.cli import launch, logs
 from hpcsgd.cli.numbers import not_negative
 from hpcsgd.cli.ranks import add_comm, on_all_ranks
 from hpcsgd.cli.train import exit_code
-from hpcsgd.comm.base import Communicator
-from hpcsgd.result import Result
-from hpcsgd.signals import Signals
-from hpcsgd.study.alone import read_config, train_point
+
+if TYPE_CHECKING:
+    from hpcsgd.comm.base import Communicator
+    from hpcsgd.result import Result
 
 
 def add_parser(actions: Any) -> None:
@@ -40,12 +40,15 @@ def add_parser(actions: Any) -> None:
 
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Train here, or under mpiexec."""
+    from hpcsgd.signals import Signals
+    from hpcsgd.study.alone import read_config, train_point
+
     folder, name = Path(arguments.folder), arguments.name
     config = read_config(folder, name)
     if launch.must_relaunch(arguments.ranks):
         return launch.relaunch(arguments.ranks, argv)
 
-    def action(world: Communicator) -> Result:
+    def action(world: "Communicator") -> "Result":
         with Signals(world.abort) as signals:
             limit = arguments.point_timeout
             return train_point(folder, name, world, limit, [signals])

@@ -5,19 +5,17 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from hpcsgd import plots
+from hpcsgd.cli.names import MACHINES, RECIPES
 from hpcsgd.cli.words import steps
-from hpcsgd.data.readers import open_reader
 from hpcsgd.errors import ConfigError
-from hpcsgd.hardware import known_machines, load_hardware
-from hpcsgd.precision import RECIPES
-from hpcsgd.study.predict import Asked, Prediction, parse_ranks, predict
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hpcsgd.study.predict import Prediction
 
 WIDTH = 130  # where standard output is no terminal
 COLUMNS = ("ranks", "grid", "SGD", "CA-SGD", "by", "sums", "speed-up", "limit")
@@ -36,7 +34,7 @@ def add_parser(actions: Any) -> None:
         "--machine",
         required=True,
         metavar="NAME|FILE.toml",
-        help=f"a machine file, or one of {', '.join(known_machines())}",
+        help=f"a machine file, or one of {', '.join(MACHINES)}",
     )
     parser.add_argument(
         "--ranks", default="1..65536", metavar="A..B", help="powers of two, or 1,2,4"
@@ -52,7 +50,7 @@ def add_parser(actions: Any) -> None:
     parser.add_argument(
         "--steps", type=steps, default=0, metavar="S", help="s, or auto (the fastest)"
     )
-    parser.add_argument("--precision", choices=list(RECIPES), default="fp32")
+    parser.add_argument("--precision", choices=RECIPES, default="fp32")
     parser.add_argument("--classes", type=int, default=1, help="columns of weights; 1")
     parser.add_argument(
         "--period", type=int, default=8, help="exchanges per agreement of replicas; 8"
@@ -64,6 +62,11 @@ def add_parser(actions: Any) -> None:
 
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Look nothing up but files, and print."""
+    from rich.console import Console
+
+    from hpcsgd.hardware import load_hardware
+    from hpcsgd.study.predict import Asked, parse_ranks, predict
+
     if arguments.plot:
         plots.require()
     hardware = load_hardware(arguments.machine)
@@ -99,6 +102,8 @@ def _positive(flag: str, value: int) -> int:
 
 def _shape(text: str) -> tuple[int, int]:
     """(rows, columns) of "400000,2000", or of a file."""
+    from hpcsgd.data.readers import open_reader
+
     if Path(text).is_file():
         reader = open_reader(Path(text))
         shape = reader.rows, reader.cols
@@ -112,8 +117,11 @@ def _shape(text: str) -> tuple[int, int]:
     return int(rows), int(columns)
 
 
-def table(found: Prediction) -> Table:
+def table(found: "Prediction") -> "Table":
     """A line for each number of ranks."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
     shown = Table(box=SIMPLE_HEAD, title=f"a step on {found.hardware.name}, predicted")
     for name in COLUMNS:
         shown.add_column(name, justify="right")
@@ -130,7 +138,7 @@ def table(found: Prediction) -> Table:
     return shown
 
 
-def sentences(found: Prediction) -> Iterator[str]:
+def sentences(found: "Prediction") -> Iterator[str]:
     """Where CA-SGD wins, where more ranks stop paying, and what to believe of it."""
     wins, points = found.wins(), found.points
     if wins:

@@ -10,22 +10,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpcsgd.cli import logs
+from hpcsgd.cli.names import PLACES, POINT_TIMEOUT, STUDIED
 from hpcsgd.cli.numbers import not_negative
 from hpcsgd.cli.study import tables
 from hpcsgd.cli.study.slurm import add_where, where_of
 from hpcsgd.cli.train import add_settings, overlaid
 from hpcsgd.comm import is_launched
-from hpcsgd.config import read_toml
 from hpcsgd.errors import ConfigError
-from hpcsgd.result import REQUEUE
-from hpcsgd.study.account import Account
-from hpcsgd.study.ask import make_plan
-from hpcsgd.study.methods import METHODS
-from hpcsgd.study.plan import PLACES, Plan
-from hpcsgd.study.run import TIMEOUT, run
+
+if TYPE_CHECKING:
+    from hpcsgd.study.account import Account
+    from hpcsgd.study.plan import Plan
 
 log = logging.getLogger(__name__)
 # Flags of `train` that are lists here, or mean something else.
@@ -36,7 +34,7 @@ OWN = (
 # flag, the key of [study] that it stands for, what is shown for its value, its help
 LISTS = (
     ("--ranks", "ranks", "P,P,...", "numbers of MPI ranks"),
-    ("--methods", "methods", "M,M,...", f"of {', '.join(METHODS)}; default sgd,casgd"),
+    ("--methods", "methods", "M,M,...", f"of {', '.join(STUDIED)}; default sgd,casgd"),
     ("--steps", "steps", "S,S,...", "steps per sum, s, or auto"),
     ("--batch", "batch", "B,B,...", "rows a step of all replicas together"),
     ("--grids", "grids", "RxC,...", "replicas x members of hybrid"),
@@ -88,9 +86,9 @@ def add_study(actions: Any, kind: str, text: str) -> None:
     parser.add_argument(
         "--point-timeout",
         type=not_negative,
-        default=TIMEOUT,
+        default=POINT_TIMEOUT,
         metavar="SECONDS",
-        help=f"of one run, 0 = none; default {TIMEOUT:g}",
+        help=f"of one run, 0 = none; default {POINT_TIMEOUT:g}",
     )
     parser.add_argument(
         "--resume", action="store_true", help="go on with the study in --out"
@@ -129,7 +127,7 @@ def run_study(kind: str, arguments: argparse.Namespace, argv: list[str]) -> int:
     return begin(plan, out, arguments)
 
 
-def _jobs(plan: Plan, out: str, arguments: argparse.Namespace) -> int:
+def _jobs(plan: "Plan", out: str, arguments: argparse.Namespace) -> int:
     """Submit what is missing, and say how to go on."""
     from hpcsgd.study.submitted import begin
 
@@ -142,8 +140,11 @@ def _jobs(plan: Plan, out: str, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _here(plan: Plan, out: str, arguments: argparse.Namespace) -> int:
+def _here(plan: "Plan", out: str, arguments: argparse.Namespace) -> int:
     """Run it on this machine."""
+    from hpcsgd.result import REQUEUE
+    from hpcsgd.study.run import run
+
     try:
         with _asked_to_end():
             found = run(
@@ -155,8 +156,11 @@ def _here(plan: Plan, out: str, arguments: argparse.Namespace) -> int:
     return show(found, arguments.json)
 
 
-def what_to_run(kind: str, arguments: argparse.Namespace) -> tuple[Plan, str]:
+def what_to_run(kind: str, arguments: argparse.Namespace) -> "tuple[Plan, str]":
     """The plan, and the folder: the file's tables, then --set, then the flags."""
+    from hpcsgd.config import read_toml
+    from hpcsgd.study.ask import make_plan
+
     read: dict[str, Any] = read_toml(arguments.config) if arguments.config else {}
     asked = read.pop("study", {})
     if not isinstance(asked, dict):
@@ -171,7 +175,7 @@ def what_to_run(kind: str, arguments: argparse.Namespace) -> tuple[Plan, str]:
     return make_plan(kind, {**asked, **given}, base), out
 
 
-def show(found: Account, as_json: bool) -> int:
+def show(found: "Account", as_json: bool) -> int:
     """Print what was found; the exit code."""
     print(found.json() if as_json else tables.account_text(found), flush=True)
     for bad in found.failures:

@@ -1,13 +1,14 @@
 """The flags of studies whose runs are jobs, and what they mean."""
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcsgd.cli.jobs.options import COUNTS, site_of
-from hpcsgd.config import read_toml
 from hpcsgd.errors import ConfigError
 from hpcsgd.jobs.resources import Resources, check_known
-from hpcsgd.study.cluster import Where
+
+if TYPE_CHECKING:
+    from hpcsgd.study.cluster import Where
 
 # Ranks and nodes are those of each job.
 OWN = ("tasks", "nodes")
@@ -36,8 +37,11 @@ def add_where(parser: Any) -> None:
     )
 
 
-def where_of(arguments: argparse.Namespace) -> Where:
+def where_of(arguments: argparse.Namespace) -> "Where":
     """The site and the resources that the flags name."""
+    from hpcsgd.config import read_toml
+    from hpcsgd.study.cluster import Where
+
     if arguments.ranks_per_node < 0:
         raise ConfigError("--ranks-per-node must be at least 0; 0 is all on one node")
     site = site_of(arguments)

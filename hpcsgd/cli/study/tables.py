@@ -3,14 +3,13 @@
 import io
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
+if TYPE_CHECKING:
+    from rich.table import Table
 
-from hpcsgd.study.account import Account, Row
-from hpcsgd.study.plan import Plan
+    from hpcsgd.study.account import Account, Row
+    from hpcsgd.study.plan import Plan
 
 WIDTH = 150  # where standard output is no terminal
 PLANNED = ("method", "ranks", "grid", "s", "global batch", "precision", "rows", "seed")
@@ -20,7 +19,7 @@ FOUND = (
 )
 
 
-def plan_line(plan: Plan) -> str:
+def plan_line(plan: "Plan") -> str:
     """How much a plan is."""
     settings = len(plan.settings())
     said = f"{plan.kind}: {settings} points x {plan.repeats} repeats"
@@ -28,7 +27,7 @@ def plan_line(plan: Plan) -> str:
     return f"{said} = {settings * plan.repeats} runs{left}"
 
 
-def plan_text(plan: Plan) -> str:
+def plan_text(plan: "Plan") -> str:
     """Every point in a line, and how many runs they are."""
     drawn = _table(PLANNED, plan_line(plan))
     for point in plan.settings():
@@ -46,7 +45,7 @@ def plan_text(plan: Plan) -> str:
     return _drawn(drawn)
 
 
-def plan_json(plan: Plan) -> str:
+def plan_json(plan: "Plan") -> str:
     """One document."""
     document: dict[str, Any] = {
         **plan.as_dict(),
@@ -57,7 +56,7 @@ def plan_json(plan: Plan) -> str:
     return json.dumps(document, indent=2)
 
 
-def account_text(found: Account) -> str:
+def account_text(found: "Account") -> str:
     """A row for each setting, and below it what its columns are held to."""
     drawn = _table(FOUND, _title(found))
     for row in found.rows:
@@ -65,12 +64,12 @@ def account_text(found: Account) -> str:
     return _drawn(drawn) + _notes(found)
 
 
-def _title(found: Account) -> str:
+def _title(found: "Account") -> str:
     missing = f", {found.missing} not run yet" if found.missing else ""
     return f"{found.kind}: {found.runs} good runs{missing}, in {found.folder}"
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: "Row") -> tuple[str, ...]:
     mark = " emulated" if row.emulated else " *" if row.oversubscribed else ""
     wrong = "" if row.expected in (True, None) else " !"
     return (
@@ -92,7 +91,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def _steps(row: Row) -> str:
+def _steps(row: "Row") -> str:
     """How many, and whether the run chose them."""
     chosen = "/sauto/" in row.setting and row.steps != "auto"
     return f"{row.steps} auto" if chosen else str(row.steps)
@@ -102,7 +101,7 @@ def _number(value: float | None, form: str, unit: str = "") -> str:
     return "-" if value is None else f"{value:{form}}{unit}"
 
 
-def _notes(found: Account) -> str:
+def _notes(found: "Account") -> str:
     """What is not said by the columns' names."""
     lines = [
         "seconds: median; speed-up, efficiency: against the method's own fewest ranks;"
@@ -126,14 +125,19 @@ def _notes(found: Account) -> str:
     return "\n".join(lines)
 
 
-def _table(columns: tuple[str, ...], title: str) -> Table:
+def _table(columns: tuple[str, ...], title: str) -> "Table":
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
     drawn = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     for number, column in enumerate(columns):
         drawn.add_column(column, justify="left" if number == 0 else "right")
     return drawn
 
 
-def _drawn(table: Table) -> str:
+def _drawn(table: "Table") -> str:
+    from rich.console import Console
+
     width = None if sys.stdout.isatty() else WIDTH
     text = io.StringIO()
     Console(file=text, highlight=False, width=width).print(table)

@@ -8,6 +8,4 @@ what is best; `curves`, `scaling`, `bars` and `maps` make charts of it, `tables`
 from hpcsgd.study.report.contents import Report, make_report
 from hpcsgd.study.report.writing import write_figures, write_page
 
-PAGE = "report.html"  # what it is called where nobody says
-
-__all__ = ["PAGE", "Report", "make_report", "write_figures", "write_page"]
+__all__ = ["Report", "make_report", "write_figures", "write_page"]

@@ -6,6 +6,7 @@ from html import escape as _escape
 from hpcsgd.charts.drawing import svg
 from hpcsgd.charts.model import Chart, Heat
 from hpcsgd.charts.svg import clean
+from hpcsgd.errors import MissingPackage
 from hpcsgd.study.report.contents import Part, Report
 from hpcsgd.study.report.css import CSS
 from hpcsgd.study.report.tables import Table
@@ -14,8 +15,13 @@ LONG = 48  # characters from which a cell may break into lines
 
 
 def page(report: Report) -> str:
-    """The whole document."""
-    parts = "".join(_part(part, len(report.parts) > 1) for part in report.parts)
+    """Return the whole document; without matplotlib it has tables and no figures."""
+    several = len(report.parts) > 1
+    try:
+        parts = "".join(_part(part, several, _figures(part)) for part in report.parts)
+    except MissingPackage as missing:
+        note = f'<p class="lead">{escape(capitalized(missing))}</p>\n'
+        parts = "".join(_part(part, several, note) for part in report.parts)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -35,20 +41,30 @@ def escape(said: str) -> str:
     return _escape(clean(said), quote=True)
 
 
-def _part(part: Part, with_title: bool) -> str:
+def capitalized(missing: MissingPackage) -> str:
+    """Return what is missing as a sentence that stands alone."""
+    text = str(missing)
+    return f"{text[:1].upper()}{text[1:]}"
+
+
+def _part(part: Part, with_title: bool, figures: str) -> str:
     """One problem: what is best, the figures, the tables."""
     title = part.problem.title if with_title else "Result"
-    curves = [c for c in part.charts if not isinstance(c, Heat)]
-    maps = [c for c in part.charts if isinstance(c, Heat)]
     return (
         f"<section><h2>{escape(title)}</h2>\n"
-        f'<p class="verdict">{_unbroken(part.verdict)}</p>\n'
-        f"{_figures(curves, 'figures')}{_figures(maps, 'maps')}"
+        f'<p class="verdict">{_unbroken(part.verdict)}</p>\n{figures}'
         + "".join(
             f"<h3>{escape(table.title)}</h3>{_table(table)}" for table in part.tables
         )
         + "</section>\n"
     )
+
+
+def _figures(part: Part) -> str:
+    """Curves and bars, then maps."""
+    curves = [c for c in part.charts if not isinstance(c, Heat)]
+    maps = [c for c in part.charts if isinstance(c, Heat)]
+    return _in_rows(curves, "figures") + _in_rows(maps, "maps")
 
 
 def _unbroken(said: str) -> str:
@@ -57,19 +73,19 @@ def _unbroken(said: str) -> str:
     return " ".join(f"<span>{w}</span>" if "-" in w else w for w in words)
 
 
-def _figures(charts: Sequence[Chart], kind: str) -> str:
-    if not charts:
-        return ""
+def _in_rows(charts: Sequence[Chart], kind: str) -> str:
+    figures = "".join(_figure(chart) for chart in charts)
+    return f'<div class="{kind}">{figures}</div>\n' if figures else ""
+
+
+def _figure(chart: Chart) -> str:
     # What says its title itself needs none above it.
+    title = "" if isinstance(chart, Heat) else f"<h3>{escape(chart.title)}</h3>"
+    kind = type(chart).__name__.lower()
     return (
-        f'<div class="{kind}">'
-        + "".join(
-            f'<figure id="{escape(chart.name)}" class="{type(chart).__name__.lower()}">'
-            + ("" if isinstance(chart, Heat) else f"<h3>{escape(chart.title)}</h3>")
-            + f"{svg(chart)}<figcaption>{escape(chart.caption)}</figcaption></figure>\n"
-            for chart in charts
-        )
-        + "</div>\n"
+        f'<figure id="{escape(chart.name)}" class="{kind}">{title}'
+        f"{svg(chart, in_page=True)}"
+        f"<figcaption>{escape(chart.caption)}</figcaption></figure>\n"
     )
 
 

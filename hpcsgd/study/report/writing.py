@@ -3,8 +3,8 @@
 import logging
 from pathlib import Path
 
-from hpcsgd import plots
-from hpcsgd.charts.drawing import csv_text, svg
+from hpcsgd.charts.drawing import png, svg
+from hpcsgd.charts.table import csv_text
 from hpcsgd.errors import ConfigError, MissingPackage
 from hpcsgd.files import write_text
 from hpcsgd.study.report.contents import Report
@@ -28,27 +28,22 @@ def write_page(report: Report, path: str | Path) -> Path:
 
 
 def write_figures(report: Report, folder: str | Path) -> list[Path]:
-    """Write every figure as .svg and .csv, and as .png where matplotlib is."""
+    """Write every figure as .csv and, with matplotlib, as .svg and .png."""
     folder, written = Path(folder), []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for chart in report.charts:
-            for suffix, text in ((".svg", svg(chart)), (".csv", csv_text(chart))):
-                written.append(folder / f"{chart.name}{suffix}")
-                write_text(written[-1], text)
+            written.append(folder / f"{chart.name}.csv")
+            write_text(written[-1], csv_text(chart))
+        for chart in report.charts:
+            write_text(folder / f"{chart.name}.svg", svg(chart))
+            png(chart, folder / f"{chart.name}.png")
+            written += [folder / f"{chart.name}{kind}" for kind in (".svg", ".png")]
+    except MissingPackage as missing:
+        log.info("only tables in %s: %s", folder, missing)
     except OSError as error:
         raise ConfigError(
             f"cannot write figures into {folder}: {error.strerror}; choose a folder"
             " that can be written"
         ) from error
-    return written + _pictures(report, folder)
-
-
-def _pictures(report: Report, folder: Path) -> list[Path]:
-    try:
-        return [
-            plots.chart(chart, folder / f"{chart.name}.png") for chart in report.charts
-        ]
-    except MissingPackage as missing:
-        log.info("no .png in %s: %s", folder, missing)
-        return []
+    return written

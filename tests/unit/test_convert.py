@@ -127,7 +127,7 @@ def test_shares_and_seeds_of_the_split():
 def test_what_broke_off_is_gone_on_with(
     source, tmp_path, monkeypatch, break_at, fraction, flush
 ):
-    monkeypatch.setattr(sink_module, "FLUSH_SECONDS", flush)
+    monkeypatch.setattr(sink_module, "SEAL_SECONDS", flush)
     recipe = Recipe(standardize=True, test_fraction=fraction)
     convert(source, tmp_path / "whole.h5", recipe, Quiet())
     source.break_at, source.passes, source.break_in = break_at, 0, 2

@@ -64,7 +64,7 @@ class SealedParts:
 
     def __init__(self, target: Path) -> None:
         self.target = target
-        self.folder = target.with_name(f".{target.name}.parts")
+        self.folder = target.parent / f".{target.name}.parts"
         self.count = 0  # complete parts
         self.scales: Scales | None = None  # that an interrupted conversion measured
         self._file: BinaryIO | None = None  # the part in the making

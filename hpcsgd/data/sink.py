@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from hpcsgd.data.encoding import StoredRows
 from hpcsgd.data.layout import COLUMNS
-from hpcsgd.data.packing import Parts, pack, unpack
+from hpcsgd.data.packing import Parts, pack, packed, unpack
 from hpcsgd.data.preparation import Preparation, Scales
 from hpcsgd.data.source import Rows
 from hpcsgd.data.store_writer import StoreWriter
@@ -128,12 +128,12 @@ class SealedParts:
         """Add rows to the part in the making."""
         if not self._is_kept:
             return
-        packed = pack(parts)
+        size, runs = packed(parts)
         try:
             if self._file is None:
                 self._file = open(self.folder / "unsealed", "wb")  # noqa: SIM115
-            self._file.write(packed.nbytes.to_bytes(8, "little"))
-            self._file.write(packed.data)
+            self._file.write(size.to_bytes(8, "little"))
+            self._file.writelines(run.data for run in runs)
         except OSError as error:
             self._give_up(error)
 

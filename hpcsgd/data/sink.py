@@ -68,7 +68,7 @@ class SealedParts:
         self.count = 0  # complete parts
         self.scales: Scales | None = None  # that an interrupted conversion measured
         self._file: BinaryIO | None = None  # the part in the making
-        self._end = 0  # of its rows behind which the source can resume
+        self._end = 0  # of its rows, those behind which the source can resume
         self._sealed_at = monotonic()
         self._is_kept = True
 
@@ -91,7 +91,7 @@ class SealedParts:
                 return False  # what somebody else has put there is not converted
             head = unpack(np.fromfile(self._head, dtype=np.uint8))
             before, mean, spread = head["identity"], head["mean"], head["spread"]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, LookupError, TypeError):
             return False
         odd = sorted(
             k for k in before.keys() | identity if before.get(k) != identity.get(k)
@@ -123,6 +123,7 @@ class SealedParts:
                 while size := int.from_bytes(file.read(8), "little"):
                     yield _unpacked(path, file.read(size))
             self.count += 1
+        self._sealed_at = monotonic()
 
     def add(self, parts: Parts) -> None:
         """Add rows to the part in the making."""
@@ -157,7 +158,7 @@ class SealedParts:
             sync_folder(self.folder)
         except OSError as error:
             self._give_up(error)
-        self.count, self._end = self.count + 1, 0
+        self.count += 1
         self._sealed_at = monotonic()
 
     def remove(self) -> None:
@@ -176,7 +177,7 @@ class SealedParts:
         return self.folder / f"part-{number:06d}"
 
     def _close(self) -> None:
-        file, self._file = self._file, None
+        file, self._file, self._end = self._file, None, 0
         if file is not None:
             with suppress(OSError):
                 file.close()
@@ -191,7 +192,7 @@ class SealedParts:
 def _unpacked(path: Path, content: bytes) -> Parts:
     try:
         return unpack(np.frombuffer(content, dtype=np.uint8))
-    except (ValueError, TypeError) as error:
+    except (ValueError, LookupError, TypeError) as error:
         raise DataError(
             f"{path} is damaged ({error}); leave --resume out to convert anew"
         ) from error

@@ -145,7 +145,8 @@ class Conversion:
             yield
         except BaseException as error:
             is_wrong = isinstance(error, HpcsgdError) and not (
-                isinstance(error, TransportError) or isinstance(error.__cause__, OSError)
+                isinstance(error, TransportError)
+                or isinstance(error.__cause__, OSError)
             )
             if self.pouring is not None:
                 self.pouring.leave(keeps=not is_wrong)

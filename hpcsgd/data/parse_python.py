@@ -1,4 +1,4 @@
-"""The fallback of kernels/cpu/parse.c where no compiler was: the same values, slowly."""
+"""Text to numbers where kernels/cpu/parse.c is not compiled: same values, slowly."""
 
 import math
 import re

@@ -13,6 +13,7 @@ from typing import Any
 from hpcsgd.errors import ConfigError
 from hpcsgd.files import UMASK, sync_folder
 
+
 class PartFile:
     """`.NAME.part` beside the file it will be, for this user alone until then."""
 

@@ -74,7 +74,7 @@ class Broken(str):
 
 
 def outcomes(text: bytes) -> list[tuple]:
-    """(name, compiled, fallback) of every way to read a text that ends with a newline."""
+    """(name, compiled, fallback) of all ways to read a text that ends in a newline."""
     text = text if text.endswith(b"\n") else text + b"\n"
     ways = [("libsvm", "parse_libsvm", (base,)) for base in (0, 1)]
     ways.append(("libsvm, gone through", "parse_libsvm", (0, False)))

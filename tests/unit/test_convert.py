@@ -232,9 +232,7 @@ def test_parts_are_not_followed_through_a_planted_link(source, tmp_path):
     (elsewhere / "conversion").write_text("precious")
     (tmp_path / ".a.h5.parts").symlink_to(elsewhere)
     for resume in (False, True):
-        convert(
-            source, tmp_path / "a.h5", Recipe(), Quiet(), resume=resume, force=True
-        )
+        convert(source, tmp_path / "a.h5", Recipe(), Quiet(), resume=resume, force=True)
         assert (content(tmp_path / "a.h5")[0] == source.X).all()
     assert (elsewhere / "conversion").read_text() == "precious"
     assert [path.name for path in elsewhere.iterdir()] == ["conversion"]

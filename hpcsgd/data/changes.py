@@ -34,17 +34,16 @@ def is_too_wide(block: Rows, survey: Survey, recipe: Recipe) -> bool:
     return widens and rows > block_rows(recipe.block, 8 * cols)
 
 
-def slices(block: Rows, survey: Survey, recipe: Recipe) -> Iterator[tuple[int, Rows]]:
-    """(rows up to its end, part) of a block; one that was too wide in several."""
+def slices(block: Rows, survey: Survey, recipe: Recipe) -> Iterator[Rows]:
+    """Yield a block as it is, or one that is too wide in several transformed slices."""
     rows, cols = block.X.shape
     if not is_too_wide(block, survey, recipe):
-        yield rows, block
+        yield block
         return
     step = block_rows(recipe.block, 8 * cols)
     for start in range(0, rows, step):
         part = choose(block, slice(start, start + step))
-        stop = min(start + step, rows)
-        yield stop, replace(part, X=transformed(part.X, survey))
+        yield replace(part, X=transformed(part.X, survey))
 
 
 def transformed(X: Any, survey: Survey) -> Any:

@@ -18,11 +18,12 @@ from hpcsgd.data.filling import Pouring, fill_from_rows, fill_from_text
 from hpcsgd.data.layout import Layout
 from hpcsgd.data.libsvm import LibsvmSource
 from hpcsgd.data.like import INDEX_BASE
+from hpcsgd.data.packing import Parts
 from hpcsgd.data.preparation import Scales
 from hpcsgd.data.progress import Beating, Progress
 from hpcsgd.data.ready import Encoder
 from hpcsgd.data.recipe import Recipe
-from hpcsgd.data.sink import Journal, Part, Plan, Sinks, held, kept_scales
+from hpcsgd.data.sink import Part, Plan, SealedParts, Sinks, held
 from hpcsgd.data.source import Outline, Source
 from hpcsgd.data.survey import Survey, survey_rows, survey_text
 from hpcsgd.data.text_source import TextSource
@@ -73,22 +74,25 @@ class Conversion:
     ) -> None:
         self.source, self.target, self.recipe = source, target, recipe
         self.progress, self.resume, self.force = progress, resume, force
-        self.journal = Journal(target, {})
+        self.sealed = SealedParts(target)
+        self.pouring: Pouring | None = None  # once the stores are open
         self._files: list[Part] = []
 
     def check(self) -> None:
         """Refuse what cannot end well."""
-        goes_on = self.resume and self.journal.path.exists()
+        goes_on = self.resume and self.sealed.exist
         check_target(self.target, self.recipe, self.force or goes_on)
         check_source(self.source.path, self.target)
 
     def kept(self, outline: Outline) -> Scales | None:
-        """The scales of what broke off, which is gone on with."""
-        self.journal.identity = identity(self.source, outline, self.recipe)
-        if not (self.resume and self.recipe.standardize and self.journal.read()):
+        """Return the scales of the interrupted conversion that this one resumes."""
+        if not self.recipe.standardize:
             return None
-        means, spread = kept_scales(self.files(outline))
-        return None if spread is None else Scales(means, spread)
+        return self.sealed.scales if self._resumes(outline) else None
+
+    def _resumes(self, outline: Outline) -> bool:
+        now = identity(self.source, outline, self.recipe)
+        return self.resume and self.sealed.resume(now)
 
     def begin_counting(self) -> None:
         """The first pass."""
@@ -101,22 +105,52 @@ class Conversion:
             self._files = parts(self.target, rows, self.recipe)
         return self._files
 
-    def encoder(self, survey: Survey, starts: list[tuple[int, int]]) -> Encoder:
-        """For rows of the stores, which go on at these places."""
+    def encoder(self, survey: Survey) -> Encoder:
+        """Return what encodes rows for the stores."""
         layout = Layout(
             survey.outline.cols, self.recipe.element, is_sparse=survey.is_sparse
         )
-        return Encoder(self.files(survey.outline), starts, layout, self.recipe)
+        return Encoder(self.files(survey.outline), layout, self.recipe)
 
-    def open(self, survey: Survey) -> Sinks:
-        """The stores, new or where they broke off."""
+    def open(self, survey: Survey, encoder: Encoder) -> Pouring:
+        """Open the stores and append what is complete."""
         outline = survey.outline
-        files = self.files(outline)
-        self.journal.identity = identity(self.source, outline, self.recipe)
-        plan = self._plan(survey)
-        if self.resume and self.journal.read():
-            return Sinks.reopen(files, plan, self.journal)
-        return Sinks(files, plan, self.journal)
+        resumes = self._resumes(outline)
+        sinks = Sinks(self.files(outline), self._plan(survey))
+        # From here on no other program writes these stores, or their parts.
+        self.pouring = Pouring(
+            survey, self.recipe, encoder, sinks, self.sealed, self.progress
+        )
+        if not resumes:
+            now = identity(self.source, outline, self.recipe)
+            self.sealed.begin(now, survey.scales)
+        self.pouring.restore()
+        return self.pouring
+
+    def take(self, parts: Parts) -> None:
+        """Write the next rows."""
+        assert self.pouring is not None
+        self.pouring.receive(parts)
+
+    def close(self, survey: Survey) -> dict[str, Any]:
+        """Complete the stores; return what was done."""
+        assert self.pouring is not None
+        self.pouring.finish()
+        return _said(self.files(survey.outline), survey, self.recipe)
+
+    @contextmanager
+    def left_whole(self) -> Iterator[None]:
+        """What breaks off is left to be resumed; what is wrong leaves nothing."""
+        try:
+            yield
+        except BaseException as error:
+            is_wrong = isinstance(error, HpcsgdError) and not (
+                isinstance(error, TransportError)
+                or isinstance(error.__cause__, OSError)
+            )
+            if self.pouring is not None:
+                self.pouring.leave(keeps=not is_wrong)
+            raise
 
     def _plan(self, survey: Survey) -> Plan:
         """What both files have in common."""
@@ -136,10 +170,6 @@ class Conversion:
             names=survey.names,
         )
 
-    def said(self, survey: Survey) -> dict[str, Any]:
-        """What was done."""
-        return _said(self.files(survey.outline), survey, self.recipe)
-
 
 def _index_base(source: Source, outline: Outline) -> dict[str, Any]:
     """What a LIBSVM text calls its first column, for files that shall be like it."""
@@ -153,13 +183,9 @@ def _alone(one: Conversion) -> dict[str, Any]:
     if isinstance(one.source, TextSource):
         return _shared(one, one.source, Crew(Alone()), has_begun=True)
     survey = survey_rows(one.source, one.recipe, one.progress, one.kept)
-    sinks = one.open(survey)
-    encoder = one.encoder(survey, sinks.starts)
-    with _left_whole(sinks):
-        pouring = Pouring(survey, one.recipe, encoder, sinks, one.progress)
-        fill_from_rows(one.source, pouring)
-        sinks.finish()
-    return one.said(survey)
+    with one.left_whole():
+        fill_from_rows(one.source, one.open(survey, one.encoder(survey)))
+        return one.close(survey)
 
 
 def _shared(
@@ -169,42 +195,11 @@ def _shared(
     if crew.is_root and not has_begun:
         one.begin_counting()
     survey = survey_text(source, one.recipe, crew, one.progress)
-    opened: list[Sinks] = []
-
-    def open_sinks() -> list[tuple[int, int]]:
-        opened.append(one.open(survey))
-        one.progress.begin("writing", survey.outline.size)
-        return opened[0].starts
-
-    encoder = one.encoder(survey, crew.on_root(open_sinks))
-    if not crew.is_root:
-        fill_from_text(source, survey, one.recipe, crew, encoder, lambda parts: None)
-        return crew.on_root(dict)
-    pouring = Pouring(survey, one.recipe, encoder, opened[0], one.progress)
-
-    def close() -> dict[str, Any]:
-        opened[0].finish()
-        return one.said(survey)
-
-    with _left_whole(opened[0]):
-        fill_from_text(source, survey, one.recipe, crew, encoder, pouring.receive)
-        return crew.on_root(close)
-
-
-@contextmanager
-def _left_whole(sinks: Sinks) -> Iterator[None]:
-    """What breaks off is left to be gone on with; what is wrong leaves nothing."""
-    try:
-        yield
-    except HpcsgdError as error:
-        if isinstance(error, TransportError) or isinstance(error.__cause__, OSError):
-            sinks.leave()
-        else:
-            sinks.abandon()
-        raise
-    except BaseException:
-        sinks.leave()
-        raise
+    encoder = one.encoder(survey)
+    with one.left_whole():
+        row = crew.on_root(lambda: one.open(survey, encoder).row)
+        fill_from_text(source, survey, one.recipe, crew, encoder, row, one.take)
+        return crew.on_root(lambda: one.close(survey))
 
 
 def _said(files: Sequence[Part], survey: Survey, recipe: Recipe) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from hpcsgd.data.text_source import Tally, TextSource
 from hpcsgd.errors import ConfigError, DataError
 
 Array = NDArray[Any]
-NULLS = ["", "NA", "N/A", "NaN", "nan", "-nan", "null", "NULL", "None", "?"]
 
 
 class CsvSource(TextSource):
@@ -100,10 +99,6 @@ class CsvSource(TextSource):
         return Rows(X, y, piece.end, weights, offsets)
 
     def _parse(self, piece: Piece) -> tuple[Array, Array]:
-        if not parse_native.available():
-            table = _by_arrow(piece.text, self.layout)
-            if table is not None:
-                return table
         try:
             return parse_native.parse_csv(piece.text, self.layout)
         except Fault as fault:
@@ -119,37 +114,3 @@ def _feature_names(
     each = zip(header, places, strict=True)
     names = tuple(name for name, place in each if place >= 0)
     return names if all(names) and len(set(names)) == len(names) else None
-
-
-def _by_arrow(text: bytes, layout: Layout) -> tuple[Array, Array] | None:
-    """The columns as pyarrow reads them; None where ours has to look closer."""
-    try:
-        import pyarrow
-        import pyarrow.csv as arrow
-    except ImportError:
-        return None
-    names = [str(field) for field in range(len(layout.places))]
-    try:
-        table = arrow.read_csv(
-            pyarrow.BufferReader(text),
-            arrow.ReadOptions(use_threads=False, column_names=names),
-            arrow.ParseOptions(delimiter=layout.delimiter.decode()),
-            arrow.ConvertOptions(
-                column_types=dict.fromkeys(names, pyarrow.float64()), null_values=NULLS
-            ),
-        )
-    except pyarrow.ArrowInvalid:
-        return None  # our own parser says what it is
-    X = np.empty((len(table), layout.features))
-    other = np.empty((len(table), layout.extras))
-    for place, column in zip(layout.places, table.columns, strict=True):
-        if column.null_count and not (layout.missing_allowed and place >= 0):
-            return None
-        values = column.to_numpy()
-        if np.isinf(values).any() or np.isnan(values).sum() != column.null_count:
-            return None
-        if place >= 0:
-            X[:, place] = values
-        else:
-            other[:, -1 - place] = values
-    return X, other

@@ -83,7 +83,7 @@ def _is_header(path: Path, asked: str | bool, fields: list[bytes]) -> bool:
     if asked != "auto":
         raise ConfigError(f"header {asked!r}: known: auto, yes, no")
     told = [field for field in fields if field.lower() not in MISSING]
-    numbers = sum(isinstance(parse_number(field), float) for field in told)
+    numbers = sum(parse_number(field) is not None for field in told)
     if numbers and numbers < len(told):
         raise DataError(
             f"{path}: its first line mixes numbers with other words; say whether it is"

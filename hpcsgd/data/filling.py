@@ -1,7 +1,7 @@
 """The second pass: every row into the store it belongs to."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -16,7 +16,7 @@ from hpcsgd.data.progress import Progress
 from hpcsgd.data.ready import Encoder, Ready
 from hpcsgd.data.recipe import Recipe
 from hpcsgd.data.rounds import MOST, Pace
-from hpcsgd.data.sink import Sinks
+from hpcsgd.data.sink import SealedParts, Sinks
 from hpcsgd.data.source import Rows, Source
 from hpcsgd.data.survey import Survey, workers
 from hpcsgd.data.text import Piece, refuse_changed
@@ -33,21 +33,11 @@ class Batch:
     """Consecutive rows on their way to the stores."""
 
     first: int  # number of its first row
-    begin: int  # where they begin in a text; -1 where positions are row numbers
     rows: Rows
-
-    def position(self, count: int) -> int:
-        """A place in the source that stands for the first `count` of them.
-
-        Within a piece of text any byte of it will do, as none stands for two counts.
-        """
-        if count == self.rows.X.shape[0]:
-            return self.rows.end
-        return self.first + count if self.begin < 0 else self.begin + count
 
     def parts(self) -> Parts:
         """As it travels."""
-        said = {"first": self.first, "begin": self.begin, "end": self.rows.end}
+        said = {"first": self.first, "end": self.rows.end}
         sides = {name: getattr(self.rows, name) for name in SIDES}
         X = self.rows.X
         if not issparse(X):
@@ -63,7 +53,7 @@ class Batch:
             matrix = (parts["data"], parts["indices"], parts["indptr"])
             X = csr_array(matrix, shape=(len(parts["indptr"]) - 1, parts["cols"]))
         sides = {name: parts[name] for name in SIDES}
-        return cls(parts["first"], parts["begin"], Rows(X=X, end=parts["end"], **sides))
+        return cls(parts["first"], Rows(X=X, end=parts["end"], **sides))
 
 
 class Pouring:
@@ -75,48 +65,73 @@ class Pouring:
         recipe: Recipe,
         encoder: Encoder,
         sinks: Sinks,
+        sealed: SealedParts,
         progress: Progress,
     ) -> None:
         self.survey, self.recipe, self.encoder = survey, recipe, encoder
-        self.sinks, self.progress = sinks, progress
+        self.sinks, self.sealed, self.progress = sinks, sealed, progress
+        self.row = self.position = 0  # of the source that the parts reach
+
+    def restore(self) -> None:
+        """Append the complete parts; the source goes on behind them."""
+        self.progress.begin("writing", self.survey.outline.size)
+        for parts in self.sealed.complete():
+            ready = self._append(parts)
+            self.row, self.position = ready.first + ready.count, ready.end
+            self.progress.at(ready.end)
 
     def receive(self, parts: Parts) -> None:
         """The next ones, as they travel."""
-        if "ready" in parts:
-            self._append(Ready.of(parts))
-            self.progress.at(parts["ready"][-1])
-        else:
+        if "ready" not in parts:
             self.take(Batch.of(parts))
+            return
+        self.sealed.add(parts)
+        self._reach(self._append(parts).end)
 
     def take(self, batch: Batch) -> None:
         """The next ones, which nobody has encoded yet."""
-        done = 0
-        for stop, part in slices(batch.rows, self.survey, self.recipe):
-            ended = replace(part, end=batch.position(stop))
-            self._append(self.encoder.encode(batch.first + done, ended))
-            done = stop
-        self.progress.at(batch.rows.end)
+        row = batch.first
+        for part in slices(batch.rows, self.survey, self.recipe):
+            parts = self.encoder.encode(row, part).parts()
+            self.sealed.add(parts)
+            self._append(parts)
+            row += part.X.shape[0]
+        self._reach(batch.rows.end)
 
-    def _append(self, ready: Ready) -> None:
-        reached = ready.first + ready.count, ready.end
-        self.sinks.will_reach(*reached, ready.values)
+    def leave(self, keeps: bool) -> None:
+        """End before the last row; `keeps` leaves what a conversion can resume from."""
+        self.sinks.abandon()
+        if keeps:
+            self.sealed.seal()
+        else:
+            self.sealed.remove()
+
+    def finish(self) -> None:
+        """Complete the stores, which need the parts no more."""
+        self.sinks.finish()
+        self.sealed.remove()
+
+    def _append(self, parts: Parts) -> Ready:
+        ready = Ready.of(parts)
         for number, stored in enumerate(ready.stores):
             if stored is not None:
                 self.sinks.append(number, stored, ready.end)
-        self.sinks.reached(*reached)
+        return ready
+
+    def _reach(self, position: int) -> None:
+        self.sealed.reach()
+        self.progress.at(position)
 
 
 def fill_from_rows(source: Source, pouring: Pouring) -> None:
     """From a source that is read on one rank."""
     survey, recipe = pouring.survey, pouring.recipe
-    row, position = pouring.sinks.start
-    if not recipe.wanted(row, survey.outline.rows - row):
+    if pouring.row >= recipe.wanted(0, survey.outline.rows):
         return
-    pouring.progress.begin("writing", survey.outline.size)
-    blocks = source.blocks(survey.outline, recipe.block, position)
-    for first, block in numbered(blocks, row, recipe):
+    blocks = source.blocks(survey.outline, recipe.block, pouring.position)
+    for first, block in numbered(blocks, pouring.row, recipe):
         refuse_non_finite(block, first, source.path)
-        pouring.take(Batch(first, -1, prepared(block, first, survey, recipe)))
+        pouring.take(Batch(first, prepared(block, first, survey, recipe)))
 
 
 def fill_from_text(
@@ -125,11 +140,12 @@ def fill_from_text(
     recipe: Recipe,
     crew: Crew,
     encoder: Encoder,
+    row: int,
     take: Callable[[Parts], None],
 ) -> None:
-    """From a text: all ranks parse and encode, and the first one writes."""
-    start, places = min(encoder.starts), survey.places
-    if places is None or start[0] >= recipe.wanted(0, survey.outline.rows):
+    """From a text, from `row` on: all ranks parse and encode, and the first writes."""
+    places = survey.places
+    if places is None or row >= recipe.wanted(0, survey.outline.rows):
         return
 
     def work(task: int | Piece) -> list[Parts]:
@@ -141,11 +157,11 @@ def fill_from_text(
         rows = first_rows(rows, recipe.wanted(first, rows.X.shape[0]))
         rows = prepared(rows, first, survey, recipe)
         if is_too_wide(rows, survey, recipe):
-            return [Batch(first, piece.position, rows).parts()]
+            return [Batch(first, rows).parts()]
         return [encoder.encode(first, rows).parts()]
 
     crew.share(
-        source.tasks(*_range(places, recipe, start[1])),
+        source.tasks(*_range(places, recipe, row)),
         work,
         take,
         Pace(workers(crew, recipe), _at_once(survey, recipe, crew)),
@@ -165,9 +181,9 @@ def _at_once(survey: Survey, recipe: Recipe, crew: Crew) -> int:
     return max(min(MOST, recipe.block // (crew.size * max(size, 1))), 1)
 
 
-def _range(places: Places, recipe: Recipe, start: int) -> tuple[int, int]:
-    """(byte of the piece that holds `start`, byte after the rows that are wanted)."""
-    piece = max(int(np.searchsorted(places[:, 0], start, "right")) - 1, 0)
+def _range(places: Places, recipe: Recipe, row: int) -> tuple[int, int]:
+    """(byte of the piece that begins with `row`, byte after the rows wanted)."""
+    piece = int(np.searchsorted(places[:, 1], row))
     last = len(places)
     if recipe.rows is not None:
         last = int(np.searchsorted(places[:, 1], recipe.rows))

@@ -9,24 +9,31 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Parts = dict[str, Any]  # name -> an array, a number, or None
 ALIGNED = 8  # bytes that arrays begin at multiples of
+PADDING = np.zeros(ALIGNED, dtype=np.uint8)
 HEAD = 8  # bytes that say how long the description is
 
 
 def pack(parts: Parts) -> Array:
-    """A description in JSON, then the arrays."""
+    """Return a description in JSON and then the arrays, in one array of bytes."""
+    size, runs = packed(parts)
+    whole, at = np.empty(size, dtype=np.uint8), 0
+    for run in runs:
+        whole[at : at + len(run)] = run
+        at += len(run)
+    return whole
+
+
+def packed(parts: Parts) -> tuple[int, list[Array]]:
+    """Return how many bytes `pack` makes, and these in several arrays, not copied."""
     arrays = {k: np.ascontiguousarray(v) for k, v in parts.items() if _is_array(v)}
     others = {k: v for k, v in parts.items() if k not in arrays}
     shapes = {k: [a.dtype.str, list(a.shape)] for k, a in arrays.items()}
     text = json.dumps([others, shapes]).encode()
-    size = HEAD + _aligned(len(text)) + sum(_aligned(a.nbytes) for a in arrays.values())
-    whole = np.empty(size, dtype=np.uint8)
-    whole[:HEAD] = np.array([len(text)], dtype="<i8").view(np.uint8)
-    whole[HEAD : HEAD + len(text)] = np.frombuffer(text, dtype=np.uint8)
-    at = HEAD + _aligned(len(text))
-    for array in arrays.values():
-        whole[at : at + array.nbytes] = array.reshape(-1).view(np.uint8)
-        at += _aligned(array.nbytes)
-    return whole
+    runs = [np.array([len(text)], dtype="<i8"), np.frombuffer(text, dtype=np.uint8)]
+    padded = list[Array]()
+    for run in [*runs, *arrays.values()]:
+        padded += [run.reshape(-1).view(np.uint8), PADDING[: -run.nbytes % ALIGNED]]
+    return sum(len(run) for run in padded), padded
 
 
 def unpack(whole: Array) -> Parts:

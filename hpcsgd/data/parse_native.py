@@ -1,4 +1,4 @@
-"""The compiled text parser through ctypes; its twin where it is missing."""
+"""The compiled text parser through ctypes; its fallback where it is missing."""
 
 import ctypes
 from functools import lru_cache

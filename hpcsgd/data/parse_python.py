@@ -1,8 +1,9 @@
-"""The twin of kernels/cpu/parse.c: the same values, the same refusals, slowly."""
+"""Text to numbers where kernels/cpu/parse.c is not compiled: same values, slowly."""
 
 import math
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +14,12 @@ from hpcsgd.data.faults import Fault, Kind
 
 Array = NDArray[Any]
 NUMBER = re.compile(rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-NAMED = re.compile(rb"[+-]?(?:inf|infinity|nan)", re.IGNORECASE)
+NUMERIC = b"0123456789+-.eE"  # what float() takes of these bytes, NUMBER takes
 TOKEN = re.compile(rb"[^ \t\r\v\f]+")
-QUERY = re.compile(rb"qid:[0-9]+")
 MISSING = frozenset(
     (b"", b"na", b"n/a", b"nan", b"-nan", b"+nan", b"null", b"none", b"?")
 )
 BLANKS = b" \t\r\v\f"
-LARGEST = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -49,46 +48,42 @@ class Layout:
     missing_allowed: bool
 
 
-def parse_number(token: bytes) -> float | Kind:
-    """The nearest float64, or why there is none."""
-    if not NUMBER.fullmatch(token):
-        return Kind.NONFINITE if NAMED.fullmatch(token) else Kind.NUMBER
-    value = float(token)
-    return value if math.isfinite(value) else Kind.NONFINITE
+def parse_number(token: bytes) -> float | None:
+    """Return the nearest float64, or None where the token is no finite number."""
+    value = float(token) if NUMBER.fullmatch(token) else math.inf
+    return value if math.isfinite(value) else None
 
 
 def parse_libsvm(
     text: bytes, base: int, keep: bool = True, queried: bool | None = None
 ) -> Pairs:
-    """Rows of a text that ends with a newline."""
+    """Return the rows of a text that ends with a newline."""
     labels, queries = list[float](), list[int]()
     starts, indices, values = [0], list[int](), list[float]()
-    lowest, highest = LARGEST + 1, -1
     for position, line in _lines(text):
-        found = list(TOKEN.finditer(line.split(b"#", 1)[0]))
-        if not found:
+        tokens = list(TOKEN.finditer(line.partition(b"#")[0]))
+        if not tokens:
             continue
-        start = position + found[0].start()
-        labels.append(_label(found[0].group(), start))
-        query = _query(found[1:2], position)
-        if queried is not None and queried != (query >= 0):
-            at = start if queried else position + found[1].start()
-            raise Fault(Kind.MIXED, at)
+        words = [token.group() for token in tokens]
+        try:
+            label, query = _row_head(words, queried)
+            first = 1 + (query >= 0)
+            _add_pairs(words, first, base, indices, values)
+        except Fault as fault:  # its position is the number of the token
+            start = tokens[fault.position].start()
+            raise Fault(fault.kind, position + start) from None
+        labels.append(label)
         queries.append(query)
-        tokens = found[1 + (query >= 0) :]
-        for index, value in _pairs(tokens, position, base):
-            indices.append(index - base)
-            values.append(value)
-            lowest, highest = min(lowest, index), max(highest, index)
         starts.append(len(values))
+    columns = np.array(indices, dtype=np.int64)
     return Pairs(
         rows=len(labels),
         count=len(values),
-        lowest=lowest if values else -1,
-        highest=highest,
+        lowest=int(columns.min(initial=2**31)) if values else -1,
+        highest=int(columns.max(initial=-1)),
         labels=np.array(labels if keep else [], dtype=np.float64),
         starts=np.array(starts if keep else [0], dtype=np.int32),
-        indices=np.array(indices if keep else [], dtype=np.int32),
+        indices=(columns - base if keep else columns[:0]).astype(np.int32),
         values=np.array(values if keep else [], dtype=np.float64),
         queries=np.array(
             queries if keep and queried is not False else [], dtype=np.int64
@@ -96,62 +91,61 @@ def parse_libsvm(
     )
 
 
+def _row_head(words: list[bytes], queried: bool | None) -> tuple[float, int]:
+    """Return the label and the number of the qid, -1 where a row has none."""
+    label, query = parse_number(words[0]), -1
+    if label is None:
+        raise Fault(Kind.LABEL if b":" in words[0] else Kind.NUMBER, 0)
+    if len(words) > 1 and words[1].startswith(b"qid:"):
+        query = _whole(words[1][4:])
+        if not 0 <= query < 2**63:
+            raise Fault(Kind.QID, 1)
+    if queried is not None and queried != (query >= 0):
+        raise Fault(Kind.MIXED, 0 if queried else 1)
+    return label, query
+
+
+def _add_pairs(
+    words: list[bytes],
+    first: int,
+    base: int,
+    indices: list[int],
+    values: list[float],
+) -> None:
+    """Add the index as written and the value of every word from number `first` on."""
+    before = -1
+    for number, word in enumerate(words[first:], first):
+        name, _, rest = word.partition(b":")
+        index, value = _whole(name), parse_number(rest)
+        if index < 0 or value is None:
+            raise Fault(Kind.PAIR if index < 0 else Kind.NUMBER, number)
+        if index >= 2**31 or index < base:
+            raise Fault(Kind.BELOW if index < base else Kind.LARGE, number)
+        if index <= before:
+            raise Fault(Kind.DUPLICATE if index == before else Kind.UNSORTED, number)
+        indices.append(index)
+        values.append(value)
+        before = index
+
+
+def _whole(digits: bytes) -> int:
+    """Return a whole number, 2⁶³ for any that is larger, or -1 where there is none."""
+    if not digits.isdigit():
+        return -1
+    digits = digits.lstrip(b"0") or b"0"  # int() refuses very long ones, zeros or not
+    return int(digits) if len(digits) <= 18 else min(int(digits[:20]), 2**63)
+
+
 def _lines(text: bytes) -> Iterator[tuple[int, bytes]]:
-    """(position, line without its newline)."""
+    """Yield the position of each line, and the line without its newline."""
     position = 0
     for line in text.split(b"\n")[:-1]:
         yield position, line
         position += len(line) + 1
 
 
-def _label(token: bytes, position: int) -> float:
-    value = parse_number(token)
-    if isinstance(value, Kind):
-        raise Fault(Kind.LABEL if b":" in token else value, position)
-    return value
-
-
-def _query(tokens: list[re.Match[bytes]], line: int) -> int:
-    """The number of the qid behind a label; -1 where there is none."""
-    if not tokens or not tokens[0].group().startswith(b"qid:"):
-        return -1
-    token = tokens[0].group()
-    digits = token[4:].lstrip(b"0")  # int() refuses very long ones, zeros or not
-    if not QUERY.fullmatch(token) or len(digits) > 19 or int(digits or b"0") >= 2**63:
-        raise Fault(Kind.QID, line + tokens[0].start())
-    return int(digits or b"0")
-
-
-def _pairs(
-    tokens: list[re.Match[bytes]], line: int, base: int
-) -> Iterator[tuple[int, float]]:
-    """(index as written, value) of the tokens behind a label and its qid."""
-    before = -1
-    for match in tokens:
-        before, value = _pair(match.group(), line + match.start(), base, before)
-        yield before, value
-
-
-def _pair(token: bytes, position: int, base: int, before: int) -> tuple[int, float]:
-    digits, colon, rest = token.partition(b":")
-    if not colon or not digits.isdigit():
-        raise Fault(Kind.INDEX if colon else Kind.PAIR, position)
-    digits = digits.lstrip(b"0")  # int() refuses very long ones, zeros or not
-    index = int(digits or b"0") if len(digits) <= 10 else LARGEST + 1
-    if index > LARGEST:
-        raise Fault(Kind.LARGE, position)
-    if index < base:
-        raise Fault(Kind.BELOW, position)
-    if index <= before:
-        raise Fault(Kind.DUPLICATE if index == before else Kind.UNSORTED, position)
-    value = parse_number(rest)
-    if isinstance(value, Kind):
-        raise Fault(value, position)
-    return index, value
-
-
 def parse_csv(text: bytes, layout: Layout) -> tuple[Array, Array]:
-    """(X, the other columns) of a text that ends with a newline."""
+    """Return X and the other columns of a text that ends with a newline."""
     rows = [
         _fields(line, position, layout)
         for position, line in _lines(text)
@@ -160,21 +154,19 @@ def parse_csv(text: bytes, layout: Layout) -> tuple[Array, Array]:
     table = np.array(rows, dtype=np.float64).reshape(len(rows), len(layout.places))
     X = np.empty((len(rows), layout.features))
     other = np.empty((len(rows), layout.extras))
-    for field, place in enumerate(layout.places):
-        if place >= 0:
-            X[:, place] = table[:, field]
-        else:
-            other[:, -1 - place] = table[:, field]
+    is_feature = layout.places >= 0
+    X[:, layout.places[is_feature]] = table[:, is_feature]
+    other[:, -1 - layout.places[~is_feature]] = table[:, ~is_feature]
     return X, other
 
 
 def is_blank(line: bytes, delimiter: bytes) -> bool:
-    """True for a line that is no row."""
+    """Return True for a line that is no row."""
     return not line.strip(_pads(delimiter))
 
 
 def bare(field: bytes, delimiter: bytes) -> bytes:
-    """A field without blanks and quotes around it."""
+    """Return a field without blanks and quotes around it."""
     field = field.strip(_pads(delimiter))
     if len(field) >= 2 and field[:1] == field[-1:] == b'"':
         field = field[1:-1].strip(_pads(delimiter))
@@ -186,30 +178,35 @@ def _pads(delimiter: bytes) -> bytes:
 
 
 def _fields(line: bytes, position: int, layout: Layout) -> list[float]:
-    """The numbers of one line."""
-    values, at = list[float](), position
-    for field in line.split(layout.delimiter):
-        if len(values) == len(layout.places):
-            raise Fault(Kind.RAGGED, position)
-        values.append(_field(field, at, layout, len(values)))
-        at += len(field) + 1
-    if len(values) < len(layout.places):
+    """Return the numbers of one line."""
+    fields = line.rstrip(b"\r").split(layout.delimiter)
+    if len(fields) != len(layout.places):
         raise Fault(Kind.RAGGED, position)
-    return values
+    if not b"".join(fields).translate(None, NUMERIC):
+        with suppress(ValueError):
+            values = [float(field) for field in fields]
+            if math.isfinite(sum(values)):  # only if all terms are
+                return values
+    starts = np.cumsum([position] + [len(field) + 1 for field in fields]).tolist()
+    return [
+        _field(field, start, layout, place)
+        for field, start, place in zip(fields, starts, layout.places, strict=False)
+    ]
 
 
-def _field(field: bytes, position: int, layout: Layout, number: int) -> float:
+def _field(field: bytes, position: int, layout: Layout, place: int) -> float:
+    """Return the number of a field, NaN where it is missing and may be."""
     token = bare(field, layout.delimiter)
     if token.lower() in MISSING:
-        if layout.missing_allowed and layout.places[number] >= 0:
+        if layout.missing_allowed and place >= 0:
             return math.nan
         raise Fault(Kind.MISSING, position)
     value = parse_number(token)
-    if isinstance(value, Kind):
-        raise Fault(value, position)
+    if value is None:
+        raise Fault(Kind.NUMBER, position)
     return value
 
 
 def count_lines(text: bytes, delimiter: bytes) -> int:
-    """Lines that are rows, in a text that ends with a newline."""
+    """Return how many lines are rows, in a text that ends with a newline."""
     return sum(not is_blank(line, delimiter) for line in text.split(b"\n")[:-1])

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import issparse
 
 from hpcsgd.data.encoding import CsrStored, StoredRows, encode_rows
 from hpcsgd.data.layout import Layout
@@ -26,13 +25,12 @@ class Ready:
 
     first: int  # number of the first row
     count: int
-    values: int  # of X, those that are written
     end: int  # where the source goes on after them
     stores: list[StoredRows | None]
 
     def parts(self) -> Parts:
         """As it travels."""
-        parts: Parts = {"ready": [self.first, self.count, self.values, self.end]}
+        parts: Parts = {"ready": [self.first, self.count, self.end]}
         parts["stores"] = [None if s is None else s.largest for s in self.stores]
         for number, stored in enumerate(self.stores):
             named = {} if stored is None else _named(stored)
@@ -46,8 +44,7 @@ class Ready:
             None if largest is None else _stored(parts, f"{number}/", largest)
             for number, largest in enumerate(parts["stores"])
         ]
-        first, count, values, end = parts["ready"]
-        return cls(first, count, values, end, stores)
+        return cls(*parts["ready"], stores)
 
 
 class Encoder:
@@ -56,29 +53,24 @@ class Encoder:
     def __init__(
         self,
         files: Sequence[Part],
-        starts: Sequence[tuple[int, int]],
         layout: Layout,
         recipe: Recipe,
     ) -> None:
-        self.files, self.starts = files, starts
-        self.layout, self.recipe = layout, recipe
+        self.files, self.layout, self.recipe = files, layout, recipe
         self._at = self._drawn = 0  # rows looked at, and how many of them are test rows
 
     def encode(self, first: int, rows: Rows) -> Ready:
         """Rows of the source from number `first` on."""
         count = rows.X.shape[0]
-        values = rows.X.nnz if issparse(rows.X) else rows.X.size
         test = self.recipe.drawn(first, count)
         stores = [self._of(k, first, rows, test) for k in range(len(self.files))]
-        return Ready(first, count, int(values), rows.end, stores)
+        return Ready(first, count, rows.end, stores)
 
     def _of(
         self, number: int, first: int, rows: Rows, test: Array
     ) -> StoredRows | None:
         part = self.files[number]
-        # After a break one store may be ahead of the other.
-        new = np.arange(first, first + len(test)) >= self.starts[number][0]
-        ours = (test == part.test) & new
+        ours = test == part.test
         if not ours.any():
             return None
         chosen = rows if ours.all() else choose(rows, ours)

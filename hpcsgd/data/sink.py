@@ -1,30 +1,36 @@
-"""The stores that one conversion writes, and where it goes on after a break.
+"""The stores that one conversion writes, and the sealed parts that it resumes from.
 
-Each store knows how many rows it holds and the position of the source after them; the
-journal beside them knows which row of the source that position is.
+Stores are written anew by every conversion. What they have received is also written to
+parts beside them: files of consecutive encoded rows that get their names once they are
+on disk, so a part with a name is complete. A conversion that resumes fills its stores
+from the complete parts and goes on in the source behind them.
 """
 
-import json
-import time
-from dataclasses import dataclass, field
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from time import monotonic
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.data.encoding import StoredRows
 from hpcsgd.data.layout import COLUMNS
-from hpcsgd.data.preparation import MEANS, SCALES, Preparation
+from hpcsgd.data.packing import Parts, pack, packed, unpack
+from hpcsgd.data.preparation import Preparation, Scales
 from hpcsgd.data.source import Rows
-from hpcsgd.data.store_writer import FLUSH_BYTES, StoreWriter
+from hpcsgd.data.store_writer import StoreWriter
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.files import write_text
+from hpcsgd.files import own_folder, replace_file, sync_folder
 
+log = logging.getLogger(__name__)
 Array = NDArray[Any]
-FLUSH_SECONDS = 5.0  # between rows that survive a kill
-WIDEST = 8  # bytes of an element
-NOWHERE = (2**62, 2**62)  # a complete store takes no more rows
+SEAL_SECONDS = 5.0  # of work that a kill may cost
 
 
 @dataclass(frozen=True)
@@ -49,141 +55,175 @@ class Plan:
     names: list[str] | None
 
 
-@dataclass
-class Journal:
-    """What a broken conversion is known by: its identity and the rows of positions."""
+class SealedParts:
+    """The complete parts of a conversion, in a hidden folder beside its target.
 
-    target: Path
-    identity: dict[str, Any]
-    places: dict[int, int] = field(default_factory=lambda: {0: 0})  # position -> row
+    The folder also holds the identity of the conversion, written first and removed
+    first: without it there is nothing to resume.
+    """
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+        self.folder = target.parent / f".{target.name}.parts"
+        self.count = 0  # complete parts
+        self.scales: Scales | None = None  # that an interrupted conversion measured
+        self._file: BinaryIO | None = None  # the part in the making
+        self._end = 0  # of its rows, those behind which the source can resume
+        self._sealed_at = monotonic()
+        self._is_kept = True
 
     @property
-    def path(self) -> Path:
-        """Hidden beside the target."""
-        return self.target.with_name(f".{self.target.name}.convert.json")
+    def exist(self) -> bool:
+        """True where an interrupted conversion has left something to resume."""
+        return self._head.exists()
 
-    def write(self) -> None:
-        """Whole or not at all."""
-        places = sorted(self.places.items())
-        try:
-            write_text(
-                self.path, json.dumps({"places": places, "identity": self.identity})
-            )
-        except OSError as error:
-            raise DataError(
-                f"cannot write {self.target} ({error.strerror}); make room and go on"
-                " with --resume, or choose another folder"
-            ) from error
+    def resume(self, identity: dict[str, Any]) -> bool:
+        """Take up the conversion that was interrupted; False where there is none.
 
-    def read(self) -> bool:
-        """Take the places of what was begun; False where there is nothing."""
+        Raises
+        ------
+        ConfigError
+            It had another source or other settings than `identity` says.
+        """
         try:
-            known = json.loads(self.path.read_text())
-            before, places = known["identity"], dict(known["places"])
-        except (OSError, ValueError, KeyError, TypeError):
+            folder = own_folder(self.target.parent, self.folder.name)
+            if os.lstat(folder).st_uid != os.getuid():
+                return False  # what somebody else has put there is not converted
+            head = unpack(np.fromfile(self._head, dtype=np.uint8))
+            before, mean, spread = head["identity"], head["mean"], head["spread"]
+        except (OSError, ValueError, LookupError, TypeError):
             return False
-        now = self.identity
-        odd = sorted(k for k in before.keys() | now if before.get(k) != now.get(k))
+        odd = sorted(
+            k for k in before.keys() | identity if before.get(k) != identity.get(k)
+        )
         if odd:
             raise ConfigError(
                 f"--resume: what was begun for {self.target} differs in"
                 f" {', '.join(odd)}; give the same source and options, or leave"
                 " --resume out"
             )
-        self.places = places
+        self.scales = None if spread is None else Scales(mean, spread)
         return True
 
+    def begin(self, identity: dict[str, Any], scales: Scales | None) -> None:
+        """Forget the parts of any conversion before, and start to keep new ones."""
+        mean, spread = (None, None) if scales is None else (scales.mean, scales.scale)
+        head = pack({"identity": identity, "mean": mean, "spread": spread})
+        self.remove()
+        try:
+            self.folder.mkdir(mode=0o700)
+            replace_file(self._head, head.data)
+        except OSError as error:
+            self._give_up(error)
+
+    def complete(self) -> Iterator[Parts]:
+        """Yield the rows of all complete parts, in the order of the source."""
+        while (path := self._path(self.count)).exists():
+            with open(path, "rb") as file:
+                while size := int.from_bytes(file.read(8), "little"):
+                    yield _unpacked(path, file.read(size))
+            self.count += 1
+        self._sealed_at = monotonic()
+
+    def add(self, parts: Parts) -> None:
+        """Add rows to the part in the making."""
+        if not self._is_kept:
+            return
+        size, runs = packed(parts)
+        try:
+            if self._file is None:
+                self._file = open(self.folder / "unsealed", "wb")  # noqa: SIM115
+            self._file.write(size.to_bytes(8, "little"))
+            self._file.writelines(run.data for run in runs)
+        except OSError as error:
+            self._give_up(error)
+
+    def reach(self) -> None:
+        """Let the source resume behind the rows so far; seal them when it is time."""
+        if self._file is not None:
+            self._end = self._file.tell()
+            if monotonic() - self._sealed_at >= SEAL_SECONDS:
+                self.seal()
+
+    def seal(self) -> None:
+        """Give the part in the making its name, once it is on disk."""
+        if self._file is None:
+            return
+        try:
+            self._file.truncate(self._end)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._close()
+            os.replace(self.folder / "unsealed", self._path(self.count))
+            sync_folder(self.folder)
+        except OSError as error:
+            self._give_up(error)
+        self.count += 1
+        self._sealed_at = monotonic()
+
     def remove(self) -> None:
-        """The conversion is complete, or leaves nothing."""
-        self.path.unlink(missing_ok=True)
+        """Remove all parts: the conversion is complete, or leaves nothing."""
+        self._close()
+        with suppress(OSError):
+            folder = own_folder(self.target.parent, self.folder.name)
+            self._head.unlink(missing_ok=True)
+            shutil.rmtree(folder)
+
+    @property
+    def _head(self) -> Path:
+        return self.folder / "conversion"
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"part-{number:06d}"
+
+    def _close(self) -> None:
+        file, self._file, self._end = self._file, None, 0
+        if file is not None:
+            with suppress(OSError):
+                file.close()
+
+    def _give_up(self, error: OSError) -> None:
+        """Convert without parts: the room they take is better used for the stores."""
+        self._is_kept = False
+        self.remove()
+        log.debug("%s cannot be resumed if it breaks off (%s)", self.target, error)
+
+
+def _unpacked(path: Path, content: bytes) -> Parts:
+    try:
+        return unpack(np.frombuffer(content, dtype=np.uint8))
+    except (ValueError, LookupError, TypeError) as error:
+        raise DataError(
+            f"{path} is damaged ({error}); leave --resume out to convert anew"
+        ) from error
 
 
 class Sinks:
-    """The stores of a conversion, flushed together now and then."""
+    """The stores of a conversion."""
 
-    is_due = False  # True: the next rows are the last ones before a flush
-
-    def __init__(self, parts: list[Part], plan: Plan, journal: Journal) -> None:
-        self.parts, self.journal, self.plan = parts, journal, plan
-        self.writers: list[StoreWriter | None] = []
-        self.starts = [(0, 0)] * len(parts)
-        self.flushed = time.monotonic()
-        journal.remove()
+    def __init__(self, parts: list[Part], plan: Plan) -> None:
+        self.parts = parts
+        self.writers: list[StoreWriter] = []
         try:
             for part in parts:
                 self.writers.append(_create(part, plan))
-            journal.write()
         except BaseException:
             self.abandon()
             raise
 
-    @classmethod
-    def reopen(cls, parts: list[Part], plan: Plan, journal: Journal) -> "Sinks":
-        """Those of a conversion that broke off; complete ones take nothing more."""
-        self = cls.__new__(cls)
-        self.parts, self.journal, self.plan = parts, journal, plan
-        self.writers = [_reopen(part) for part in parts]
-        self.starts = [
-            NOWHERE if w is None else (journal.places[w.position], w.position)
-            for w in self.writers
-        ]
-        self.flushed = time.monotonic()
-        return self
-
-    @property
-    def start(self) -> tuple[int, int]:
-        """(row, position) of the source where the first of them goes on."""
-        return min(self.starts)
-
-    def will_reach(self, row: int, position: int, values: int) -> None:
-        """Say where the source goes on after the next rows, before they are given.
-
-        The journal goes to disk only where a store may do so after it: that is slow.
-        """
-        self.journal.places[position] = row
-        self.is_due = time.monotonic() - self.flushed >= FLUSH_SECONDS
-        pending = max(w.pending for w in self.writers if w is not None)
-        if self.is_due or pending + WIDEST * values >= FLUSH_BYTES:
-            self.journal.write()
-
     def append(self, number: int, rows: StoredRows, position: int) -> None:
-        """The next rows of one of them; after them the source goes on there."""
-        writer = self.writers[number]
-        if writer is None:
-            raise DataError(f"{self.parts[number].path} is complete already")
-        writer.append_stored(rows, position)
-
-    def reached(self, row: int, position: int) -> None:
-        """All rows before this place are in; flush them when it is time."""
-        if not self.is_due:
-            return
-        for writer, start in zip(self.writers, self.starts, strict=True):
-            if writer is not None and start[1] <= position:
-                writer.flush(position)
-        ahead = {at: first for first, at in self.starts if at > position}
-        self.journal.places = {position: row, **ahead}
-        self.flushed = time.monotonic()
+        """Append rows to one of them; after them the source goes on at `position`."""
+        self.writers[number].append_stored(rows, position)
 
     def finish(self) -> None:
         """Give all of them their names."""
-        self.journal.write()
         for writer in self.writers:
-            if writer is not None:
-                writer.finish()
-        self.journal.remove()
-
-    def leave(self) -> None:
-        """Close what is unfinished, so that it can be gone on with."""
-        for writer in self.writers:
-            if writer is not None:
-                writer.__exit__(InterruptedError, None, None)
+            writer.finish()
 
     def abandon(self) -> None:
         """Leave nothing behind."""
         for writer in self.writers:
-            if writer is not None:
-                writer.abandon()
-        self.journal.remove()
+            writer.abandon()
 
 
 def held(rows: Rows) -> dict[str, Array]:
@@ -191,18 +231,6 @@ def held(rows: Rows) -> dict[str, Array]:
     sides = (rows.y, rows.weights, rows.offsets, rows.queries)
     named = zip(COLUMNS, sides, strict=True)
     return {name: side for name, side in named if side is not None}
-
-
-def kept_scales(parts: list[Part]) -> tuple[Array | None, Array | None]:
-    """Means and scales as an unfinished store keeps them."""
-    for part in parts:
-        writer = _reopen(part)
-        if writer is not None:
-            found = [writer.file.get(name) for name in (MEANS, SCALES)]
-            means, scales = (None if f is None else np.asarray(f) for f in found)
-            writer.__exit__(InterruptedError, None, None)
-            return means, scales
-    return None, None
 
 
 def _create(part: Part, plan: Plan) -> StoreWriter:
@@ -218,13 +246,4 @@ def _create(part: Part, plan: Plan) -> StoreWriter:
         means=None if scales is None else scales.mean,
         scales=None if scales is None else scales.scale,
         names=plan.names,
-        resumable=True,
     )
-
-
-def _reopen(part: Part) -> StoreWriter | None:
-    """None where the store is complete and has its name."""
-    hidden = part.path.with_name(f".{part.path.name}.part")
-    if part.path.exists() and not hidden.exists():
-        return None
-    return StoreWriter.reopen(part.path, part.rows)

@@ -20,7 +20,6 @@ class Held:
     def __init__(self, is_sparse: bool) -> None:
         self.stack = _stack_sparse if is_sparse else np.concatenate
         self.pieces: list[Piece] = []
-        self.last_bytes = 0
 
     def __len__(self) -> int:
         return sum(matrix.shape[0] for matrix, _ in self.pieces)
@@ -29,8 +28,6 @@ class Held:
         """More rows at the end."""
         if matrix.shape[0]:
             self.pieces.append((matrix, columns))
-        stored = matrix.data if hasattr(matrix, "indptr") else matrix
-        self.last_bytes = int(stored.nbytes)
 
     def all(self) -> Piece:
         """Everything, as one piece that stays."""
@@ -59,14 +56,13 @@ class Blocks(ABC):
         self.file, self.layout, self.columns = file, layout, columns
         self.first = 0  # row of the block that is written next
         self.nodes: dict[str, Any] = {}
-        if "X" not in file:
-            for name in columns:
-                grow(file, name, (0,), COLUMNS[name], (min(layout.block_rows, PIECE),))
-                self._sums(name, ())
-            self._make()
+        for name in columns:
+            grow(file, name, (0,), COLUMNS[name], (min(layout.block_rows, PIECE),))
+            self._sums(name, ())
+        self._make()
 
-    def write(self, piece: Piece, whole: bool) -> None:
-        """The rows from `first`; a block that is not whole will be written again."""
+    def write(self, piece: Piece) -> None:
+        """The rows from `first`, a whole block but for the last one."""
         matrix, columns = piece
         stop = self.first + matrix.shape[0]
         number = self.first // self.layout.block_rows
@@ -74,18 +70,7 @@ class Blocks(ABC):
             self._put(name, self.first, stop, values)
             self._put(f"checksums/{name}", number, number + 1, block_sum(values))
         self._write_matrix(matrix, number, stop)
-        if whole:
-            self.first = stop
-
-    def take_back(self, done: int) -> Held:
-        """The rows after the last whole block, to be added to."""
-        rows = self.layout.block_rows
-        self.first = done // rows * rows
-        held = Held(self.layout.is_sparse)
-        part = slice(self.first, done)
-        columns = {name: self.file[name][part] for name in self.columns}
-        held.add(self._stored(part), columns)
-        return held
+        self.first = stop
 
     def _sums(self, name: str, rest: tuple[int, ...]) -> None:
         chunk = (max(4096 // max(rest[0] if rest else 1, 1), 1), *rest)
@@ -105,9 +90,6 @@ class Blocks(ABC):
     @abstractmethod
     def _write_matrix(self, matrix: Any, number: int, stop: int) -> None: ...
 
-    @abstractmethod
-    def _stored(self, rows: slice) -> Any: ...
-
 
 class DenseBlocks(Blocks):
     """/X in tiles, one checksum a tile."""
@@ -124,9 +106,6 @@ class DenseBlocks(Blocks):
         starts = range(0, self.layout.cols, width)
         sums = [block_sum(matrix[:, at : at + width]) for at in starts]
         self._put("checksums/X", number, number + 1, np.array(sums, "<u8"))
-
-    def _stored(self, rows: slice) -> Any:
-        return self.file["X"][rows]
 
 
 class CsrBlocks(Blocks):
@@ -155,12 +134,6 @@ class CsrBlocks(Blocks):
             ("data", matrix.data),
         ):
             self._put(f"checksums/{name}", number, number + 1, block_sum(values))
-
-    def _stored(self, rows: slice) -> Any:
-        pointers = self.file["X/indptr"][rows.start : rows.stop + 1]
-        part = slice(int(pointers[0]), int(pointers[-1]))
-        data, indices = self.file["X/data"][part], self.file["X/indices"][part]
-        return CsrStored(data, indices, pointers - pointers[0])
 
 
 def make_blocks(

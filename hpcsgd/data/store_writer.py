@@ -12,14 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.data.encoding import StoredRows, encode_rows
-from hpcsgd.data.layout import COLUMNS, Layout, layout_of
+from hpcsgd.data.layout import COLUMNS, Layout
 from hpcsgd.data.part_file import open_part
 from hpcsgd.data.preparation import MEANS, NAMES, SCALES
 from hpcsgd.data.store_blocks import CsrBlocks, DenseBlocks, Held, make_blocks
 from hpcsgd.errors import ConfigError, DataError, MissingPackage
 
 Array = NDArray[Any]
-FLUSH_BYTES = 256 * 2**20  # appended between flushes that nobody asked for
 
 
 def _h5py() -> Any:
@@ -47,14 +46,12 @@ class StoreWriter:
     attributes : kept with the file, such as task, classes and source
     means, scales : (cols,) of standardised columns, as they were before
     names : of the columns, where they have any
-    resumable : True keeps the `.part` after an exception, for `reopen`
     """
 
     layout: Layout
     held: Held
     done: int  # rows appended
     position: int  # where the source goes on after them
-    pending: int  # bytes appended since the last flush
     max_norm: float  # of the rows as they were given
 
     def __init__(
@@ -71,56 +68,28 @@ class StoreWriter:
         means: Array | None = None,
         scales: Array | None = None,
         names: Sequence[str] | None = None,
-        resumable: bool = False,
     ) -> None:
-        layout = Layout(cols, element, scale, is_sparse)
-        self._set_up(Path(path), layout, rows, resumable)
+        self.path, self.rows = Path(path), rows
+        self.layout = Layout(cols, element, scale, is_sparse)
+        self.done = self.position = 0
+        self.max_norm = 0.0
+        self.held = Held(is_sparse)
+        if self.path.is_dir():
+            raise ConfigError(f"cannot write {path}: it is a folder; name a file")
         if set(columns) - set(COLUMNS):
             raise ConfigError(f"columns are of {', '.join(COLUMNS)}, not {columns}")
         self._check_room(len(columns))
-        self.raw = open_part(self.path, fresh=True)
+        self.raw = open_part(self.path)
         self.file: Any = None
         try:
             self.file = _h5py().File(self.raw, "w", libver=("v108", "v108"))
             self._lay_out(columns, attributes or {}, means, scales, names)
-            self.flush()
         except OSError as error:
             self.abandon()
             raise self._unwritten(error) from error
         except BaseException:
             self.abandon()
             raise
-
-    @classmethod
-    def reopen(cls, path: str | Path, rows: int | None = None) -> Self:
-        """Go on after the last flush of a writer that was killed or kept.
-
-        `done` says how many rows there are and `position` where the source goes on.
-        """
-        self = cls.__new__(cls)
-        wanted = Path(path)
-        if not wanted.with_name(f".{wanted.name}.part").exists():
-            raise DataError(f"{path} has nothing to go on with; start it anew")
-        raw = open_part(wanted, fresh=False)
-        try:
-            file = _h5py().File(raw, "r+", libver=("v108", "v108"))
-            layout = layout_of(path, file.attrs)
-            if layout is None:
-                raise OSError("no store")
-        except (OSError, KeyError, DataError) as error:
-            raw.close()
-            raise DataError(
-                f"what there is of {path} cannot be gone on with; start it anew"
-            ) from error
-        self._set_up(wanted, layout, rows, True)
-        self.raw, self.file = raw, file
-        self.done = int(file.attrs["shape"][0])
-        self.position = int(file.attrs["position"])
-        self.max_norm = float(file.attrs["max_row_norm"])
-        self.columns = tuple(name for name in COLUMNS if name in file)
-        self.blocks = make_blocks(file, layout, self.columns)
-        self.held = self.blocks.take_back(self.done)
-        return self
 
     def append(
         self,
@@ -148,51 +117,34 @@ class StoreWriter:
         self.held.add(rows.matrix, rows.columns)
         self.done += len(rows)
         self.position = self.done if position is None else position
-        self.pending += self.held.last_bytes
         try:
             while len(self.held) >= self.layout.block_rows:
-                self.blocks.write(self.held.cut(self.layout.block_rows), whole=True)
+                self.blocks.write(self.held.cut(self.layout.block_rows))
         except (OSError, RuntimeError, ValueError) as error:
             raise self._unwritten(error) from error
-        self._check_disk()
-        if self.pending >= FLUSH_BYTES:
-            self.flush()
-
-    def flush(self, position: int | None = None) -> None:
-        """Bring all rows so far to disk, and after them where the source goes on."""
-        if position is not None:
-            self.position = position
-        try:
-            if len(self.held):
-                self.blocks.write(self.held.all(), whole=False)
-            self.file.attrs["shape"] = (self.done, self.layout.cols)
-            self.file.attrs["position"] = self.position
-            self.file.attrs["max_row_norm"] = self.max_norm
-            self.file.flush()
-            self.raw.commit()
-        except (OSError, RuntimeError, ValueError) as error:
-            raise self._unwritten(error) from error
-        self.pending = 0
+        if self.raw.error is not None:
+            raise self._unwritten(self.raw.error)
 
     def finish(self) -> None:
         """Give the complete file its name; an incomplete one is not kept."""
         if self.done == 0 or self.done != (self.rows or self.done):
-            self._let_go()
+            self.abandon()
             raise DataError(
                 f"{self.path}: {self.done} of {self.rows or 'some'} rows were written;"
-                f" {self._kept()}; append all of them, or ask for fewer"
+                " append all of them, or ask for fewer"
             )
         try:
-            self.flush()
+            if len(self.held):
+                self.blocks.write(self.held.all())
+            self.file.attrs["shape"] = (self.done, self.layout.cols)
+            self.file.attrs["position"] = self.position
+            self.file.attrs["max_row_norm"] = self.max_norm
             self.file.attrs["finished"] = True
             self.file.close()
             self.raw.publish()
-        except (OSError, RuntimeError) as error:
-            self._let_go()
+        except (OSError, RuntimeError, ValueError) as error:
+            self.abandon()
             raise self._unwritten(error) from error
-        except DataError:
-            self._let_go()
-            raise
 
     def abandon(self) -> None:
         """Leave nothing behind."""
@@ -211,19 +163,7 @@ class StoreWriter:
         if kind is None:
             self.finish()
         else:
-            self._let_go()
-
-    def _set_up(
-        self, path: Path, layout: Layout, rows: int | None, resumable: bool
-    ) -> None:
-        self.path, self.layout, self.rows = path, layout, rows
-        self.resumable = resumable
-        self.temporary = path.with_name(f".{path.name}.part")
-        self.done = self.position = self.pending = 0
-        self.max_norm = 0.0
-        self.held = Held(layout.is_sparse)
-        if path.is_dir():
-            raise ConfigError(f"cannot write {path}: it is a folder; name a file")
+            self.abandon()
 
     def _lay_out(
         self,
@@ -259,10 +199,6 @@ class StoreWriter:
                 f" {', '.join(self.columns) or 'no y'}; give the sizes of the data"
             )
 
-    def _check_disk(self) -> None:
-        if self.raw.error is not None:
-            raise self._unwritten(self.raw.error)
-
     def _check_room(self, columns: int) -> None:
         """Say at once what cannot end well; a sparse matrix cannot tell its size."""
         if not self.path.parent.is_dir() or self.rows is None:
@@ -282,22 +218,11 @@ class StoreWriter:
             if self.file is not None:
                 self.file.close()
 
-    def _let_go(self) -> None:
-        """After a fault: keep what can be gone on with, if that was asked for."""
-        if self.resumable:
-            self._close()
-            self.raw.close()
-        else:
-            self.abandon()
-
-    def _kept(self) -> str:
-        return "go on from the last flush" if self.resumable else "nothing was kept"
-
     def _unwritten(self, error: Exception) -> DataError:
         cause = self.raw.error or error
         number = getattr(cause, "errno", None)
         reason = os.strerror(number) if number else str(cause).split("(")[0].strip()
         return DataError(
             f"{self.path} cannot be written ({reason}); make room or choose"
-            f" another folder, {self._kept()}"
+            " another folder"
         )

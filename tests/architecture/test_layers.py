@@ -136,7 +136,6 @@ HOMES = {
     "rich": ("callbacks/progress.py", "cli/"),
     "jinja2": ("jobs/render.py",),
     "ml_dtypes": ("storage.py",),
-    "pyarrow": ("data/csv.py",),
     "kvikio": ("data/direct.py",),
 }
 CONCRETE = {"HostBackend", "LookAheadGram", "Delayed", "CudaBackend"}

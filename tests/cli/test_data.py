@@ -51,7 +51,7 @@ def test_damage_is_found(hpcsgd, tmp_path, arrays):
 def test_killed_and_resumed_is_as_undisturbed(tmp_path, arrays, hpcsgd):
     flags = ["--memory", 16, "--test-fraction", 0.2, "--standardize"]
     assert hpcsgd("data", "convert", arrays, "w.h5", *flags).returncode == 0
-    journal = tmp_path / ".a.h5.convert.json"
+    begun = tmp_path / ".a.h5.parts"
     for _ in range(5):  # one that is done before the signal comes says nothing
         process = start(["convert", arrays, "a.h5", *flags, "--force"], tmp_path)
         while process.poll() is None and not _is_midway(tmp_path):
@@ -62,7 +62,7 @@ def test_killed_and_resumed_is_as_undisturbed(tmp_path, arrays, hpcsgd):
             break
         (tmp_path / "a.h5").unlink()
     assert process.returncode == -signal.SIGKILL, "it was too fast to be killed"
-    assert not (tmp_path / "a.h5").exists() and journal.exists()
+    assert not (tmp_path / "a.h5").exists() and begun.exists()
     refuse(hpcsgd("data", "convert", arrays, "a.h5", "--resume"), 2, "test_fraction")
     done = hpcsgd("data", "convert", arrays, "a.h5", *flags, "--resume")
     assert done.returncode == 0, done.stderr

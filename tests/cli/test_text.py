@@ -207,7 +207,7 @@ def test_an_interrupt_leaves_what_can_be_gone_on_with(hpcsgd, tmp_path, large, r
             break
         (tmp_path / "o.h5").unlink()
     assert process.returncode == 130 and out == "", said
-    assert not (tmp_path / "o.h5").exists() and (tmp_path / ".o.h5.part").exists()
+    assert not (tmp_path / "o.h5").exists() and (tmp_path / ".o.h5.parts").exists()
     done = hpcsgd("data", "convert", large, "o.h5", "--resume")
     assert done.returncode == 0, done.stderr
     assert hpcsgd("data", "convert", large, "whole.h5").returncode == 0

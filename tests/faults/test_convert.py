@@ -51,7 +51,7 @@ def content(path):
 def check_resumed(folder):
     """What was begun is completed, as if nothing had happened."""
     assert not (folder / "a.h5").exists()
-    assert (folder / ".a.h5.part").exists()
+    assert (folder / ".a.h5.parts").exists()
     code, output = convert(folder, "KILL", 0, "--resume", ranks=2)
     assert code == 0, output
     found = content(folder / "a.h5")

@@ -1,4 +1,4 @@
-"""Damaged text for minutes: the compiled parser and its twin must agree on all of it.
+"""Damaged text for minutes: both parsers take the same lines, for the same values.
 
 The compiled parser alone runs beside them under the sanitizers (tests/fuzz/harness.c).
 What goes wrong is kept in tests/data_regressions, where `make test` reads it again.

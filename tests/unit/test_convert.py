@@ -1,5 +1,8 @@
 """A conversion keeps every row, in bounded blocks, whatever breaks in between."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -127,7 +130,7 @@ def test_shares_and_seeds_of_the_split():
 def test_what_broke_off_is_gone_on_with(
     source, tmp_path, monkeypatch, break_at, fraction, flush
 ):
-    monkeypatch.setattr(sink_module, "FLUSH_SECONDS", flush)
+    monkeypatch.setattr(sink_module, "SEAL_SECONDS", flush)
     recipe = Recipe(standardize=True, test_fraction=fraction)
     convert(source, tmp_path / "whole.h5", recipe, Quiet())
     source.break_at, source.passes, source.break_in = break_at, 0, 2
@@ -154,6 +157,154 @@ def test_only_the_same_conversion_is_gone_on_with(source, tmp_path):
     source.break_at = None
     with pytest.raises(ConfigError, match="differs in seed; give"):
         convert(source, tmp_path / "a.h5", Recipe(seed=1), Quiet(), resume=True)
+
+
+def interrupted(source, target, recipe, break_at=320):
+    """A conversion that breaks off after `break_at` rows, at a row of its choice."""
+    source.break_at, source.passes, source.break_in = break_at, 0, 1
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, target, recipe, Quiet())
+    source.break_at = None
+    return target.parent / f".{target.name}.parts"
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e9])
+def test_complete_parts_are_not_read_from_the_source_again(
+    source, tmp_path, monkeypatch, seconds
+):
+    monkeypatch.setattr(sink_module, "SEAL_SECONDS", seconds)
+    folder = interrupted(source, tmp_path / "a.h5", Recipe())
+    sealed = sorted(path.name for path in folder.glob("part-*"))
+    assert len(sealed) == (5 if seconds == 0.0 else 1)
+    source.X[:320] = np.nan  # whoever reads these rows again is refused
+    convert(source, tmp_path / "a.h5", Recipe(), Quiet(), resume=True)
+    X, y = content(tmp_path / "a.h5")
+    assert (X[320:] == source.X[320:]).all() and np.isfinite(X).all()
+    assert (y == source.y).all()
+
+
+def test_rows_of_a_part_that_is_not_complete_are_converted_again(source, tmp_path):
+    folder = interrupted(source, tmp_path / "a.h5", Recipe())
+    (folder / "part-000000").rename(folder / "unsealed")
+    convert(source, tmp_path / "a.h5", Recipe(), Quiet(), resume=True)
+    assert (content(tmp_path / "a.h5")[0] == source.X).all()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.h5", "source"]
+
+
+def test_a_part_that_is_damaged_is_refused(source, tmp_path):
+    folder = interrupted(source, tmp_path / "a.h5", Recipe())
+    part = folder / "part-000000"
+    part.write_bytes(part.read_bytes()[:-9])
+    with pytest.raises(DataError, match="part-000000 is damaged.*leave --resume out"):
+        convert(source, tmp_path / "a.h5", Recipe(), Quiet(), resume=True)
+    convert(source, tmp_path / "a.h5", Recipe(), Quiet())
+    assert (content(tmp_path / "a.h5")[0] == source.X).all()
+
+
+def test_without_resume_a_conversion_begins_again(source, tmp_path):
+    interrupted(source, tmp_path / "a.h5", Recipe())
+    source.X += 1
+    convert(source, tmp_path / "a.h5", Recipe(), Quiet())
+    assert (content(tmp_path / "a.h5")[0] == source.X).all()
+
+
+def test_parts_that_have_no_room_are_given_up(source, tmp_path, monkeypatch):
+    """The stores need it more; what breaks off then begins again."""
+
+    def full(number):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sink_module, "SEAL_SECONDS", 0.0)
+    monkeypatch.setattr(sink_module.os, "fsync", full)
+    with pytest.raises(DataError, match="cannot be written"):  # the store needs it, too
+        convert(source, tmp_path / "a.h5", Recipe(), Quiet())
+    monkeypatch.undo()
+    monkeypatch.setattr(sink_module, "SEAL_SECONDS", 0.0)
+    monkeypatch.setattr(sink_module, "sync_folder", full)
+    convert(source, tmp_path / "a.h5", Recipe(), Quiet())
+    assert (content(tmp_path / "a.h5")[0] == source.X).all()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.h5", "source"]
+
+
+def test_parts_are_not_followed_through_a_planted_link(source, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "conversion").write_text("precious")
+    (tmp_path / ".a.h5.parts").symlink_to(elsewhere)
+    for resume in (False, True):
+        convert(source, tmp_path / "a.h5", Recipe(), Quiet(), resume=resume, force=True)
+        assert (content(tmp_path / "a.h5")[0] == source.X).all()
+    assert (elsewhere / "conversion").read_text() == "precious"
+    assert [path.name for path in elsewhere.iterdir()] == ["conversion"]
+
+
+# Forks of a process that has imported all of it: a kill costs no start of Python.
+PROGRAM = """
+import os, signal, sys, time
+from pathlib import Path
+import numpy as np
+from hpcsgd.data import sink
+from hpcsgd.data.convert import convert
+from hpcsgd.data.libsvm import LibsvmSource
+from hpcsgd.data.recipe import Recipe
+from tests.helpers.conversion import Quiet
+
+text, target = Path(sys.argv[1]), Path(sys.argv[2])
+waits = np.random.default_rng(1).uniform(0.0, 0.15, size=int(sys.argv[3]))
+sink.SEAL_SECONDS = 0.0
+LibsvmSource.piece = 8192
+recipe = Recipe(standardize=True, test_fraction=0.3)
+
+def write(say):
+    source = LibsvmSource(text)
+    load = source.load
+    source.load = lambda task: (time.sleep(0.001), load(task))[1]
+    say()
+    convert(source, target, recipe, Quiet(), resume=True, force=True)
+
+kills = 0
+for wait in waits:
+    heard, said = os.pipe()
+    child = os.fork()
+    if not child:
+        write(lambda: os.write(said, b"."))
+        os._exit(0)
+    os.close(said)
+    assert os.read(heard, 1) == b"."
+    os.close(heard)
+    time.sleep(wait)
+    os.kill(child, signal.SIGKILL)
+    kills += os.waitpid(child, 0)[1] != 0
+write(lambda: None)
+print(kills)
+"""
+
+
+def test_killed_at_any_moment_and_resumed_is_as_undisturbed(tmp_path):
+    X = np.random.default_rng(0).normal(size=(4000, 12)).round(5)
+    text = tmp_path / "a.svm"
+    text.write_text(
+        "".join(
+            f"{k % 2} " + " ".join(f"{j}:{v}" for j, v in enumerate(row, 1)) + "\n"
+            for k, row in enumerate(X.tolist())
+        )
+    )
+    kills = []
+    for name, times in (("a.h5", 15), ("b.h5", 0)):
+        command = [sys.executable, "-c", PROGRAM, str(text), str(tmp_path / name)]
+        done = subprocess.run(
+            [*command, str(times)],
+            check=True,
+            timeout=90,
+            capture_output=True,
+            text=True,
+        )
+        kills.append(int(done.stdout))
+    assert kills[0] > 3 and kills[1] == 0
+    for ending in (".h5", "-test.h5"):
+        killed = (tmp_path / f"a{ending}").read_bytes()
+        assert killed == (tmp_path / f"b{ending}").read_bytes()
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_wrong_rows_leave_nothing(source, tmp_path):

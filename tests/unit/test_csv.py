@@ -1,7 +1,5 @@
 """CSV as a source: layouts, missing values, and every bad input."""
 
-import sys
-
 import numpy as np
 import pytest
 
@@ -10,14 +8,10 @@ from hpcsgd.data.csv import CsvSource
 from hpcsgd.errors import DataError
 
 
-@pytest.fixture(params=["native", "arrow", "python"], autouse=True)
+@pytest.fixture(params=["native", "python"], autouse=True)
 def parser(request, monkeypatch):
-    if request.param != "native":
-        monkeypatch.setattr(parse_native, "available", lambda: False)
-    if request.param == "arrow":
-        pytest.importorskip("pyarrow")
     if request.param == "python":
-        monkeypatch.setitem(sys.modules, "pyarrow", None)
+        monkeypatch.setattr(parse_native, "available", lambda: False)
 
 
 def read(folder, text, **options):

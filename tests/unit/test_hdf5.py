@@ -161,7 +161,7 @@ def test_the_name_appears_only_when_the_file_is_whole(tmp_path):
     with StoreWriter(path, 3, rows=8) as writer:
         writer.append(X[:5], X[:5, 0])
         assert path.read_text() == "what was there before"
-        assert writer.temporary.parent == tmp_path, "a rename, never a copy"
+        assert writer.raw.part.parent == tmp_path, "a rename, never a copy"
         writer.append(X[5:], X[5:, 0])
     assert os.listdir(tmp_path) == ["a.h5"]
     assert (Hdf5Reader(path).read(ALL, slice(0, 3)) == X).all()
@@ -214,7 +214,7 @@ def test_a_write_that_fails_is_one_sentence(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "replace", full)
     with (
-        pytest.raises(DataError, match="No space left on device.*nothing was kept"),
+        pytest.raises(DataError, match="No space left on device.*make room"),
         StoreWriter(tmp_path / "a.h5", 3, rows=8) as writer,
     ):
         writer.append(X, X[:, 0])

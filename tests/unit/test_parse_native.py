@@ -1,4 +1,4 @@
-"""The compiled text parser and its twin: the same values, the same refusals."""
+"""The compiled text parser and its fallback: the same values, the same bad lines."""
 
 import struct
 
@@ -16,7 +16,7 @@ compiled = pytest.mark.skipif(not parse_native.available(), reason=parse_native.
 @settings(deadline=None)
 @given(st.binary(max_size=80) | st.text("019.eE+-:#,;\t naif\n", max_size=60))
 @example("")
-def test_both_agree_on_any_text(text):
+def test_both_take_the_same_lines_for_the_same_values(text):
     data = (text if isinstance(text, bytes) else text.encode()) + b"\n"
     for name, first, second in outcomes(data):
         assert first == second, name

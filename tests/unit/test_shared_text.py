@@ -218,7 +218,7 @@ def test_wide_blocks_are_written_out_slice_by_slice(files, monkeypatch):
 def test_what_broke_off_is_gone_on_with_on_other_ranks(
     files, monkeypatch, break_at, flush
 ):
-    monkeypatch.setattr(sink_module, "FLUSH_SECONDS", flush)
+    monkeypatch.setattr(sink_module, "SEAL_SECONDS", flush)
     recipe = Recipe(standardize=True, test_fraction=0.2)
     make = lambda: LibsvmSource(files / "a.svm")  # noqa: E731
     share(1, make, files / "whole.h5", recipe)
@@ -242,7 +242,7 @@ def test_what_broke_off_is_gone_on_with_on_other_ranks(
     monkeypatch.undo()
     monkeypatch.setattr(text_source.TextSource, "piece", 700)
     assert not (files / "o.h5").exists()
-    assert (files / ".o.h5.convert.json").exists()
+    assert (files / ".o.h5.parts").exists()
     share(2, make, files / "o.h5", recipe, resume=True)
     for ending in (".h5", "-test.h5"):
         assert sums(files / f"whole{ending}") == sums(files / f"o{ending}")

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
-from hpcsgd.data import store_writer
 from hpcsgd.data.checksums import AT_ONCE, block_sum
 from hpcsgd.data.hdf5 import Hdf5Reader
 from hpcsgd.data.inspection import inspect
@@ -150,20 +149,6 @@ def test_attributes_that_are_missing_are_refused(tmp_path, name):
         del file.attrs[name]
     with pytest.raises(DataError, match=r"incomplete.*write the file again"):
         Hdf5Reader(path)
-
-
-def test_flushes_happen_by_themselves(tmp_path, monkeypatch):
-    monkeypatch.setattr(store_writer, "FLUSH_BYTES", 5 * COLS * 4)
-    with pytest.raises(KeyError):  # noqa: SIM117
-        with StoreWriter(tmp_path / "a.h5", COLS, resumable=True) as writer:
-            writer.append(DENSE[:3], Y[:3])
-            writer.append(DENSE[3:6], Y[3:6])
-            writer.append(DENSE[6:8], Y[6:8])
-            raise KeyError
-    writer = StoreWriter.reopen(tmp_path / "a.h5")
-    assert writer.done == 6
-    writer.abandon()
-    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize(

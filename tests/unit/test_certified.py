@@ -12,6 +12,7 @@ import pytest
 import scipy.sparse as sp
 
 import hpcsgd
+from hpcsgd.advice import advise
 from hpcsgd.errors import ConvergenceWarning, DataError
 from hpcsgd.optimality import gap_limit
 from hpcsgd.stopping import StopConfig
@@ -365,15 +366,16 @@ def test_separable_data_without_a_penalty_are_said(family, grid, caplog):
     asked = {"problem": {"l2": 0.0, "intercept": True}, "grid": sizes}
     config = config_for(problem, polish={"kind": "lbfgs"}, **asked)
     with caplog.at_level(logging.WARNING, logger="hpcsgd"):
-        train_on(grid[0] * grid[1], config, problem)
+        result = train_on(grid[0] * grid[1], config, problem)
     assert "F has no minimum" in caplog.text and "penalty (--l2)" in caplog.text
+    assert advise(result) == "F has no minimum: give a penalty (--l2)"
     caplog.clear()
     problem.y[0] = problem.y[0] == 0  # one error, for which there is no model
     problem.X[1] = problem.X[0]
     problem.y[1] = problem.y[0] == 0
     with caplog.at_level(logging.WARNING, logger="hpcsgd"):
-        train_on(grid[0] * grid[1], config, problem)
-    assert "no minimum" not in caplog.text
+        result = train_on(grid[0] * grid[1], config, problem)
+    assert "no minimum" not in caplog.text + advise(result)
 
 
 def test_a_goal_of_steps_alone_is_judged_for_a_minimum(caplog):

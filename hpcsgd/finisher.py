@@ -36,6 +36,11 @@ REMEDY = {
         " may be %.2g above its optimum, and not %.2g; rows or columns of very"
         " different size hide it: scale them, or raise the ridge penalty (--l2)"
     ),
+    Ending.HIDDEN: (
+        "after %d passes the gradient is small (%.2g of the residuals, tol %.2g), but a"
+        " step of Newton would lower F by %.2g, and not %.2g; rows or columns of very"
+        " different size hide it: scale them, or set a ridge penalty (--l2)"
+    ),
     Ending.STUCK: (
         "after %d passes no lower loss was found (gradient %.2g of the residuals, not"
         " %.2g); scores may lie beyond the range of exp: scale the columns, or lower"
@@ -118,12 +123,13 @@ class Finisher(Unfinished):
             "words": said.words - before.words,
             **more,
             **({"gap_limit": limit} if self._has_gap else {}),
+            **_expected(steps),
         }
         self.has_minimum = not endless
         if endless:
             log.warning("polish: %s (--l2)", NO_MINIMUM, extra=ONCE)
         else:
-            self._say(steps.last, ending, limit)
+            self._say(steps, ending, limit)
         tell({"gradient": self.gradient, **more, "passes": steps.passes})
         return final, _granted(steps.last) if ending is Ending.ASKED else Wish.NONE
 
@@ -167,11 +173,14 @@ class Finisher(Unfinished):
             self.gap = gap_at(rows, weights, intercept, point.scores, exact).gap
         self.evaluation.clipped = slope.clips
 
-    def _say(self, stand: Stand, ending: Ending, limit: float | None) -> None:
+    def _say(self, steps: Lbfgs, ending: Ending, limit: float | None) -> None:
+        stand = steps.last
         if ending in REMEDY:
             figures: tuple[Any, ...] = (stand.passes, stand.relative, self.settings.tol)
             if ending is Ending.UNCERTIFIED:
                 figures += self.gap, limit
+            elif steps.fall is not None and ending is Ending.HIDDEN:
+                figures += steps.fall.gap, steps.fall.limit
             log.warning(f"polish: {REMEDY[ending]}", *figures, extra=ONCE)
         else:
             said = ("polish: %s after %d passes", ending.value, stand.passes)
@@ -218,6 +227,13 @@ def _granted(stand: Stand) -> Wish:
     """The largest that any rank has."""
     heard = zip(WISHES, stand.wishes, strict=True)
     return max((wish for wish, count in heard if count), default=Wish.NONE)
+
+
+def _expected(steps: Lbfgs) -> dict[str, Any]:
+    """The fall of F that a step of Newton expected at the end, where one was taken."""
+    if steps.fall is None or steps.fall.gap is None:
+        return {}
+    return {"expected_fall": steps.fall.gap, "fall_limit": steps.fall.limit}
 
 
 def _facts(steps: Lbfgs, ending: Ending, view: View, gradient: float) -> dict[str, Any]:

@@ -51,6 +51,8 @@ def advise(result: Result) -> str:
     """What to try next: what the ending says, else about the loss and the time."""
     if not result.status.is_good:
         return result.advice
+    if not result.report.get("has_minimum", True):
+        return "F has no minimum: give a penalty (--l2)"
     if "coordinate" in result.report:
         return _about_coordinates(result)
     # What went to its goal, or on to the optimum, has nothing to hear of its rate.

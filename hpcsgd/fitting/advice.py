@@ -20,6 +20,12 @@ REMEDIES = {
         " {gap_limit:.2g}; rows or columns of very different size hide it: scale them,"
         " or raise alpha"
     ),
+    Ending.HIDDEN.value: (
+        "after {passes} passes the gradient is small ({relative_after:.2g} of the"
+        " residuals, tol {tol:.2g}), but a step of Newton would lower F by"
+        " {expected_fall:.2g}, and not {fall_limit:.2g}; rows or columns of very"
+        " different size hide it: scale them, or give a penalty"
+    ),
     Ending.STUCK.value: (
         "after {passes} passes of polishing no lower loss was found (gradient"
         " {relative_after:.2g} of the residuals, not {tol:.2g}); scale the columns or"

@@ -49,6 +49,7 @@ class Ending(Enum):
     STUCK = "stuck"
     PASSES = "passes used up"
     UNCERTIFIED = "gap above its limit"
+    HIDDEN = "small gradient, but F would fall"
     ASKED = "asked to stop"
 
     @property
@@ -82,6 +83,8 @@ def depth_for(columns: int) -> int:
 class Lbfgs:
     """One run of it; `ask` says what this rank wishes, after every iteration."""
 
+    fall: Certificate | None = None  # what a step of Newton expects, where one is tried
+
     def __init__(
         self,
         land: Landscape,
@@ -94,7 +97,7 @@ class Lbfgs:
         self.ask = ask
         self.certificate = certificate  # None: the gradient alone decides
         self.tol = settings.tol  # refinements lower it
-        self.refined_at: list[float] = []  # certified gaps of points that were refined
+        self.refined_at: list[float] = []  # how far above points were that were refined
         self.rescaled_at = RESCALED_FIRST
         self.centers: Centers | None = None  # what the columns of `land` lack
         self.wishes: tuple[int, ...] = (0, 0, 0)
@@ -182,15 +185,21 @@ class Lbfgs:
             return Ending.CONVERGED
         if ending is Ending.PASSES:
             return ending
-        gap, refined = self.certificate.gap or 0.0, self.refined_at
+        if not self._goes_on(self.certificate.gap):
+            return Ending.UNCERTIFIED if ending.is_good else ending
+        self._rescale(point)
+        return None
+
+    def _goes_on(self, gap: float | None) -> bool:
+        """Return whether a point this far above the optimum is refined. Collective."""
+        gap, refined = gap or 0.0, self.refined_at
         gains = not refined or gap <= SHRINKS * refined[-1]
         goes_on = gains and len(refined) < REFINEMENTS
         goes_on &= self.passes < self.settings.passes
         if self.land.world.max_flag(int(not goes_on)):
-            return Ending.UNCERTIFIED if ending.is_good else ending
+            return False
         refined.append(gap)
-        self._rescale(point)
-        return None
+        return True
 
     def _scaled(self, point: Point) -> Array:
         """The gradient in the scaled variables, flat: this member's part, then ν's."""

@@ -15,7 +15,9 @@ class PolishConfig:
     kind: str = "none"
     passes: int = 200  # gradients at most; each reads the rows twice
     tol: float = 1e-8  # of the gradient, relative to the residuals; smaller = closer
-    gap: bool = True  # with a ridge, a certified bound of F − F* decides: 3 passes more
+    # With a ridge a certified bound of F − F* decides, for 3 passes more; without one
+    # the fall that a step of Newton expects, where columns are few.
+    gap: bool = True
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -49,6 +49,10 @@ def test_raw_rows_have_the_accuracy_of_rows_scaled_as_the_training(
     raw = only_json(command("evaluate", run, "raw.h5", "--json"))
     like = only_json(command("evaluate", run, "like.h5", "--json", "--ranks", 2))
     assert raw["accuracy"] == like["accuracy"] > 0.8
+    with h5py.File(tmp_path / "run" / "result.h5") as file:
+        unscaled = X[TEST] @ np.ravel(file["weights"]) + np.ravel(file["intercept"])[0]
+    # What the same weights make of raw rows that are taken as they are.
+    assert ((unscaled > 0) == Y[TEST]).mean() < raw["accuracy"] - 0.1
     assert raw["mean_loss"] == pytest.approx(like["mean_loss"], rel=1e-5)
     assert "rows were raw: scaled with the column means" in raw["preparation"]
     assert "rows were scaled already" in like["preparation"]

@@ -12,10 +12,12 @@ import pytest
 import scipy.sparse as sp
 
 import hpcsgd
+from hpcsgd.advice import advise
 from hpcsgd.errors import ConvergenceWarning, DataError
 from hpcsgd.optimality import gap_limit
 from hpcsgd.stopping import StopConfig
 from tests.helpers.harness import config_for, make_problem, run_ranks, train_on
+from tests.helpers.problems import FAMILIES
 
 ALPHA = 1e-4
 TOL = 1e-5
@@ -109,6 +111,68 @@ def test_one_huge_row_does_not_hide_the_others(family, factor):
     result = fit_silently(X, family, y, alpha=ALPHA)
     value = objective(family, X, y, result.weights, result.intercept)
     assert_certified(result, value, optimum(family, X, y))
+
+
+def labelled(family):
+    """Rows of which one is 1e7 times as long as the others, and their targets."""
+    drawn = {"huber": "gaussian", "softmax": "poisson"}.get(family, family)
+    X, y = draw(drawn)
+    X[7] *= 1e7
+    return X, np.minimum(y, 2.0) if family == "softmax" else y
+
+
+@pytest.mark.parametrize(
+    "family", ["gaussian", "huber", "logistic", "poisson", "softmax"]
+)
+def test_one_huge_row_does_not_hide_the_others_without_a_penalty(family):
+    """No gap is known there; a ridge of 1e-12 has one, and about the same optimum."""
+    X, y = labelled(family)
+    best = fit_silently(X, family, y, alpha=1e-12)
+    assert best.report["certified"] is True
+    report = (result := fit_silently(X, family, y, alpha=0.0)).report
+    assert report["converged"] is True and report["certified"] is None
+    assert abs(result.loss - best.loss) <= TOL * abs(best.loss)
+    assert report["polish"]["expected_fall"] <= report["polish"]["fall_limit"]
+
+
+def test_estimators_without_a_penalty_see_past_a_huge_row():
+    X, y = labelled("gaussian")
+    model = hpcsgd.LinearRegression().fit(X, y)
+    root = X.std(axis=0)
+    A = np.c_[X / root, np.ones(len(X))].astype(np.longdouble)
+    q, r = np.linalg.qr(A.astype(float))
+    best = np.linalg.solve(r, q.T @ y)[:-1] / root
+    np.testing.assert_allclose(model.coef_, best, atol=2e-3)
+
+
+@pytest.mark.parametrize("grid", [(2, 1), (1, 2), (2, 2)])
+def test_grids_see_past_a_huge_row_without_a_penalty(grid):
+    problem = make_problem("gaussian")
+    problem.X[3] *= 1e7
+    asked = {
+        "problem": {"l2": 0.0, "intercept": True},
+        "polish": {"kind": "auto", "tol": 1e-6},
+        "precision": {"recipe": "fp64"},
+        "rate": {"value": 1e-16},
+    }
+    sizes = {"replicas": grid[0], "members": grid[1]}
+    config = config_for(problem, grid=sizes, **asked)
+    result = train_on(grid[0] * grid[1], config, problem)
+    A = np.c_[problem.X, np.ones(len(problem.X))].astype(float)
+    best = np.linalg.lstsq(A, problem.y.ravel(), rcond=None)[0]
+    best = np.mean((A @ best - problem.y.ravel()) ** 2) / 2
+    assert result.report["polish"]["ended"] == "converged"
+    assert result.loss == pytest.approx(best, rel=1e-5)
+
+
+def test_a_small_gradient_that_newton_does_not_confirm_is_warned_of():
+    X, y = draw("gaussian")
+    X[7] *= 1e11
+    with pytest.warns(ConvergenceWarning, match="step of Newton.*scale them"):
+        result = hpcsgd.fit(X, "gaussian", y, alpha=0.0)
+    report = result.report
+    assert report["converged"] is False and report["certified"] is None
+    assert report["polish"]["ended"] == "small gradient, but F would fall"
 
 
 @pytest.mark.parametrize("offset", [1e4, 1e10])
@@ -259,6 +323,28 @@ def test_a_report_says_whether_there_is_a_certificate(settings, certified):
     assert (report["gap"] is None) is (certified is None)
 
 
+# Penalty -> settings, and what `certified` is: the table of docs/optima.md.
+PENALTIES = {
+    "none": ({"alpha": 0.0}, None),
+    "bounds": ({"alpha": 0.0, "bounds": (-0.3, 0.3)}, None),
+    "ridge": ({"alpha": 1e-2}, True),
+    "ridge and bounds": ({"alpha": 1e-2, "bounds": (-0.3, 0.3)}, True),
+    "elastic net": ({"alpha": 1e-2, "l1_ratio": 0.5}, True),
+    "l1": ({"alpha": 1e-2, "l1_ratio": 1.0}, True),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", PENALTIES)
+def test_what_has_a_certificate(family, name):
+    settings, certified = PENALTIES[name]
+    if (family, name) == ("gaussian", "bounds"):
+        certified = True
+    problem = make_problem(family, n=80, d=5)
+    report = fit_silently(problem.X, family, problem.y, **settings).report
+    assert report["converged"] is True and report["certified"] is certified
+
+
 def test_too_few_passes_with_a_small_gap_are_enough():
     X, y = draw("logistic")
     few = {"polish": {"passes": 12, "tol": 1e-5, "kind": "lbfgs"}}
@@ -280,15 +366,16 @@ def test_separable_data_without_a_penalty_are_said(family, grid, caplog):
     asked = {"problem": {"l2": 0.0, "intercept": True}, "grid": sizes}
     config = config_for(problem, polish={"kind": "lbfgs"}, **asked)
     with caplog.at_level(logging.WARNING, logger="hpcsgd"):
-        train_on(grid[0] * grid[1], config, problem)
+        result = train_on(grid[0] * grid[1], config, problem)
     assert "F has no minimum" in caplog.text and "penalty (--l2)" in caplog.text
+    assert advise(result) == "F has no minimum: give a penalty (--l2)"
     caplog.clear()
     problem.y[0] = problem.y[0] == 0  # one error, for which there is no model
     problem.X[1] = problem.X[0]
     problem.y[1] = problem.y[0] == 0
     with caplog.at_level(logging.WARNING, logger="hpcsgd"):
-        train_on(grid[0] * grid[1], config, problem)
-    assert "no minimum" not in caplog.text
+        result = train_on(grid[0] * grid[1], config, problem)
+    assert "no minimum" not in caplog.text + advise(result)
 
 
 def test_a_goal_of_steps_alone_is_judged_for_a_minimum(caplog):

@@ -149,6 +149,20 @@ def floors_of_codecs():
     yield table(heads, *rows)
 
 
+def variances():
+    kinds = "nuqsgd", "alq", "alq, one law", "amq", "amq, with a zero"
+    rows = [
+        [
+            row["gradient"],
+            row["norm"],
+            str(row["bits"]),
+            *(f"{row[k]:.2g}" for k in kinds),
+        ]
+        for row in figures_of("bench_variances")
+    ]
+    yield table(["gradient", "norm", "bits", *kinds], *rows)
+
+
 def floors_of_averages():
     heads = "1", "4", "8", "16", "4 at a tenth of the rate"
     yield table(["τ", *heads], ["gap", *map(close, floors("averages").values())])
@@ -224,6 +238,7 @@ PAGES = [
     ("updates", supporting),
     *(("methods", accordion), ("bagua", bagua), ("averages", averages)),
     *(("methods", floors_of_codecs), ("averages", floors_of_averages)),
+    ("methods", variances),
     *(("bagua", floors_of_mixed), ("anybatch", floors_of_anybatch)),
 ]
 

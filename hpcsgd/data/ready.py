@@ -44,7 +44,8 @@ class Ready:
             None if largest is None else _stored(parts, f"{number}/", largest)
             for number, largest in enumerate(parts["stores"])
         ]
-        return cls(*parts["ready"], stores)
+        first, count, end = parts["ready"]
+        return cls(first, count, end, stores)
 
 
 class Encoder:

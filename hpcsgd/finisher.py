@@ -38,7 +38,7 @@ REMEDY = {
     ),
     Ending.HIDDEN: (
         "after %d passes the gradient is small (%.2g of the residuals, tol %.2g), but a"
-        " step of Newton would lower F by %.2g, and not %.2g; rows or columns of very"
+        " step of Newton would lower F by %s, and not %.2g; rows or columns of very"
         " different size hide it: scale them, or set a ridge penalty (--l2)"
     ),
     Ending.STUCK: (
@@ -180,7 +180,7 @@ class Finisher(Unfinished):
             if ending is Ending.UNCERTIFIED:
                 figures += self.gap, limit
             elif steps.fall is not None and ending is Ending.HIDDEN:
-                figures += steps.fall.gap, steps.fall.limit
+                figures += amount(_fall_of(steps)), steps.fall.limit
             log.warning(f"polish: {REMEDY[ending]}", *figures, extra=ONCE)
         else:
             said = ("polish: %s after %d passes", ending.value, stand.passes)
@@ -229,11 +229,22 @@ def _granted(stand: Stand) -> Wish:
     return max((wish for wish, count in heard if count), default=Wish.NONE)
 
 
+def amount(fall: float | None) -> str:
+    """Return in words how much F is expected to fall; None: more than can be told."""
+    return "an unknown amount" if fall is None else f"{fall:.2g}"
+
+
+def _fall_of(steps: Lbfgs) -> float | None:
+    """Return the fall of F that Newton expected at the end; None: it is unknown."""
+    fall = None if steps.fall is None else steps.fall.gap
+    return fall if fall is not None and np.isfinite(fall) else None
+
+
 def _expected(steps: Lbfgs) -> dict[str, Any]:
-    """The fall of F that a step of Newton expected at the end, where one was taken."""
+    """Return what the report has of the fall, where a step of Newton was tried."""
     if steps.fall is None or steps.fall.gap is None:
         return {}
-    return {"expected_fall": steps.fall.gap, "fall_limit": steps.fall.limit}
+    return {"expected_fall": _fall_of(steps), "fall_limit": steps.fall.limit}
 
 
 def _facts(steps: Lbfgs, ending: Ending, view: View, gradient: float) -> dict[str, Any]:

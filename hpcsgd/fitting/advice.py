@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from hpcsgd.finisher import amount
 from hpcsgd.optimality import gap_limit
 from hpcsgd.polish.lbfgs import Ending
 from hpcsgd.polish.separation import ENDLESS, NO_MINIMUM
@@ -23,7 +24,7 @@ REMEDIES = {
     Ending.HIDDEN.value: (
         "after {passes} passes the gradient is small ({relative_after:.2g} of the"
         " residuals, tol {tol:.2g}), but a step of Newton would lower F by"
-        " {expected_fall:.2g}, and not {fall_limit:.2g}; rows or columns of very"
+        " {fall}, and not {fall_limit:.2g}; rows or columns of very"
         " different size hide it: scale them, or give a penalty"
     ),
     Ending.STUCK.value: (
@@ -102,7 +103,8 @@ def _without_minimum(result: Result) -> str:
 
 
 def _of_polish(found: Mapping[str, Any]) -> str:
-    return REMEDIES.get(found["ended"], "").format(**found)
+    fall = amount(found.get("expected_fall"))
+    return REMEDIES.get(found["ended"], "").format(**found, fall=fall)
 
 
 def _of_coordinates(found: Mapping[str, Any]) -> str:

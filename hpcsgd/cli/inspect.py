@@ -14,6 +14,7 @@ from hpcsgd.config import RunConfig, read_toml
 from hpcsgd.errors import DataError
 from hpcsgd.files import read_entry_text, reason
 from hpcsgd.folder_lock import user_of
+from hpcsgd.json_text import parse_json
 from hpcsgd.result import Result, finite, load_result
 from hpcsgd.run_folder import FILES
 from hpcsgd.sealed import is_sealed
@@ -162,7 +163,7 @@ def _last_record(lines: list[str]) -> Any:
     """The last loss of a history; the very last line may be cut off."""
     for line in reversed(lines):
         try:
-            record = json.loads(line)
+            record = parse_json(line)
         except json.JSONDecodeError:
             continue
         if "loss" in record:
@@ -248,7 +249,7 @@ def source_facts(source: Facts) -> Facts:
 def agreement(folder: Path, result: Result) -> str:
     """Whether result.json and resolved.toml speak of the model in result.h5."""
     try:
-        said = json.loads(read_entry_text(folder / "result.json"))["weights_sha256"]
+        said = parse_json(read_entry_text(folder / "result.json"))["weights_sha256"]
     except FileNotFoundError:
         return "result.json is missing"
     except (OSError, ValueError, KeyError, TypeError):

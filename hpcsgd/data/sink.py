@@ -20,6 +20,7 @@ from hpcsgd.data.source import Rows
 from hpcsgd.data.store_writer import FLUSH_BYTES, StoreWriter
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.files import write_text
+from hpcsgd.json_text import parse_json
 
 Array = NDArray[Any]
 FLUSH_SECONDS = 5.0  # between rows that survive a kill
@@ -78,7 +79,7 @@ class Journal:
     def read(self) -> bool:
         """Take the places of what was begun; False where there is nothing."""
         try:
-            known = json.loads(self.path.read_text())
+            known = parse_json(self.path.read_text())
             before, places = known["identity"], dict(known["places"])
         except (OSError, ValueError, KeyError, TypeError):
             return False

@@ -33,7 +33,7 @@ from hpcsgd.sections import (
 )
 from hpcsgd.stopping import StopConfig
 from hpcsgd.sweeps.settings import SweepConfig
-from hpcsgd.toml_text import numbers, toml_literal, toml_value
+from hpcsgd.toml_text import numbers, parse_toml, toml_literal, toml_value
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def read_toml(path: str | Path) -> dict[str, dict[str, Any]]:
     is_of_a_run = Path(path).name == RESOLVED
     try:
         with open(open_entry(Path(path)) if is_of_a_run else path, "rb") as file:
-            tables = tomllib.load(file)
+            tables = parse_toml(file.read().decode())
         return without_retired(tables) if is_of_a_run else tables
     except OSError as error:
         raise ConfigError(
@@ -116,11 +116,6 @@ def read_toml(path: str | Path) -> dict[str, dict[str, Any]]:
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}; mend that line") from error
-    except RecursionError as error:
-        raise ConfigError(
-            f"{path} has tables or lists nested more deeply than any setting is; write"
-            " each setting in the table of its section"
-        ) from error
 
 
 def apply_settings(

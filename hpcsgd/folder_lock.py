@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import socket
 import time
 from contextlib import suppress
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from hpcsgd.errors import ConfigError
-from hpcsgd.files import open_entry
+from hpcsgd.files import open_entry, read_entry_text
 
 NAME = ".in-use"
 TRIES, PAUSE = 5, 0.02  # to lock it, and seconds between two
@@ -66,6 +67,31 @@ def user_of(folder: Path) -> str:
     except OSError:
         pass
     return ""
+
+
+def is_abandoned(folder: Path) -> bool:
+    """Whether a process of this machine has trained in `folder` and was killed.
+
+    It names itself in the lock file, which it would have removed at its own end. A lock
+    is not enough to see that it is gone: there are file systems without locks.
+    """
+    try:
+        owner = read_entry_text(folder / NAME, "replace").strip()
+    except OSError:
+        return False
+    pattern = rf"process ([1-9]\d*) on {re.escape(socket.gethostname())}"
+    match = re.fullmatch(pattern, owner)
+    return match is not None and not _is_alive(int(match[1])) and not user_of(folder)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass  # of another user
+    return True
 
 
 def _lock(file: IO[str]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from hpcsgd.cost import Machine, machine_from
 from hpcsgd.errors import ConfigError
 from hpcsgd.files import write_text
+from hpcsgd.json_text import parse_json
 
 log = logging.getLogger(__name__)
 MOST = 4.0  # a correction beyond this is an accident, not a property
@@ -84,7 +85,7 @@ class MachineFile:
 
     def _load(self) -> dict[str, Any]:
         try:
-            table = json.loads(self.path.read_text())
+            table = parse_json(self.path.read_text())
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from hpcsgd.errors import DataError, MissingPackage
 from hpcsgd.files import open_entry, replace_file
+from hpcsgd.json_text import parse_json
 
 Array = NDArray[Any]
 HEADER_BYTES = 512
@@ -203,8 +204,8 @@ def _array(path: Path, file: Any, name: str, limit: int) -> Array:
 
 def _document(path: Path, text: Array | None) -> dict[str, Any]:
     try:
-        document = json.loads(b"" if text is None else text.tobytes())
-    except (ValueError, RecursionError) as error:
+        document = parse_json(b"" if text is None else text.tobytes())
+    except ValueError as error:
         raise _refusal(path, "its document is not JSON") from error
     if not isinstance(document, dict):
         raise _refusal(path, "its document is no table")

@@ -39,7 +39,10 @@ def encode(values: Array, name: str) -> Array:
     """
     form = get_format(name)
     if form.is_wide:
-        return np.ascontiguousarray(values, dtype=form.dtype)
+        whole = np.ascontiguousarray(values, dtype=form.dtype)
+        # Kernels and BLAS sum rows in another order, or not at all, where an array that
+        # came out of a stream of bytes lies between the addresses of its words.
+        return whole if whole.flags.aligned else whole.copy()
     if values.nbytes <= ENCODED or values.ndim == 0:
         return _encode(values, name)
     if values.ndim > 1 and values.flags.c_contiguous:  # rows may be long

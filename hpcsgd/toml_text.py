@@ -1,4 +1,4 @@
-"""Single values as TOML writes and reads them."""
+"""TOML texts, and single values as TOML writes and reads them."""
 
 import json
 import tomllib
@@ -7,10 +7,26 @@ from typing import Any
 from hpcsgd.errors import ConfigError
 
 
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the tables of a TOML text.
+
+    Raises
+    ------
+    tomllib.TOMLDecodeError
+        The text is not TOML, or is nested more deeply than the parser can follow.
+    """
+    try:
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise tomllib.TOMLDecodeError(
+            "its tables or lists are nested more deeply than any setting is"
+        ) from error
+
+
 def toml_value(text: str) -> Any:
     """A TOML value, or the plain word it is."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        return parse_toml(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
 

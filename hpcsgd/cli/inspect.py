@@ -10,6 +10,7 @@ from hpcsgd.cli.commands import COMMANDS
 from hpcsgd.errors import DataError
 from hpcsgd.files import read_entry_text, reason
 from hpcsgd.folder_lock import user_of
+from hpcsgd.json_text import parse_json
 
 if TYPE_CHECKING:
     from hpcsgd.checkpoint import Checkpoint
@@ -181,7 +182,7 @@ def _last_record(lines: list[str]) -> Any:
     """The last loss of a history; the very last line may be cut off."""
     for line in reversed(lines):
         try:
-            record = json.loads(line)
+            record = parse_json(line)
         except json.JSONDecodeError:
             continue
         if "loss" in record:
@@ -275,7 +276,7 @@ def agreement(folder: Path, result: "Result") -> str:
     from hpcsgd.config import RunConfig, read_toml
 
     try:
-        said = json.loads(read_entry_text(folder / "result.json"))["weights_sha256"]
+        said = parse_json(read_entry_text(folder / "result.json"))["weights_sha256"]
     except FileNotFoundError:
         return "result.json is missing"
     except (OSError, ValueError, KeyError, TypeError):

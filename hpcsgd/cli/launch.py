@@ -61,12 +61,14 @@ def _above(pid: int) -> set[int]:
 
 
 def check_readable(path: str) -> None:
-    """Refuse a file that is not there, or that this user cannot read.
+    """Refuse what is no file, or one that this user cannot read.
 
     Before ranks meet: others would wait in the start of MPI for one that has left.
     """
     if not os.path.exists(path):
         raise DataError(f"{path} does not exist; check the name")
+    if not os.path.isfile(path) and not os.path.isdir(path):  # a pipe is waited for
+        raise DataError(f"{path} is not a regular file; write it to one first")
     if not os.access(path, os.R_OK):
         raise DataError(f"{path} cannot be read by this user; check its permissions")
 

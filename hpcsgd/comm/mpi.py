@@ -56,7 +56,13 @@ def load_mpi(timeout: float = TIMEOUT) -> Any:
     or never begun.
     """
     if "mpi4py.MPI" in sys.modules and sys.modules["mpi4py.MPI"].Is_initialized():
-        return sys.modules["mpi4py.MPI"]
+        loaded = sys.modules["mpi4py.MPI"]
+        if loaded.Is_finalized():  # the first call of MPI would end the interpreter
+            raise ConfigError(
+                "ranks cannot meet any more: MPI has been finalised; call this before"
+                " MPI.Finalize()"
+            )
+        return loaded
     remove_leftovers(os.environ)
     own = launched(os.environ)
     rank, size = (0, 1) if own is None else (own.rank, own.size)
@@ -307,7 +313,7 @@ def open_mpi_world(
     after `timeout` seconds.
     """
     if comm is not None:
-        _check_runs()
+        _check_usable(comm)
     mpi = load_mpi(timeout)
     source = mpi.COMM_WORLD if comm is None else comm
     if source.size > 1:
@@ -324,8 +330,8 @@ def _end_all(mpi: Any, code: int) -> None:
     mpi.COMM_WORLD.Abort(code)
 
 
-def _check_runs() -> None:
-    """Refuse a communicator that the caller gave while MPI does not run.
+def _check_usable(comm: Any) -> None:
+    """Refuse a communicator of the caller that is empty, or while MPI does not run.
 
     MPI would end the interpreter at the first use of it.
     """
@@ -340,6 +346,11 @@ def _check_runs() -> None:
         raise ConfigError(
             "comm cannot be used yet: MPI has not been initialised; call MPI.Init()"
             " first, or leave mpi4py.rc.initialize at True"
+        )
+    if not comm:
+        raise ConfigError(
+            "comm is MPI.COMM_NULL, which has no ranks: this rank was left out when it"
+            " was made, or it has been freed; leave this call to the ranks of comm"
         )
 
 

@@ -1,12 +1,12 @@
 """The catalogue: data sets that studies use, where they are, how to convert them."""
 
-import tomllib
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from hpcsgd import assets
 from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.toml_text import parse_toml
 
 UNKNOWN, NONE = "unknown", "none"
 TASKS = ("binary", "counts", "real", "classes", "positive")
@@ -46,7 +46,7 @@ def load_catalogue(path: Path | None = None) -> dict[str, Card]:
     """Every card by its name, checked."""
     path = path or assets.path("data/catalog.toml")
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = parse_toml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}); restore it") from error
     return {name: _card(name, table) for name, table in tables.items()}

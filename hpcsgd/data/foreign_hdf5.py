@@ -6,7 +6,7 @@ from typing import Any
 
 from hpcsgd.data.arrays import column, real
 from hpcsgd.data.hdf5 import Hdf5Reader
-from hpcsgd.data.hdf5_open import check_sources, node_of
+from hpcsgd.data.hdf5_open import check_sources, dtype_of, node_of
 from hpcsgd.data.layout import COLUMNS, layout_of
 from hpcsgd.data.preparation import NAMES, SCALES
 from hpcsgd.data.readers import row_words
@@ -125,11 +125,12 @@ class Hdf5Source:
         if name not in file:
             raise self._lacks(name, flag, sorted(file))
         node = node_of(self.path, file, name)
-        dtype = getattr(node, "dtype", None)  # groups have none
+        dtype = dtype_of(node)
         if dtype is None or dtype.kind not in "fiub":
             raise DataError(
                 f"{self.path}: /{name} must hold real numbers, not"
-                f" {'a group' if dtype is None else dtype}; choose another with {flag}"
+                f" {'a group or a type' if dtype is None else dtype}; choose another"
+                f" with {flag}"
             )
         if node.is_virtual:
             check_sources(self.path, name, node)

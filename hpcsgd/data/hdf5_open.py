@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.data.layout import COLUMNS
+from hpcsgd.data.streams import check_file
 from hpcsgd.errors import ConfigError, DataError, MissingPackage
 
 PARTS = ("indptr", "indices", "data")
+MOST = np.iinfo(np.int64).max  # columns that an index of 64 bits can name
 
 
 def need_h5py() -> Any:
@@ -44,10 +46,7 @@ def open_hdf5(path: Path, **driver: Any) -> Any:
     Without a lock: nobody writes to a store under its own name, some parallel file
     systems refuse locks, and thousands of ranks would ask for one at the same moment.
     """
-    if not path.exists():
-        raise DataError(f"{path} does not exist; check the name")
-    if path.is_dir():
-        raise DataError(f"{path} is a folder; give the name of an HDF5 file")
+    check_file(path, "an HDF5 file")
     if not os.access(path, os.R_OK):
         raise DataError(f"{path} may not be read by this user; change its permissions")
     try:
@@ -98,7 +97,8 @@ def _sparse_shape(path: Path, file: Any, X: Any) -> tuple[int, int]:
         node = node_of(path, file, f"X/{name}")
         _check_numbers(path, f"X/{name}", node, "fiub" if name == "data" else "iu")
     rows = len(X["indptr"]) - 1
-    if np.shape(shape) != (2,) or shape[0] != rows or rows < 1 or shape[1] < 1:
+    is_pair = np.shape(shape) == (2,)
+    if not is_pair or shape[0] != rows or rows < 1 or not 1 <= shape[1] <= MOST:
         raise DataError(
             f"{path}: /X has no attribute shape (rows, columns) that suits its indptr;"
             " write it again"
@@ -148,13 +148,22 @@ def node_of(path: Path, file: Any, name: str) -> Any:
         ) from error
 
 
+def dtype_of(node: Any) -> Any:
+    """Return the type of a data set's values; None for what holds no values.
+
+    That is a group, or a type that the file has under a name.
+    """
+    return node.dtype if isinstance(node, need_h5py().Dataset) else None
+
+
 def _check_numbers(path: Path, name: str, node: Any, kinds: str = "fiub") -> None:
-    dtype = getattr(node, "dtype", None)  # groups have none
+    dtype = dtype_of(node)
     if dtype is None or dtype.kind not in kinds or dtype.itemsize > 8:
         wanted = "real numbers of at most 64 bits" if "f" in kinds else "whole numbers"
         raise DataError(
             f"{path}: /{name} must hold {wanted}, not"
-            f" {'a group' if dtype is None else dtype}; encode it and write it again"
+            f" {'a group or a type' if dtype is None else dtype}; encode it and write"
+            " it again"
         )
     if node.is_virtual:
         check_sources(path, name, node)

@@ -79,6 +79,8 @@ def check_file(path: Path, what: str) -> None:
         raise DataError(f"{path} does not exist; check the name")
     if path.is_dir():
         raise DataError(f"{path} is a folder; give the name of {what}")
+    if not path.is_file():  # a pipe would be waited for
+        raise DataError(f"{path} is not a regular file; write it to one first")
 
 
 def open_file(path: Path, what: str) -> IO[bytes]:
@@ -126,11 +128,11 @@ def _array_pieces(path: Path, start: int, rows: int) -> Iterator[Array]:
         stream.close()
 
 
-def check_labels(shape: tuple[int, ...], rows: int, said: str) -> None:
-    """One label for each row."""
-    if tuple(shape) not in ((rows,), (rows, 1)):
+def check_labels(shape: tuple[int, ...] | None, rows: int, said: str) -> None:
+    """Refuse labels that are not one for each row; `shape` is None of an empty set."""
+    if shape not in ((rows,), (rows, 1)):
         raise DataError(
-            f"{said} has shape {tuple(shape)} and X has {rows} rows; give one label"
+            f"{said} has shape {shape} and X has {rows} rows; give one label"
             " for each row"
         )
 

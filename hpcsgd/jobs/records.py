@@ -10,6 +10,7 @@ from typing import Any
 
 from hpcsgd.errors import ConfigError
 from hpcsgd.files import open_entry, own_folder, read_entry_text
+from hpcsgd.json_text import parse_json
 
 LOG, SCRIPT, STATE = "jobs.jsonl", "job.sbatch", "state"
 SCHEMA = 1
@@ -62,7 +63,7 @@ def _objects(text: str) -> Iterator[dict[str, Any]]:
     """The lines that are whole, and objects."""
     for line in text.splitlines():
         with suppress(json.JSONDecodeError):
-            found = json.loads(line)
+            found = parse_json(line)
             if isinstance(found, dict):
                 yield found
 

@@ -11,6 +11,7 @@ from hpcsgd.jobs.resources import check_known
 from hpcsgd.jobs.site_files import find_site
 from hpcsgd.jobs.syntax import mebibytes_of, seconds_of
 from hpcsgd.jobs.words import VARIABLE, check_line, check_name
+from hpcsgd.toml_text import parse_toml
 
 LAUNCHERS = ("srun", "task", "mpiexec")
 GPUS = ("cuda", "rocm", "none")
@@ -110,7 +111,7 @@ def load_site(name: str) -> Site:
     """The site of that name, or of a file that ends in .toml."""
     path = find_site(name)
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
             f"cannot read the site {path}: {error.strerror}; check the name"

@@ -96,6 +96,7 @@ def _state(
     log = folder / "log" / f"{job}.log"
     blamed = blame(log) if word in BAD else None
     runs = _runs(record, number)
+    is_over = word not in (*ACTIVE, "unknown")
     return State(
         job=job,
         name=str(record.get("name", "")),
@@ -108,7 +109,7 @@ def _state(
         why="; ".join(filter(None, (blamed.text if blamed else "", why))),
         rank=blamed.rank if blamed else None,
         runs=runs,
-        facts=tuple(run_facts(Path(run)) for run in runs),
+        facts=tuple(run_facts(Path(run), is_over) for run in runs),
         log=str(log) if log.exists() else "",
     )
 

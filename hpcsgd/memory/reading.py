@@ -15,13 +15,14 @@ WIDE = 8  # bytes of a float64
 def is_shared(reader: RowReader, cols: int, precision: Precision) -> bool:
     """True where rows are taken where they lie in the memory of the caller.
 
-    They have to be one array of this format, of which all columns belong to this rank.
+    They have to be one array of this format, aligned to its words, of which all columns
+    belong to this rank.
     """
     if is_sparse(reader) or not getattr(reader, "is_in_memory", False):
         return False
     form = get_format(precision.matrix)
     X = reader.X  # type: ignore[attr-defined]
-    is_whole = cols == reader.cols and X.flags.c_contiguous
+    is_whole = cols == reader.cols and X.flags.c_contiguous and X.flags.aligned
     return bool(is_whole and form.is_wide and X.dtype == form.dtype)
 
 

@@ -1,6 +1,5 @@
 """A study under Slurm: a job for each number of ranks, gathered when it is over."""
 
-import json
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from hpcsgd.jobs.resources import Resources
 from hpcsgd.jobs.sites import Site
 from hpcsgd.jobs.status import ACTIVE, State, states
 from hpcsgd.jobs.submit import submit
+from hpcsgd.json_text import parse_json
 from hpcsgd.result import Status
 from hpcsgd.study.alone import ENDS
 from hpcsgd.study.folder import Line, StudyFolder
@@ -183,7 +183,7 @@ def read_end(folder: StudyFolder, point: Point) -> dict[str, Any] | None:
     path = _end_of(folder, point)
     try:
         own_folder(folder.path, ENDS)
-        end: dict[str, Any] = json.loads(read_entry_text(path))
+        end: dict[str, Any] = parse_json(read_entry_text(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,11 @@ from typing import Any
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.files import open_entry, own_folder, read_entry_text, reason, write_text
 from hpcsgd.folder_lock import FolderLock
+from hpcsgd.json_text import parse_json
 from hpcsgd.result import finite
 from hpcsgd.study.plan import Plan, difference
 from hpcsgd.study.points import Point
-from hpcsgd.toml_text import toml_literal
+from hpcsgd.toml_text import parse_toml, toml_literal
 
 PLAN, POINTS = "study.toml", "points.jsonl"
 # What is asked again makes no other figures: such runs are over.
@@ -127,7 +127,7 @@ class StudyFolder:
 
     def _line(self, number: int, text: str) -> Line:
         try:
-            line: Line = json.loads(text)
+            line: Line = parse_json(text)
             if not isinstance(line["key"], str):
                 raise TypeError("key")
         except (ValueError, KeyError, TypeError) as error:
@@ -181,7 +181,7 @@ def read_plan(folder: Path) -> dict[str, Any]:
     """The document of the study in `folder`."""
     path = folder / PLAN
     try:
-        return tomllib.loads(read_entry_text(path))
+        return parse_toml(read_entry_text(path))
     except FileNotFoundError as error:
         raise ConfigError(
             f"{folder} holds no {PLAN}; name the --out of a study"

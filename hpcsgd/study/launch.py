@@ -1,6 +1,5 @@
 """One run in a process of its own, so that its end, however bad, is its own."""
 
-import json
 import os
 import resource
 import signal
@@ -16,6 +15,7 @@ from typing import IO, Any
 from hpcsgd.comm.launched import THREAD_SETTINGS, end_with_parent
 from hpcsgd.errors import DataError
 from hpcsgd.files import CREATE, open_entry, read_entry_text
+from hpcsgd.json_text import parse_json
 
 GRACE = 10.0  # seconds for a run to end when it is told to
 TAIL = 4000  # characters of a log that are searched for its last sentence
@@ -124,7 +124,7 @@ def end(process: "subprocess.Popen[bytes]") -> None:
 def read_report(text: bytes) -> dict[str, Any] | None:
     """The document on standard output, if there is a whole one."""
     try:
-        report = json.loads(text)
+        report = parse_json(text)
     except ValueError:
         return None
     return report if isinstance(report, dict) else None

@@ -14,6 +14,7 @@ from hpcsgd.backends.blas import one_thread
 from hpcsgd.data.readers import RowReader, is_sparse, open_reader
 from hpcsgd.errors import DataError
 from hpcsgd.files import read_entry_text, write_text
+from hpcsgd.json_text import parse_json
 from hpcsgd.products import GATHERS
 from hpcsgd.result import finite
 from hpcsgd.run_folder import CERTIFICATE
@@ -190,7 +191,7 @@ def _model(scene: Scene) -> Check:
     """The model in result.h5 is the one that result.json speaks of."""
     path = scene.folder / "result.json"
     try:
-        said = json.loads(read_entry_text(path))["weights_sha256"]
+        said = parse_json(read_entry_text(path))["weights_sha256"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} cannot be read; take a whole copy") from error
     found = scene.result.weights_sha256

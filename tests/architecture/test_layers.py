@@ -26,6 +26,7 @@ LAYERS = (
         "weights_file",
         "compiled",
         "toml_text",
+        "json_text",
         "ends",
     ),
     (

@@ -1,5 +1,7 @@
 """Wrong input is one sentence, on one rank, with the right exit code; no traceback."""
 
+import os
+
 import h5py
 import numpy as np
 import pytest
@@ -198,13 +200,51 @@ def test_rows_of_2_to_the_62_columns_are_inspected(hpcsgd, tmp_path):
     assert str(2**62) in done.stdout.replace(",", "").replace(" ", "")
 
 
-def test_an_empty_data_set_is_not_converted(hpcsgd, tmp_path):
-    path = tmp_path / "empty.h5"
+def test_more_columns_than_an_index_can_name_are_refused(hpcsgd, tmp_path):
+    path = tmp_path / "wider.h5"
     with h5py.File(path, "w") as file:
-        file["X"] = h5py.Empty("f4")
-        file["y"] = np.zeros(0)
+        X = file.create_group("X")
+        X.attrs["shape"] = np.array([2, 2**64 - 1], dtype=np.uint64)
+        X["data"], X["indices"], X["indptr"] = np.ones(2), [0, 1], [0, 1, 2]
+        file["y"] = np.array([0.0, 1.0])
+    for words in (
+        ["data", "inspect", str(path)],
+        ["data", "convert", str(path), str(tmp_path / "out.h5")],
+        ["train", "--data", str(path), "--family", "logistic"],
+    ):
+        refuse(hpcsgd(*words), 2, "wider.h5", "no attribute shape (rows, columns)")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fault"),
+    [
+        ("X", h5py.Empty("f4"), "/X has shape None"),
+        ("y", h5py.Empty("f4"), "/y has shape None and X has 3 rows"),
+        ("X", np.dtype("f4"), "/X must hold real numbers, not a group or a type"),
+        ("y", np.dtype("f4"), "/y must hold real numbers, not a group or a type"),
+    ],
+    ids=["empty-X", "empty-y", "type-X", "type-y"],
+)
+def test_what_holds_no_values_is_not_converted(hpcsgd, tmp_path, name, content, fault):
+    path = tmp_path / "void.h5"
+    with h5py.File(path, "w") as file:
+        for key, values in {"X": np.ones((3, 2)), "y": np.zeros(3)}.items():
+            file[key] = content if key == name else values
     done = hpcsgd("data", "convert", str(path), str(tmp_path / "out.h5"))
-    refuse(done, 2, "empty.h5: /X has shape None", "--x-name")
+    refuse(done, 2, f"void.h5: {fault}")
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "inspect", "convert"])
+def test_a_pipe_in_the_place_of_data_is_not_waited_for(hpcsgd, tmp_path, command):
+    pipe = tmp_path / "rows.h5"
+    os.mkfifo(pipe)
+    words = {
+        "train": ["train", "--data", str(pipe)],
+        "evaluate": ["evaluate", "run", str(pipe)],
+        "inspect": ["data", "inspect", str(pipe)],
+        "convert": ["data", "convert", str(pipe), str(tmp_path / "out.h5")],
+    }[command]
+    refuse(hpcsgd(*words, timeout=60), 2, "rows.h5 is not a regular file")
 
 
 @pytest.mark.parametrize("kind", ["h5", "npy", "npz"])
@@ -243,3 +283,14 @@ def test_deeply_nested_settings_are_said(hpcsgd, tmp_path, text):
     marks = ("[" * 5000, "]" * 5000) if "{}{}" in text else ("{a=" * 5000, "}" * 5000)
     path.write_text(text.format(*marks))
     refuse(hpcsgd("train", str(path)), 2, "deep.toml", "nested more deeply")
+    site = ("--site", str(path), "--out", "job", "--", "train")
+    done = hpcsgd("jobs", "render", "train", *site)
+    refuse(done, 2, "deep.toml", "nested more deeply")
+
+
+def test_a_deeply_nested_setting_is_no_number(hpcsgd, tmp_path, good):
+    write(tmp_path / "d.h5", *good)
+    value = "[" * 5000 + "]" * 5000
+    done = hpcsgd("train", "--data", "d.h5", "--set", f"rate.value={value}")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "[rate] value" in done.stderr

@@ -109,6 +109,18 @@ def test_other_files_of_a_run_are_not_followed(hpcsgd, run, elsewhere, entry, na
         assert "Traceback" not in done.stderr and "precious" not in done.stdout
 
 
+def test_documents_that_are_nested_too_deeply_are_no_traceback(hpcsgd, run):
+    for name in ("result.json", "history.jsonl"):
+        (run / name).write_text("[" * 100000)
+    for command in (("inspect", "run"), ("verify", "run"), ("report", "run")):
+        done = hpcsgd(*command, timeout=SECONDS)
+        assert "Traceback" not in done.stderr, done.stderr
+        assert done.returncode == 0 or "result.json" in done.stderr
+    (run / "result.h5").unlink()
+    done = hpcsgd("inspect", "run", timeout=SECONDS)
+    assert done.returncode == 0 and "unfinished" in done.stdout, done.stderr
+
+
 @pytest.mark.cases(5)
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_a_history_or_a_lock_that_is_none_is_not_written(

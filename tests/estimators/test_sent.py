@@ -39,9 +39,8 @@ DASK = """
 """
 
 
-@pytest.mark.parametrize(("package", "send"), [("joblib", LOKY), ("distributed", DASK)])
-def test_a_fit_is_sent_to_workers(package, send, tmp_path):
-    pytest.importorskip(package)
+@pytest.mark.parametrize("send", [LOKY, DASK], ids=["loky", "dask"])
+def test_a_fit_is_sent_to_workers(send, tmp_path):
     script = tmp_path / "send.py"
     script.write_text(SCRIPT.format(send=send.strip()))
     done = subprocess.run(

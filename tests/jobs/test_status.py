@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -88,6 +90,63 @@ def test_a_job_that_runs(folder, fakes, capsys):
     assert found.restarts == 1 and found.facts[0]["epoch"] == 2.0
     assert main(["jobs", "status", str(folder.path)]) == 0
     assert "running, epoch 2, loss 0.5" in capsys.readouterr().out
+
+
+HALF = json.dumps({"epoch": 2.0, "loss": 0.5}) + "\n"
+TRAINS = """
+import sys, time
+from pathlib import Path
+from hpcsgd.folder_lock import FolderLock
+FolderLock(Path(sys.argv[1])).take()
+print("trains", flush=True)
+time.sleep(100)
+"""
+
+
+def test_a_run_that_was_killed_does_not_run(folder, monkeypatch, tmp_path, capsys):
+    """Without Slurm: its script can write no note, its run folder says so."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    folder.note("began")
+    run = folder.path / "run"
+    run.mkdir()
+    (run / "history.jsonl").write_text(HALF)
+    words = [sys.executable, "-c", TRAINS, str(run)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "trains\n"
+        assert folder.state().facts[0]["status"] == "running"
+        process.kill()
+    assert folder.state().facts[0]["status"] == "unfinished"
+    main(["jobs", "status", str(folder.path)])
+    assert "unfinished, epoch 2, loss 0.5" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("event", "code", "status"),
+    [
+        ("ended", 137, "unfinished"),
+        ("terminated", 143, "unfinished"),
+        ("", 0, "running"),
+    ],
+)
+def test_a_run_is_over_with_its_job(folder, fakes, event, code, status):
+    """On a node that cannot be seen from here."""
+    fakes.answer("squeue", out="" if event else "7|RUNNING|4:10|n1|None\n")
+    folder.note("began")
+    if event:
+        folder.note(event, code)
+    (folder.path / "run").mkdir()
+    (folder.path / "run" / "history.jsonl").write_text(HALF)
+    assert folder.state().facts[0]["status"] == status
+
+
+def test_a_line_that_is_nested_too_deeply_is_no_line(folder, fakes):
+    run = folder.path / "run"
+    run.mkdir()
+    (run / "history.jsonl").write_text(HALF + "[" * 100000 + "\n")
+    (run / "result.json").write_text("[" * 100000)
+    with open(folder.path / "jobs.jsonl", "a") as file:
+        file.write("[" * 100000 + "\n")
+    assert folder.state().facts[0]["epoch"] == 2.0
 
 
 def test_an_element_that_slurm_cleans_up_after_is_over(folder, fakes):

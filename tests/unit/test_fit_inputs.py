@@ -231,3 +231,20 @@ def test_nothing_of_mpi_is_imported_without_a_communicator():
         [sys.executable, "-c", said], capture_output=True, text=True, check=True
     )
     assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+def test_rows_between_the_addresses_of_words_have_the_same_bits(dtype, precision):
+    """Arrays that a worker unpickles from a message lie anywhere in it."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(200, 3)).astype(dtype)
+    y = X @ np.array([1.0, -2.0, 0.5])
+    shifted = np.empty(X.nbytes + 1, dtype=np.uint8)[1:].view(dtype).reshape(X.shape)
+    shifted[...] = X
+    assert X.flags.aligned and not shifted.flags.aligned
+    more = {"alpha": 1.0, "precision": precision}
+    first = hpcsgd.fit(X, "gaussian", y, **more)
+    second = hpcsgd.fit(shifted, "gaussian", y, **more)
+    assert first.weights_sha256 == second.weights_sha256
+    assert first.loss == second.loss

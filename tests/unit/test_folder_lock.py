@@ -1,6 +1,7 @@
 """One run at a time in a folder."""
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -8,7 +9,7 @@ import pytest
 
 from hpcsgd import folder_lock
 from hpcsgd.errors import ConfigError
-from hpcsgd.folder_lock import NAME, FolderLock
+from hpcsgd.folder_lock import NAME, FolderLock, is_abandoned, user_of
 
 
 def test_the_second_is_told_who_has_it(tmp_path):
@@ -30,9 +31,26 @@ def test_the_system_frees_it_with_the_process(tmp_path):
     )
     subprocess.run([sys.executable, "-c", code, tmp_path], check=False, timeout=30)
     assert (tmp_path / NAME).exists()
+    assert is_abandoned(tmp_path) and user_of(tmp_path) == ""
     lock = FolderLock(tmp_path)
     lock.take()
+    assert not is_abandoned(tmp_path) and user_of(tmp_path).startswith("process ")
     lock.release()
+    assert not is_abandoned(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "owner",
+    [
+        f"process {os.getpid()} on {socket.gethostname()}",  # it has no lock, and lives
+        "process 1 on another-machine",
+        f"process 0 on {socket.gethostname()}",
+        "another run",
+    ],
+)
+def test_a_folder_is_not_abandoned_where_that_cannot_be_known(tmp_path, owner):
+    (tmp_path / NAME).write_text(owner + "\n")
+    assert not is_abandoned(tmp_path)
 
 
 def test_a_file_that_was_removed_meanwhile_is_no_lock(tmp_path, monkeypatch):

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from hpcsgd.data.synthetic import write_synthetic
+
 SCRIPT = """
 import mpi4py
 mpi4py.rc.initialize = False
@@ -19,6 +21,7 @@ except hpcsgd.ConfigError as error:
     print("refused:", error)
 """
 CALLS = {
+    "estimator": "hpcsgd.LinearRegression().fit(X, X[:, 0], comm=MPI.COMM_WORLD)",
     "fit": 'hpcsgd.fit(X, "gaussian", X[:, 0], comm=MPI.COMM_WORLD)',
     "path": "hpcsgd.path(X, X[:, 0], comm=MPI.COMM_WORLD)",
 }
@@ -35,3 +38,31 @@ def test_it_is_refused_and_the_interpreter_goes_on(call, before):
     assert done.returncode == 0, done.stderr
     assert "refused: comm cannot be used" in done.stdout
     assert PHASES[before] in done.stdout
+
+
+def test_training_on_ranks_after_finalize_is_refused(tmp_path):
+    data = tmp_path / "d.h5"
+    write_synthetic(data, "susy", 40, 3, 0)
+    call = (
+        f"hpcsgd.train({{'data': {{'path': {str(data)!r}}}, 'run': {{'comm': 'mpi'}}}})"
+    )
+    code = SCRIPT.format(before="MPI.Init(); MPI.Finalize()", call=call)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "refused: ranks cannot meet any more: MPI has been finalised" in done.stdout
+
+
+def test_a_communicator_without_ranks_is_refused():
+    for before in (
+        "MPI.Init()",
+        "MPI.Init(); COMM = MPI.COMM_WORLD.Dup(); COMM.Free()",
+    ):
+        comm = "COMM" if "COMM =" in before else "MPI.COMM_NULL"
+        call = f'hpcsgd.fit(X, "gaussian", X[:, 0], comm={comm})'
+        code = SCRIPT.format(before=before, call=call)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+        )
+        assert "refused: comm is MPI.COMM_NULL" in done.stdout, done.stderr

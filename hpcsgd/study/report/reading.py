@@ -1,6 +1,5 @@
 """The points of studies, of plain run folders and of comparisons."""
 
-import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 from hpcsgd.errors import DataError, HpcsgdError
 from hpcsgd.files import own_folder, read_entry_text
+from hpcsgd.json_text import parse_json
 from hpcsgd.study.expected import expected_traffic
 from hpcsgd.study.report.point import Point, read_point
 from hpcsgd.study.settings import folder_name
@@ -59,7 +59,7 @@ def _of_study(folder: Path) -> Iterator[Point]:
 def _parsed(text: str) -> Mapping[str, Any] | None:
     """The object of one line; None for half a line, or anything else."""
     try:
-        found = json.loads(text)
+        found = parse_json(text)
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
@@ -170,7 +170,7 @@ def _table(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def _document(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads("\n".join(_lines(path)))
+        found = parse_json("\n".join(_lines(path)))
     except ValueError as error:
         raise DataError(f"{path} is no JSON ({error}); make it again") from error
     if not isinstance(found, dict):

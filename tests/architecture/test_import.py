@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from tests.helpers.limits import HANG
+
 CODE = """
 import sys
 
@@ -28,7 +30,7 @@ def test_training_in_memory_needs_numpy_and_scipy_only():
         [sys.executable, "-c", CODE.format(blocked=OPTIONAL)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG,
     )
     assert done.stdout.strip() == "completed", done.stderr
 
@@ -36,7 +38,7 @@ def test_training_in_memory_needs_numpy_and_scipy_only():
 def test_import_alone_loads_no_numpy():
     code = "import hpcsgd, sys; print('numpy' in sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG
     )
     assert done.stdout.strip() == "False"
 
@@ -49,7 +51,7 @@ def test_a_conversion_is_handed_to_its_ranks_without_scipy():
         " ('scipy', 'h5py', 'rich', 'mpi4py', 'hpcsgd.cli.train')))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG
     )
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
@@ -62,7 +64,7 @@ def test_the_command_line_loads_no_heavy_parts_of_scipy():
         " ('scipy.stats', 'scipy.signal', 'scipy.optimize', 'matplotlib', 'pyarrow')))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG
     )
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
@@ -83,7 +85,7 @@ def test_what_needs_no_command_loads_none(words, code):
         "print(code, sorted(m for m in sys.modules if m in heavy))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG
     )
     assert done.stdout.splitlines()[-1] == f"{code} []", done.stdout + done.stderr
 

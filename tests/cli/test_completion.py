@@ -12,6 +12,7 @@ from hpcsgd.cli.parser import make_parser
 from hpcsgd.cli.shells import SHELLS
 from hpcsgd.families import FAMILIES
 from tests.helpers.command_line import refuse
+from tests.helpers.limits import HANG
 
 ASK = """
 source ./completion.bash
@@ -34,7 +35,7 @@ def offered(tmp_path):
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=HANG,
         )
         assert done.returncode == 0 and done.stderr == "", done.stderr
         return set(filter(None, done.stdout.splitlines()))
@@ -105,7 +106,7 @@ def test_fish_offers_what_bash_does(tmp_path):
             env={**os.environ, "HOME": str(tmp_path)},
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=HANG,
         )
         return {line.split("\t")[0] for line in done.stdout.splitlines() if line}
 

@@ -8,6 +8,7 @@ import pytest
 from hpcsgd.data.synthetic import write_synthetic
 from hpcsgd.study.folder import StudyFolder
 from hpcsgd.study.plan import Plan
+from tests.helpers.limits import HANG
 from tests.tcp.harness import clean_environment
 
 RANKS = 2
@@ -47,7 +48,7 @@ def tasks(place, words, **variables):
         )
         for rank in range(RANKS)
     ]
-    said = [one.communicate(timeout=120) for one in started]
+    said = [one.communicate(timeout=HANG) for one in started]
     return [one.returncode for one in started], said
 
 

@@ -12,6 +12,7 @@ import pytest
 from hpcsgd.data.synthetic import write_synthetic
 from tests.faults.processes import all_gone, wait_until, written_pids
 from tests.helpers import launcher
+from tests.helpers.limits import HANG
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(launcher.mpiexec() is None, reason="no mpiexec")
@@ -118,12 +119,12 @@ def test_the_command_ends_with_1_when_a_rank_is_stopped(tmp_path):
 
 
 def _stop_one_rank(process):
-    assert wait_until(lambda: len(_ranks_below(process)) == 2, 30)
+    assert wait_until(lambda: len(_ranks_below(process)) == 2, HANG)
     wait_until(lambda: False, 4)  # past the start of MPI and into the training
     family = list(launcher.descendants(process.pid))
     with suppress(ProcessLookupError):
         os.kill(max(_ranks_below(process)), signal.SIGSTOP)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=HANG)
     assert all_gone(family)
     return output
 

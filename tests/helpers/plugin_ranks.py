@@ -1,6 +1,6 @@
 """Tests on real MPI ranks, from one plain `pytest`.
 
-    @pytest.mark.ranks(1, 2, 3, 4, timeout=30)
+    @pytest.mark.ranks(1, 2, 3, 4)
     def test_something(comm): ...
 
 Parent (plain pytest): every (test, n) is an item. Those of a few files and one n share
@@ -28,7 +28,7 @@ from tests.helpers.launcher import REPORTS, SIZE, Launch, Verdict, mpiexec
 # Files that share launches: n interpreters take seconds to start on few cores, and an
 # MPI has some two thousand communicators.
 TOGETHER = 4
-TIMEOUT = 60.0  # seconds without news from any rank, unless the mark says otherwise
+TIMEOUT = 600.0  # seconds without news from any rank, unless the mark says otherwise
 
 
 def pytest_addoption(parser):
@@ -41,7 +41,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line(
-        "markers", "ranks(*n, timeout=60): run on n real MPI ranks, for each n"
+        "markers", "ranks(*n, timeout=600): run on n real MPI ranks, for each n"
     )
     config.addinivalue_line("markers", "mpi(min_size=None): pytest-mpi's mark")
     in_place = config.getoption("with_mpi") or config.getoption("only_mpi", False)

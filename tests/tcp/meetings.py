@@ -9,9 +9,10 @@ from hpcsgd.comm.launched import Launched
 from hpcsgd.comm.tcp.mesh import connect_all
 from hpcsgd.comm.tcp.where import Port
 from hpcsgd.errors import ConfigError, TransportError
+from tests.helpers.limits import HANG
 
 WORD = {"HPCSGD_KEY": "a word of sixteen letters or more"}
-SOON = {**WORD, "HPCSGD_STORE_SECONDS": "20"}
+SOON = {**WORD, "HPCSGD_STORE_SECONDS": "600"}
 BRIEF = {**WORD, "HPCSGD_STORE_SECONDS": "0.7"}
 AT_ONCE = {**WORD, "HPCSGD_STORE_SECONDS": "0.3"}  # where nobody else is to come
 
@@ -48,6 +49,6 @@ def errors_of(place, environ, *ranks):
     """What (rank, size) each say that come to one place."""
     started = [meets(rank, size, place, environ) for rank, size in ranks]
     for thread, _ in started:
-        thread.join(30)
+        thread.join(HANG)
         assert not thread.is_alive()
     return [found[0] if found else "" for _, found in started]

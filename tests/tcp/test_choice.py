@@ -27,6 +27,7 @@ from hpcsgd.comm.tcp.where import (
 from hpcsgd.comm.transports import open_transport
 from hpcsgd.errors import ConfigError, MissingPackage, TransportError
 from tests.helpers.fake_cuda import FakeLayer, Node
+from tests.helpers.limits import HANG
 from tests.tcp.harness import ROOT, Ranks, clean_environment, on_threads
 from tests.tcp.meetings import SOON, local
 
@@ -250,7 +251,7 @@ def test_ranks_of_a_command_without_mpi(tmp_path):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG,
     )
     said = json.loads(done.stdout)
     assert (said["ranks"], said["transport"]) == (2, "TCP")

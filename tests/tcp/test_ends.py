@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from tests.helpers.limits import HANG
 from tests.tcp.harness import Ranks
 from tests.tcp.meetings import free_port
 
@@ -32,7 +33,7 @@ def test_a_rank_that_is_stopped_is_found_by_the_watchdog(tmp_path):
     with Ranks(tmp_path, 2, [*CHILD, "stalls", "tcp"]) as ranks:
         pids = [int(ranks.said(rank)) for rank in range(2)]
         os.kill(pids[1], signal.SIGSTOP)
-        text = ranks.processes[0].communicate(timeout=60)[0]
+        text = ranks.processes[0].communicate(timeout=HANG)[0]
         assert ranks.processes[0].returncode == 1
     assert "rank 1 does not answer: its process is stopped" in text
 

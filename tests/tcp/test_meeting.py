@@ -10,6 +10,7 @@ from hpcsgd.comm.tcp import desk, greeting, mesh, visit
 from hpcsgd.comm.tcp.doorman import Doorman
 from hpcsgd.comm.tcp.where import Port, SharedFile, start_of
 from hpcsgd.errors import ConfigError
+from tests.helpers.limits import HANG
 from tests.tcp.harness import on_threads
 from tests.tcp.meetings import (
     AT_ONCE,
@@ -57,7 +58,7 @@ def test_a_rank_without_rank_0_says_where_it_looked(tmp_path):
     places = [local(), SharedFile(tmp_path / "none")]
     started = [meets(1, 2, place, AT_ONCE) for place in places]
     for thread, _ in started:
-        thread.join(20)
+        thread.join(HANG)
     (first,), (second,) = (found for _, found in started)
     at = f"found no rank 0 at {places[0]} within 0.3 s (connection refused)"
     assert at in first and "HPCSGD_STORE=file:PATH" in first
@@ -108,7 +109,7 @@ def test_a_rank_that_ends_while_others_wait_is_named():
         row |= {"version": store_version(), "python": python_version()}
         greeting.say(sock, {"rank": 2, "size": 3, "row": row})
         time.sleep(0.2)
-    thread.join(10)
+    thread.join(HANG)
     assert "rank 2 (process 7 on h) ended before all ranks had met" in found[0]
 
 

@@ -14,6 +14,7 @@ from hpcsgd.comm.tcp import addresses, key
 from hpcsgd.comm.tcp.doorman import Doorman
 from hpcsgd.comm.tcp.mesh import connect_all
 from hpcsgd.comm.tcp.where import SharedFile, ports_of, start_of
+from tests.helpers.limits import HANG
 from tests.tcp.harness import on_threads
 from tests.tcp.meetings import (
     AT_ONCE,
@@ -42,7 +43,7 @@ def test_a_file_that_an_earlier_start_left(tmp_path, monkeypatch):
             started = meets(1, 2, place, SOON)
             time.sleep(0.2)
             assert on_thread_0(place) == 2.0
-            started[0].join(20)
+            started[0].join(HANG)
             assert not started[1]
         place.path.write_text("{")
         place.path.chmod(0o600)
@@ -80,7 +81,7 @@ def test_two_jobs_at_once_on_one_node(tmp_path):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(HANG)
     assert results == {"a": [2.0] * 2, "b": [3.0] * 3, "c": [2.0] * 2, "d": [3.0] * 3}
 
 
@@ -114,7 +115,7 @@ def test_the_file_is_its_owners_alone(tmp_path):
         time.sleep(0.02)
     else:
         raise AssertionError("no file")
-    thread.join(20)
+    thread.join(HANG)
 
 
 def test_a_file_of_another_user_is_not_trusted(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from hpcsgd.comm.tcp import greeting, key
 from hpcsgd.comm.tcp.greeting import Stranger
 from hpcsgd.comm.tcp.key import key_of
 from hpcsgd.errors import ConfigError
+from tests.helpers.limits import HANG
 from tests.tcp.harness import on_threads
 from tests.tcp.meetings import BRIEF, SOON, free_port, local, meets, total
 
@@ -30,7 +31,7 @@ def test_strangers_keep_nobody_from_meeting():
                 sock.sendall(struct.pack("<I", 2**31))
         except OSError:
             time.sleep(0.02)
-    thread.join(20)
+    thread.join(HANG)
     assert results == [2.0, 2.0]
 
 
@@ -41,7 +42,7 @@ def test_whoever_is_of_another_start_is_turned_away(wrong):
     other = {"HPCSGD_KEY": "x" * 16} if wrong == "key" else {"SLURM_RESTART_COUNT": "1"}
     started = [meets(0, 2, place, BRIEF), meets(1, 2, place, {**BRIEF, **other})]
     for thread, _ in started:
-        thread.join(20)
+        thread.join(HANG)
     (first,), (second,) = (found for _, found in started)
     assert "rank 1 of 2 did not come" in first
     assert "turned away: 127.0.0.1, it has another key, or is of another" in first
@@ -58,7 +59,7 @@ def test_the_key_is_drawn_once_and_kept(tmp_path):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(HANG)
     assert len(found) == 8 and len(set(found)) == 1 and len(found[0]) == 64
     path = tmp_path / "hpcsgd" / "key"
     assert path.stat().st_mode & 0o777 == 0o600
@@ -104,7 +105,7 @@ def test_the_key_never_travels():
     thread = threading.Thread(target=greeting.let_in, args=(Ear(left), word, "s"))
     thread.start()
     greeting.ask_in(Ear(right), word, "s")
-    thread.join(5)
+    thread.join(HANG)
     said = b"".join(heard)
     assert word not in said and word.hex().encode() not in said
     again, there = socket.socketpair()
@@ -117,7 +118,7 @@ def test_the_key_never_travels():
         greeting.let_in(again, word, "s")
     for one in (left, right, again, there):
         one.close()
-    thread.join(5)
+    thread.join(HANG)
 
 
 def test_a_false_rank_0_is_found_out():
@@ -133,4 +134,4 @@ def test_a_false_rank_0_is_found_out():
     thread.start()
     with there, here, pytest.raises(Stranger, match="does not know the word"):
         greeting.ask_in(here, os.urandom(32), "s")
-    thread.join(5)
+    thread.join(HANG)

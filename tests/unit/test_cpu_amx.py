@@ -15,6 +15,7 @@ from hpcsgd.backends import bf16_gram, cpu, isa
 from hpcsgd.schedule import blocks_of
 from hpcsgd.storage import encode, widen_bf16
 from tests.helpers.cpu import SIZES, WIDTHS, sampled
+from tests.helpers.limits import HANG
 
 KERNELS = asset("kernels/cpu/gram_amx.c").parent
 COMPILER = shlex.split(sysconfig.get_config_var("CC") or "cc")
@@ -29,7 +30,7 @@ def compile_c(*arguments, text=None):
     command = [*COMPILER, "-I", str(KERNELS), *map(str, arguments)]
     try:
         return subprocess.run(
-            command, input=text, capture_output=True, text=True, timeout=300
+            command, input=text, capture_output=True, text=True, timeout=HANG
         )
     except FileNotFoundError:
         return None

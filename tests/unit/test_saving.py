@@ -10,6 +10,7 @@ from hpcsgd.callbacks.base import View, Wish
 from hpcsgd.checkpoint import Checkpoint, CheckpointConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.saving import Saver
+from tests.helpers.limits import HANG
 
 
 class SlowStore:
@@ -22,7 +23,7 @@ class SlowStore:
         self.written, self.error = [], error
 
     def write(self, checkpoint):
-        assert self.go.wait(10)
+        assert self.go.wait(HANG)
         if self.error:
             raise self.error
         self.written.append(checkpoint.exchanges)

@@ -13,6 +13,7 @@ from hpcsgd.data.hdf5 import Hdf5Reader
 from hpcsgd.data.store_writer import StoreWriter
 from hpcsgd.data.verify_store import verify_store
 from hpcsgd.errors import ConfigError, DataError
+from tests.helpers.limits import HANG
 from tests.helpers.store import (
     COLS,
     DENSE,
@@ -206,7 +207,7 @@ def test_killed_at_any_moment_and_gone_on_with(tmp_path):
     for one, times in ((path, 40), (whole, 0)):
         command = [sys.executable, "-c", PROGRAM, str(one), "60", str(times)]
         done = subprocess.run(
-            command, check=True, timeout=60, capture_output=True, text=True
+            command, check=True, timeout=HANG, capture_output=True, text=True
         )
         kills.append(int(done.stdout))
     assert kills[0] > 0 and kills[1] == 0
@@ -241,7 +242,7 @@ def test_a_full_disk_is_one_sentence(tmp_path, limit):
         [sys.executable, "-c", FULL, str(tmp_path / "a.h5"), str(limit)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG,
     )
     assert ended.returncode == 2, ended.stderr
     assert ended.stdout.count("\n") == 1 and "File too large" in ended.stdout

@@ -99,7 +99,7 @@ class Launch:
         command += [f"--rootdir={config.rootpath}"]
         if config.inipath:
             command += ["-c", str(config.inipath)]
-        return command + [item.nodeid for item in self.items]
+        return command + [item.node for item in self.items]
 
     def _environment(self):
         own = {SIZE: str(self.size), REPORTS: str(self.folder)}

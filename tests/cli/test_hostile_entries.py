@@ -76,7 +76,7 @@ def test_a_checkpoint_that_claims_more_than_memory_is_not_read(tmp_path):
         read_sealed(path, "checkpoint", 1)
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_a_checkpoint_that_is_none_is_named(hpcsgd, run, elsewhere, entry):
     newest = sorted((run / "checkpoints").iterdir())[-1]
@@ -109,7 +109,7 @@ def test_other_files_of_a_run_are_not_followed(hpcsgd, run, elsewhere, entry, na
         assert "Traceback" not in done.stderr and "precious" not in done.stdout
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_a_history_or_a_lock_that_is_none_is_not_written(
     hpcsgd, tmp_path, susy, elsewhere, entry
@@ -208,6 +208,7 @@ def test_a_subfolder_does_not_bring_its_folder_back(tmp_path):
     assert not (tmp_path / "gone").exists()
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("plant_at", IN_PLACE_OF_FOLDERS)
 def test_checkpoints_are_kept_in_no_other_folder(hpcsgd, run, outside, plant_at):
     """A run that begins puts the entry aside; one that goes on names it."""
@@ -258,6 +259,7 @@ def test_states_are_kept_in_no_other_folder(
     assert name.rpartition("/")[2] in done.stderr, done.stderr
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("plant_at", IN_PLACE_OF_FOLDERS)
 def test_the_best_model_of_a_sweep_is_kept_in_no_other_folder(
     tmp_path, outside, plant_at, susy

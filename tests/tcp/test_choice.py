@@ -173,7 +173,7 @@ def test_an_mpi_that_does_not_load_under_a_launcher_is_an_error(monkeypatch):
 ])  # fmt: skip
 def test_ranks_without_mpi_are_asked_for(comm, store, without, monkeypatch):
     """A machine without mpiexec is no such request."""
-    monkeypatch.setattr(launch, "_mpiexec", lambda: None)
+    monkeypatch.setattr(launch, "find_mpiexec", lambda: None)
     monkeypatch.delenv("HPCSGD_STORE", raising=False)
     if store:
         monkeypatch.setenv("HPCSGD_STORE", store)

@@ -71,7 +71,7 @@ def test_a_command_says_what_this_rank_alone_knows(tmp_path):
 def test_a_rank_that_never_starts(tmp_path):
     """The others say who it is, each for itself; none waits for ever."""
     words = [*CHILD, "sums", "tcp"]
-    limit = {"HPCSGD_STORE_SECONDS": "0.5"}
+    limit = {"HPCSGD_STORE_SECONDS": "15"}  # in which the other two surely come
     with Ranks(tmp_path, 2, words, lambda _: {**limit, "HPCSGD_EXPECT_RANKS": 3}) as r:
         codes, texts = r.ends()
     assert codes == [1, 1]

@@ -316,7 +316,7 @@ def test_the_door_refuses_what_it_cannot_pass():
 
 def test_what_is_settled_is_never_taken_back(kernels, monkeypatch):
     """A later run with better processors keeps what an earlier one settled on."""
-    monkeypatch.setattr(cpu.isa, "_settled", [])
+    monkeypatch.setattr(cpu.isa, "settled", [])
     cpu.settle([kernels, "portable"])
     assert cpu.instructions() == "portable"
     cpu.settle(["portable", "avx512bf16"])

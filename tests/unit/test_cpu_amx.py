@@ -255,8 +255,10 @@ def machine(monkeypatch):
         return int(told.allows)
 
     library = SimpleNamespace(hpcsgd_level=lambda: 4, hpcsgd_ask_for_tiles=ask)
-    monkeypatch.setattr(isa, "_load", lambda name: (library, f"compiled: {name}"))
-    monkeypatch.setattr(isa, "_settled", [])
+    monkeypatch.setattr(
+        isa, "load_library", lambda name: (library, f"compiled: {name}")
+    )
+    monkeypatch.setattr(isa, "settled", [])
     monkeypatch.delenv("HPCSGD_ISA", raising=False)
     isa.best.cache_clear()
     yield told

@@ -159,7 +159,7 @@ def main(given: Sequence[str] | None = None, sizes: Sizes | None = None) -> int:
         if options.worker:
             return _work(measured(*here, Sizes()))
         found = Measured(options.out)
-        for told in measured(*here, sizes) if sizes else apart(*here, _limit):
+        for told in measured(*here, sizes) if sizes else apart(*here, time_limit):
             found.add(told)
     except ConfigError as error:
         print(f"bench: {error}", file=sys.stderr)
@@ -174,7 +174,7 @@ def _work(told: Iterator[Told]) -> int:
     return 0
 
 
-def _limit(name: str) -> float:
+def time_limit(name: str) -> float:
     """Seconds after which nothing is to be expected of a part."""
     return sanitizer.LIMIT + LONGER if name in sanitizer.TOOLS else LIMIT
 

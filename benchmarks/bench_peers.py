@@ -48,7 +48,7 @@ def measure() -> Figures:
 
 def run(asked: argparse.Namespace) -> Figures:
     """Problem after problem; what the notebook has already is not done again."""
-    _one_core()
+    pin_to_one_core()
     _say_who_is_missing()
     book = Notebook(Path(asked.out), machine(), _configuration(asked), asked.fresh)
     if book.started_anew:
@@ -181,7 +181,7 @@ def summary(runs: list[Figures]) -> Figures:
     }
 
 
-def _one_core() -> None:
+def pin_to_one_core() -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 

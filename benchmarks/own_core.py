@@ -56,12 +56,12 @@ def own_cores():
         inner = has_come_of(finish)
         return Arrival(wait, lambda: inner() and now() >= over())
 
-    before = link.perf_counter, link._sleep_until
+    before = link.perf_counter, link.sleep_until
     was_late, clock = Delayed._late, Overlap.__init__.__defaults__
-    link.perf_counter, link._sleep_until = now, CLOCK.wait_until
+    link.perf_counter, link.sleep_until = now, CLOCK.wait_until
     Delayed._late, Overlap.__init__.__defaults__ = late, (now,)
     try:
         yield
     finally:
-        link.perf_counter, link._sleep_until = before
+        link.perf_counter, link.sleep_until = before
         Delayed._late, Overlap.__init__.__defaults__ = was_late, clock

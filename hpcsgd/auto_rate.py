@@ -110,7 +110,7 @@ def _steepness(config: RunConfig, grid: Grid, loaded: Loaded, family: Family) ->
     # Of several models the one with the largest penalty bends most.
     l2 = max(config.sweep.l2, default=config.problem.l2)
     with np.errstate(over="ignore", invalid="ignore"):
-        steepness = _smoothness(config, grid, loaded, family) + l2
+        steepness = smoothness(config, grid, loaded, family) + l2
     if not np.isfinite(steepness):
         error = DataError(
             "X is too large for a rate from the data: the squares of a row overflow;"
@@ -139,7 +139,7 @@ def rounded_down(value: float) -> float:
     return float(f"{floor(value / unit * (1 + 1e-9)) * unit:.{DIGITS}g}")
 
 
-def _smoothness(config: RunConfig, grid: Grid, loaded: Loaded, family: Family) -> float:
+def smoothness(config: RunConfig, grid: Grid, loaded: Loaded, family: Family) -> float:
     """L without the penalty, the largest of all replicas."""
     ones = float(config.problem.intercept)
     bends = curvatures(grid, loaded, family)

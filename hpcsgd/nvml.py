@@ -12,7 +12,7 @@ def gpu_counter(address: str, library: Any = None) -> Callable[[], int]:
 
     `address` is the GPU's on its bus; OSError says why there is no such counter.
     """
-    nvml = library or _open()
+    nvml = library or open_library()
     _check(nvml, nvml.nvmlInit_v2(), "opened")
     handle = ctypes.c_void_p()
     found = nvml.nvmlDeviceGetHandleByPciBusId_v2(
@@ -30,7 +30,7 @@ def gpu_counter(address: str, library: Any = None) -> Callable[[], int]:
     return read
 
 
-def _open() -> Any:
+def open_library() -> Any:
     try:
         return ctypes.CDLL(LIBRARY)
     except OSError as error:

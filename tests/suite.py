@@ -1,10 +1,10 @@
 """The suite on all cores: python -m tests.suite [--quick] [arguments of pytest]
 
 First what only computes, side by side, a worker a core, and beside it the jobs of a
-Slurm, which mostly wait; then what starts ranks and commands of its own, one by one,
-so that nothing else is on the cores that it counts on. Without pytest-xdist, or on one
-core, all of it is one ordinary run. With --quick only the first group runs, without
-compiled kernels and commands, and one case of each test.
+Slurm, which mostly wait; then what starts ranks and processes of its own, two workers
+a core, because many of these tests wait, too: for an end, a signal or a message.
+Without pytest-xdist, or on one core, all of it is one ordinary run. With --quick only
+the first group runs, without compiled kernels and commands, and one case of each test.
 """
 
 import json
@@ -36,9 +36,12 @@ def parts(count):
     if count < 2 or find_spec("xdist") is None:
         return (), [("tests",)]
     workers = ("-n", str(min(count, 8)))
-    alone = [f"tests/{name}" for name in names if name not in (*COMPUTE, *WAITS)]
+    launching = [f"tests/{name}" for name in names if name not in (*COMPUTE, *WAITS)]
     beside = tuple(f"tests/{name}" for name in WAITS)
-    return beside, [(*workers, *(f"tests/{n}" for n in COMPUTE)), tuple(alone)]
+    # Tests of so many real ranks share launches, and so a worker.
+    twice = ("-n", str(min(2 * count, 8)), "--dist", "loadgroup")
+    compute = tuple(f"tests/{name}" for name in COMPUTE)
+    return beside, [(*workers, *compute), (*twice, *launching)]
 
 
 def quick_part(count):
@@ -57,17 +60,17 @@ def cores():
 def main(arguments):
     """0 where every run is good; the last lines are of all runs together."""
     codes = []
-    beside, alone = parts(cores())
+    beside, runs = parts(cores())
     if "--quick" in arguments:
-        beside, alone = (), [quick_part(cores())]
+        beside, runs = (), [quick_part(cores())]
     with tempfile.TemporaryDirectory() as folder:
         counts = Path(folder) / "counts"
         settings = {"cwd": HERE.parent, "env": {**os.environ, COUNTS: str(counts)}}
         with in_background(command(beside, arguments), settings, codes):
             # Jobs have time limits that count the start of their ranks.
-            nice = command(alone[0], arguments, nice=10 if beside else 0)
+            nice = command(runs[0], arguments, nice=10 if beside else 0)
             codes.append(subprocess.run(nice, **settings))
-        for one in alone[1:]:
+        for one in runs[1:]:
             codes.append(subprocess.run(command(one, arguments), **settings))
         lines = counts.read_text().splitlines() if counts.exists() else []
     said = [json.loads(line) for line in lines]

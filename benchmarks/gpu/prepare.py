@@ -43,7 +43,7 @@ def main(given: list[str]) -> int:
         return _install(driver)
     except ConfigError as error:
         return _no_gpu(error)
-    host = _host_kernels()
+    host = build_host_kernels()
     compile_all(device)
     _wait(host)
     return 0
@@ -83,7 +83,7 @@ def compile_all(device: CudaDevice) -> None:
     print(f"gpu: {device.layer.place}, sm_{device.arch}: {said}", file=sys.stderr)
 
 
-def _host_kernels() -> "subprocess.Popen[bytes] | None":
+def build_host_kernels() -> "subprocess.Popen[bytes] | None":
     """Their build under way, or None where they are there."""
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     if any((ROOT / "hpcsgd" / "backends").glob(f"_cpu_*{suffix}")):

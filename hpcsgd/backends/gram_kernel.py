@@ -60,7 +60,7 @@ def choose_gram(
     ways: dict[str, Products] = {"own": own}
     for name in asks:
         ways |= WAYS[name](own, kind)
-    seconds = add(_measured(own, ways))
+    seconds = add(measured_seconds(own, ways))
     name = _best(seconds, may_stay=kind == "auto")
     if seconds[name] == float("inf"):
         raise ConfigError(
@@ -154,7 +154,7 @@ def _best(seconds: Seconds, may_stay: bool) -> str:
     return name
 
 
-def _measured(own: DenseProducts, ways: Mapping[str, Products]) -> Seconds:
+def measured_seconds(own: DenseProducts, ways: Mapping[str, Products]) -> Seconds:
     """The best of some turns of each; infinite for what there is no way or room for."""
     device = own.device
     spread = np.linspace(0, own.matrix.height - 1, own.count).astype(np.int64)

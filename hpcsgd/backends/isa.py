@@ -13,22 +13,22 @@ from hpcsgd.errors import ConfigError
 # In the order of the numbers that kernels/cpu/level.c gives.
 SETS = ("portable", "avx2", "avx512", "avx512bf16", "amx")
 TILES = "amx"  # the set that the system has to be asked for
-_settled: list[str] = []  # what runs so far have agreed on, for as long as we live
+settled: list[str] = []  # what runs so far have agreed on, for as long as we live
 CAP = "HPCSGD_ISA"  # the best set that may be used, for comparisons and tests
 
 
 @lru_cache(maxsize=1)
 def best() -> tuple[Any, str, str]:
     """(library or None, its set, why): the best object that this processor can run."""
-    if "" in _settled:
+    if "" in settled:
         return None, "", "another rank has no compiled kernels; NumPy is used"
-    library, why = _load("portable")
+    library, why = load_library("portable")
     if library is None:
         return None, "", why
     library.hpcsgd_level.restype = ctypes.c_int
     level, refused = min(library.hpcsgd_level(), _cap()), ""
     for name in reversed(SETS[1 : level + 1]):
-        better, said = _load(name)
+        better, said = load_library(name)
         if better is None:
             continue
         if name == TILES and not library.hpcsgd_ask_for_tiles():
@@ -43,7 +43,7 @@ def settle(sets: Sequence[str]) -> bool:
     least = min(sets, key=(("", *SETS)).index)
     if least == best()[1]:
         return False
-    _settled.append(least)
+    settled.append(least)
     best.cache_clear()
     return True
 
@@ -52,8 +52,8 @@ def _cap() -> int:
     asked = os.environ.get(CAP, "").lower() or SETS[-1]
     if asked not in SETS:
         raise ConfigError(f"{CAP}={asked} is unknown; known: {', '.join(SETS)}")
-    return min(map(SETS.index, (asked, *_settled)))
+    return min(map(SETS.index, (asked, *settled)))
 
 
-def _load(name: str) -> tuple[Any, str]:
+def load_library(name: str) -> tuple[Any, str]:
     return load(Path(__file__).parent, f"_cpu_{name}", "the NumPy path")

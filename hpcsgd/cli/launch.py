@@ -122,7 +122,7 @@ def must_relaunch(ranks: int | None) -> bool:
 
 def mpiexec(shrinks: bool = False) -> list[str]:
     """The launcher that belongs to the MPI that mpi4py loads."""
-    path = _mpiexec()
+    path = find_mpiexec()
     if path is None:
         raise ConfigError(
             "--ranks needs an MPI and no mpiexec was found; load the MPI of the site,"
@@ -131,7 +131,7 @@ def mpiexec(shrinks: bool = False) -> list[str]:
     return [path, *_flags(path, shrinks)]
 
 
-def _mpiexec() -> str | None:
+def find_mpiexec() -> str | None:
     """The one beside this Python belongs to its MPI."""
     beside = Path(sys.executable).parent / "mpiexec"
     return str(beside) if beside.exists() else shutil.which("mpiexec")

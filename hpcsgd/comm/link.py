@@ -20,7 +20,7 @@ class Link:
         self.free_at = 0.0
         self.charged = 0.0  # seconds of all transfers so far
         self._rng = np.random.default_rng((network.seed, rank))
-        self.wait_until = _spin_until if spins else _sleep_until
+        self.wait_until = _spin_until if spins else sleep_until
         if not spins:
             _sleep_sharply()
 
@@ -48,7 +48,7 @@ def _spin_until(moment: float) -> None:
         pass
 
 
-def _sleep_until(moment: float) -> None:
+def sleep_until(moment: float) -> None:
     """Sleep: it frees the core, where spinning would take it from another rank."""
     left = moment - perf_counter()
     if left > 0:

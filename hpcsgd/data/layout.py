@@ -48,7 +48,7 @@ class Layout:
             raise ConfigError(f"{self.cols} columns: a store needs at least one")
         if not (np.isfinite(self.scale) and self.scale > 0):
             raise ConfigError(f"scale = {self.scale} must be above 0 and finite")
-        rows, cols = _tile(self.cols, self.stored.itemsize, self.is_sparse)
+        rows, cols = tile_shape(self.cols, self.stored.itemsize, self.is_sparse)
         object.__setattr__(self, "block_rows", self.block_rows or rows)
         object.__setattr__(self, "tile_cols", self.tile_cols or cols)
 
@@ -122,7 +122,7 @@ def widen(part: slice, size: int, whole: int) -> slice:
     return slice(part.start // size * size, max(stop, part.start))
 
 
-def _tile(cols: int, item: int, is_sparse: bool) -> tuple[int, int]:
+def tile_shape(cols: int, item: int, is_sparse: bool) -> tuple[int, int]:
     """Rows and columns of about a megabyte that row ranges and slabs both like."""
     if is_sparse:
         return SPARSE_ROWS, cols

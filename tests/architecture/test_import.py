@@ -7,6 +7,7 @@ import pytest
 
 from hpcsgd.cli import names
 from hpcsgd.cli.commands import COMMANDS
+from tests.helpers.limits import HANG
 
 CODE = """
 import sys
@@ -31,7 +32,7 @@ def test_training_in_memory_needs_numpy_and_scipy_only():
         [sys.executable, "-c", CODE.format(blocked=OPTIONAL)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG,
     )
     assert done.stdout.strip() == "completed", done.stderr
 
@@ -39,7 +40,7 @@ def test_training_in_memory_needs_numpy_and_scipy_only():
 def test_import_alone_loads_no_numpy():
     code = "import hpcsgd, sys; print('numpy' in sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG
     )
     assert done.stdout.strip() == "False"
 
@@ -54,7 +55,7 @@ def test_parsers_load_nothing_heavy():
         f"print(sorted(m for m in sys.modules if m in {HEAVY}))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG
     )
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
@@ -135,7 +136,7 @@ def test_what_needs_no_command_loads_none(words, code):
         "print(code, sorted(m for m in sys.modules if m in heavy))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG
     )
     assert done.stdout.splitlines()[-1] == f"{code} []", done.stdout + done.stderr
 

@@ -11,6 +11,7 @@ import pytest
 
 from hpcsgd import assets
 from hpcsgd.errors import ConfigError
+from tests.helpers.limits import HANG
 
 ROOT = Path(__file__).parents[2]
 ASSETS = (
@@ -111,7 +112,7 @@ def ask(paths, extra=""):
         text=True,
         env=environment,
         cwd=paths[0],
-        timeout=60,
+        timeout=HANG,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -128,7 +129,7 @@ def build(checkout, target, *arguments, cc=None):
         capture_output=True,
         text=True,
         env=environment,
-        timeout=300,
+        timeout=HANG,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return target
@@ -163,7 +164,7 @@ def check_template(target, folder):
     """`hpcsgd new` finds its explanations in what was installed."""
     command = [sys.executable, "-P", "-m", "hpcsgd", "new", "run.toml"]
     environment = {**os.environ, "PYTHONPATH": str(target)}
-    subprocess.run(command, cwd=folder, env=environment, check=True, timeout=60)
+    subprocess.run(command, cwd=folder, env=environment, check=True, timeout=HANG)
     text = (folder / "run.toml").read_text()
     assert "larger = fewer messages" in text and "storage of A" in text
 

@@ -7,6 +7,7 @@ import pytest
 
 from tests.cli.forge import Forge
 from tests.helpers.command_line import environment
+from tests.helpers.limits import HANG
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +23,7 @@ def hpcsgd(tmp_path, tmp_path_factory, forge):
     """Run `hpcsgd ...` in an empty folder; returns the finished process."""
     said = tmp_path_factory.mktemp("said")
 
-    def run(*arguments, timeout=60):
+    def run(*arguments, timeout=HANG):
         words = list(map(str, arguments))
         if not forge.makes(environment()):
             return started(words, tmp_path, timeout)
@@ -38,7 +39,7 @@ def hpcsgd(tmp_path, tmp_path_factory, forge):
 def interpreter(tmp_path):
     """The same from the very start: where that is what is tested."""
 
-    def run(*arguments, timeout=60):
+    def run(*arguments, timeout=HANG):
         return started(list(map(str, arguments)), tmp_path, timeout)
 
     return run

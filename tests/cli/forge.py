@@ -20,6 +20,8 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+from tests.helpers.limits import HANG
+
 OUTSIDE = ("PYTEST_CURRENT_TEST", "COLUMNS", "LINES")  # nothing that a command reads
 
 
@@ -73,7 +75,7 @@ class Forge:
         """The parent ends with its questions."""
         os.close(self.ask)
         os.close(self.hear)
-        self.parent.wait(60)
+        self.parent.wait(HANG)
 
 
 def _read(environment):

@@ -4,7 +4,7 @@ import os
 import shutil
 import socket
 
-SECONDS = 120  # after which a command hangs
+SECONDS = 600  # after which a command hangs
 
 
 def link_to_device(path, _):

@@ -7,6 +7,7 @@ import pytest
 from hpcsgd.methods import METHODS
 from tests.helpers.command_line import only_json
 from tests.helpers.comparisons import BASE, refused
+from tests.helpers.limits import HANG
 
 
 def compare(data, names, *more):
@@ -18,7 +19,7 @@ def test_all_methods_in_one_document(hpcsgd, susy, tmp_path):
     short = ("--batch", 200, "--epochs", 1)
     more = ("--ranks", 2, "--repeats", 1, "--network", "lan", "--quiet", *short)
     drawn = ("--plot", "curve.png", "--out", "c", "--json")
-    said = only_json(hpcsgd(*compare(susy, "all", *more, *drawn), timeout=200))
+    said = only_json(hpcsgd(*compare(susy, "all", *more, *drawn), timeout=HANG))
     rows = {row["method"]: row for row in said["rows"]}
     assert list(rows) == ["sgd", "casgd", "hybrid", *METHODS]
     assert said["network"] == "lan" and said["baseline"] == "bf16"

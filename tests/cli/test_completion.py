@@ -8,6 +8,7 @@ import pytest
 from hpcsgd.cli.commands import COMMANDS
 from hpcsgd.families import FAMILIES
 from tests.helpers.command_line import refuse
+from tests.helpers.limits import HANG
 
 ASK = """
 source ./completion.bash
@@ -31,7 +32,7 @@ def offered(command, tmp_path):
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=HANG,
         )
         assert done.returncode == 0, done.stderr
         return set(filter(None, done.stdout.splitlines()))

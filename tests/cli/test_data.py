@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.command_line import only_json, refuse, start, values
+from tests.helpers.limits import HANG
 
 ROWS, COLS = 60_000, 100
 
@@ -98,7 +99,7 @@ def test_an_interrupt_leaves_what_can_be_gone_on_with(tmp_path, arrays, hpcsgd):
 
 def test_a_full_disk_is_one_sentence(tmp_path, arrays):
     process = start(["convert", arrays, "a.h5"], tmp_path, limit=5 * 2**20)
-    out, said = process.communicate(timeout=60)
+    out, said = process.communicate(timeout=HANG)
     assert process.returncode == 2 and out == "", said
     assert len(said.strip().splitlines()) == 1 and "cannot be written" in said, said
     assert not (tmp_path / "a.h5").exists()

@@ -76,7 +76,7 @@ def test_a_checkpoint_that_claims_more_than_memory_is_not_read(tmp_path):
         read_sealed(path, "checkpoint", 1)
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_a_checkpoint_that_is_none_is_named(hpcsgd, run, elsewhere, entry):
     newest = sorted((run / "checkpoints").iterdir())[-1]
@@ -121,7 +121,7 @@ def test_documents_that_are_nested_too_deeply_are_no_traceback(hpcsgd, run):
     assert done.returncode == 0 and "unfinished" in done.stdout, done.stderr
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_a_history_or_a_lock_that_is_none_is_not_written(
     hpcsgd, tmp_path, susy, elsewhere, entry
@@ -220,6 +220,7 @@ def test_a_subfolder_does_not_bring_its_folder_back(tmp_path):
     assert not (tmp_path / "gone").exists()
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("plant_at", IN_PLACE_OF_FOLDERS)
 def test_checkpoints_are_kept_in_no_other_folder(hpcsgd, run, outside, plant_at):
     """A run that begins puts the entry aside; one that goes on names it."""
@@ -270,6 +271,7 @@ def test_states_are_kept_in_no_other_folder(
     assert name.rpartition("/")[2] in done.stderr, done.stderr
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("plant_at", IN_PLACE_OF_FOLDERS)
 def test_the_best_model_of_a_sweep_is_kept_in_no_other_folder(
     tmp_path, outside, plant_at, susy

@@ -70,6 +70,7 @@ def test_files_of_a_study_are_not_followed(
         assert "Traceback" not in done.stderr and "precious" not in done.stdout
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_a_report_reads_regular_files_alone(hpcsgd, study, elsewhere, entry):
     """Of a study, of its runs and of one run."""
@@ -81,6 +82,7 @@ def test_a_report_reads_regular_files_alone(hpcsgd, study, elsewhere, entry):
         assert not (study.parent / "page.html").exists()
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_a_run_of_a_study_writes_no_log_through_an_entry(
     hpcsgd, study, words, elsewhere, entry
@@ -102,6 +104,7 @@ def test_a_study_is_kept_in_no_other_folder(
     ends_in_one_sentence(done, f"s/{name}", "it is ")
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_a_point_is_read_from_a_regular_file(hpcsgd, study, elsewhere, entry):
     plant(entry, study / "points" / f"{POINT}.toml", elsewhere)
@@ -109,6 +112,7 @@ def test_a_point_is_read_from_a_regular_file(hpcsgd, study, elsewhere, entry):
     ends_in_one_sentence(done, f"{POINT}.toml")
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("plant_at", IN_PLACE_OF_FOLDERS)
 def test_the_end_of_a_point_is_written_into_no_other_folder(
     hpcsgd, study, outside, plant_at
@@ -118,6 +122,7 @@ def test_the_end_of_a_point_is_written_into_no_other_folder(
     ends_in_one_sentence(done, f"ends/{POINT}.json cannot be written")
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_an_end_is_read_from_a_regular_file(hpcsgd, study, elsewhere, entry):
     (study / "points.jsonl").unlink()
@@ -129,6 +134,7 @@ def test_an_end_is_read_from_a_regular_file(hpcsgd, study, elsewhere, entry):
     assert "Traceback" not in done.stderr and "precious" not in done.stdout
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("plant_at", IN_PLACE_OF_FOLDERS)
 def test_runs_of_a_comparison_are_in_no_other_folder(
     hpcsgd, made, tmp_path, outside, plant_at

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.command_line import environment
+from tests.helpers.limits import HANG
 
 SCRIPT = Path(sys.executable).with_name("hpcsgd")
 # A module that is imported amid the others sends the signal: no clock has to be right.
@@ -39,7 +40,7 @@ def interrupted(tmp_path, command, module):
         env=environment() | names,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG,
         cwd=tmp_path,
     )
 
@@ -79,7 +80,7 @@ def test_an_interrupt_at_any_time_of_the_start_leaves_no_traceback_of_ours(
         ) as process:
             time.sleep(delay)
             process.send_signal(signal.SIGINT)
-            out, errors = process.communicate(timeout=120)
+            out, errors = process.communicate(timeout=HANG)
         is_of_python = "KeyboardInterrupt" in errors and not OURS.search(errors)
         # The interpreter ends with 1 where it is amid its own `site`.
         codes = (1, -signal.SIGINT) if is_of_python else (130, -signal.SIGINT)
@@ -108,7 +109,7 @@ def test_a_program_that_imports_the_package_keeps_its_handler(tmp_path):
             capture_output=True,
             text=True,
             env=environment(),
-            timeout=60,
+            timeout=HANG,
         )
         assert done.stdout == "True\n", done.stderr
 
@@ -134,5 +135,5 @@ def test_an_interrupt_of_a_command_that_works_is_130(tmp_path):
     ):
         time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        out, errors = process.communicate(timeout=120)
+        out, errors = process.communicate(timeout=HANG)
     assert (process.returncode, out, errors) == (130, "", "")

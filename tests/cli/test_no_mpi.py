@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from hpcsgd.comm.mpi import why_not_loaded
+from tests.helpers.limits import HANG
 
 LOADER = "/nowhere/libmpi.so.12: cannot open shared object file"
 
@@ -18,7 +19,7 @@ def run_command(*words):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG,
     )
 
 

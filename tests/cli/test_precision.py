@@ -9,6 +9,7 @@ from scipy import sparse
 from hpcsgd.formats import FORMATS
 from hpcsgd.precision import FIELDS, RECIPES
 from tests.helpers.command_line import only_json
+from tests.helpers.limits import HANG
 
 BASE = ("--batch", 8, "--steps", 4, "--rate", 0.5, "--epochs", 5)
 
@@ -29,7 +30,7 @@ def report(susy, tmp_path_factory):
         cwd=tmp_path_factory.mktemp("run"),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG,
     )
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)

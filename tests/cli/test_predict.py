@@ -13,6 +13,7 @@ from hpcsgd.data.writers import open_writer
 from hpcsgd.errors import DataError
 from tests.cli.models import train_into, write_data
 from tests.helpers.command_line import only_json, refuse
+from tests.helpers.limits import HANG
 
 
 def read(path):
@@ -114,7 +115,7 @@ def test_a_full_disk_is_one_sentence_and_no_file(tmp_path, ending, limit):
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG,
     )
     refuse(done, 2, f"p.{ending} cannot be written", "make room", "nothing was kept")
     assert {p.name for p in tmp_path.iterdir()} == {"run", "d.h5"}

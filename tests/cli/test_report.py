@@ -9,6 +9,7 @@ import subprocess
 import pytest
 
 from hpcsgd.cli import main
+from tests.helpers.limits import HANG
 from tests.helpers.studies import line_of, real_run, write_study
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable")
@@ -104,7 +105,7 @@ def seen(page, folder):
         ],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG,
     )
     last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
     assert picture.exists(), f"{BROWSER} drew nothing: {last}"

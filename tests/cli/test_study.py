@@ -10,6 +10,7 @@ import time
 import pytest
 
 from tests.helpers.command_line import LAUNCH_VARIABLES, only_json
+from tests.helpers.limits import HANG
 
 BASE = ("--batch", 32, "--steps", 4, "--rate", 0.5)
 SGD, CASGD = "sgd/p{}/s1/b32/1x{}/fp32/seed0/r1", "casgd/p{}/s4/b32/1x{}/fp32/seed0/r1"
@@ -47,7 +48,7 @@ def test_strong_scaling_on_real_ranks(hpcsgd, tmp_path, few):
     """All methods: lines, run folders, one document; words are those of the formula."""
     methods = ("--methods", "sgd,casgd,local", "--ranks", "1,2", "--repeats", 1)
     asked = ("study", "strong", "--data", few, *BASE, *methods, "--out", "s", "--json")
-    said = only_json(hpcsgd(*asked, timeout=240))
+    said = only_json(hpcsgd(*asked, timeout=HANG))
     found = lines(tmp_path / "s")
     assert [line["key"].split("/")[:2] for line in found] == [
         [method, f"p{ranks}"]
@@ -81,7 +82,7 @@ def test_a_point_that_fails_ends_no_study(hpcsgd, tmp_path, few):
     """19 members cannot share 18 columns; the emulated 4 can."""
     emulated = ("--emulate-members", "4,19", "--network", "lan", "--repeats", 1)
     asked = ("study", "weak", "--data", few, *BASE, "--ranks", 1, *emulated)
-    done = hpcsgd(*asked, "--methods", "casgd", "--out", "w", timeout=240)
+    done = hpcsgd(*asked, "--methods", "casgd", "--out", "w", timeout=HANG)
     assert done.returncode == 1
     one, four, bad = lines(tmp_path / "w")
     assert (bad["status"], bad["seconds"], bad["ledger"]) == ("failed", None, None)
@@ -111,7 +112,7 @@ def test_a_killed_study_goes_on(hpcsgd, tmp_path, few):
     path.write_bytes(first + b'{"schema": 1, "key": "sgd/p2')
     run = tmp_path / "k" / "runs" / "sgd-p2-s1-b32-1x2-fp32-seed0-r1" / ".in-use"
     wait_for(lambda: not run.exists())
-    done = hpcsgd(*asked, "--resume", timeout=240)
+    done = hpcsgd(*asked, "--resume", timeout=HANG)
     assert done.returncode == 0, done.stderr
     assert path.read_bytes().startswith(first)
     assert [line["key"] for line in lines(tmp_path / "k")] == [
@@ -142,7 +143,7 @@ def wait_for(condition, seconds=120):
 def test_late_runs_are_ended_and_said(hpcsgd, tmp_path, few):
     long = ("--epochs", 10**7, "--point-timeout", 3, "--repeats", 1, "--ranks", 2)
     asked = ("study", "strong", "--data", few, *BASE, *long, "--methods", "casgd")
-    done = hpcsgd(*asked, "--out", "t", timeout=240)
+    done = hpcsgd(*asked, "--out", "t", timeout=HANG)
     assert done.returncode == 1
     (line,) = lines(tmp_path / "t")
     assert line["status"] == "timeout" and "--point-timeout" in line["error"]
@@ -159,7 +160,7 @@ def test_a_study_that_is_asked_to_end_takes_its_ranks_along(tmp_path, few):
     try:
         wait_for(run.exists)
         study.send_signal(signal.SIGTERM)
-        assert study.wait(60) == 75
+        assert study.wait(HANG) == 75
     finally:
         study.kill()
         study.wait()

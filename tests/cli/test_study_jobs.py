@@ -7,6 +7,7 @@ import tomllib
 import pytest
 
 from tests.helpers.launcher import mpiexec
+from tests.helpers.limits import HANG
 
 SBATCH = """#!/bin/bash
 number=$(( $(ls {folder}/*.log 2> /dev/null | wc -l) + 101 ))
@@ -60,7 +61,7 @@ def lines(folder):
 def test_a_job_for_each_number_of_ranks(hpcsgd, tmp_path, slurm, asked):
     """Scripts that srun through their points; one fails and stops no other."""
     emulated = ("--ranks", "1,2", "--emulate-members", "19")
-    begun = hpcsgd(*asked, *emulated, "--ask", "walltime=00:05:00", timeout=240)
+    begun = hpcsgd(*asked, *emulated, "--ask", "walltime=00:05:00", timeout=HANG)
     assert begun.returncode == 0, begun.stderr
     assert "add --network lan" in begun.stderr, "or 19 ranks wait for nobody"
     assert json.loads(begun.stdout)["jobs"] == ["101", "102"]

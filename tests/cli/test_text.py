@@ -16,6 +16,7 @@ import hpcsgd as package
 from hpcsgd.cli import main
 from hpcsgd.data.hdf5 import Hdf5Reader
 from tests.helpers.command_line import only_json, start, values
+from tests.helpers.limits import HANG
 
 ROWS, COLS = 400, 60
 RNG = np.random.default_rng(0)
@@ -180,7 +181,7 @@ def large(tmp_path_factory):
 
 def test_a_full_disk_is_one_sentence(tmp_path, large):
     process = start(["convert", large, "o.h5"], tmp_path, limit=2 * 2**20)
-    out, said = process.communicate(timeout=60)
+    out, said = process.communicate(timeout=HANG)
     assert process.returncode == 2 and out == "", said
     assert len(said.strip().splitlines()) == 1 and "cannot be written" in said, said
     assert not (tmp_path / "o.h5").exists()
@@ -202,7 +203,7 @@ def test_an_interrupt_leaves_what_can_be_gone_on_with(hpcsgd, tmp_path, large, r
         process = start(["convert", large, "o.h5", "--force", *flags], tmp_path)
         _is_midway(tmp_path, process)
         process.send_signal(signal.SIGINT)
-        out, said = process.communicate(timeout=60)
+        out, said = process.communicate(timeout=HANG)
         if not (tmp_path / "o.h5").exists():
             break
         (tmp_path / "o.h5").unlink()
@@ -226,7 +227,7 @@ def test_a_file_that_grows_is_refused(tmp_path, large):
         _is_midway(tmp_path, process)
         with open(source, "ab") as file:
             file.write(b"1 1:2\n")
-        out, said = process.communicate(timeout=60)
+        out, said = process.communicate(timeout=HANG)
         if process.returncode:
             break
         (tmp_path / "o.h5").unlink()

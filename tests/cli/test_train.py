@@ -13,6 +13,7 @@ from hpcsgd.config import RunConfig, read_toml
 from hpcsgd.data import parse_native
 from hpcsgd.result import load_result
 from tests.helpers.command_line import only_json
+from tests.helpers.limits import HANG
 
 DEMANDED = {
     *("status", "loss", "iterations", "exchanges", "schedule", "ledger"),
@@ -180,7 +181,7 @@ def test_info_says_which_parser_is_in_use(hpcsgd):
         env={**os.environ, "HPCSGD_NATIVE": "off"},
         capture_output=True,
         check=True,
-        timeout=60,
+        timeout=HANG,
     )
     said = json.loads(off.stdout)["parser"]
     assert said == {"compiled": False, "why": "switched off by HPCSGD_NATIVE"}

@@ -8,6 +8,7 @@ import pytest
 
 from hpcsgd.cli.logs import RankHandler
 from tests.helpers.command_line import only_json
+from tests.helpers.limits import HANG
 
 
 def train(data, *more):
@@ -114,7 +115,7 @@ logging.getLogger("hpcsgd.anywhere").warning("something is wrong")
 def test_a_library_installs_nothing_and_keeps_no_warning_to_itself():
     """Python shows the warnings of a program that has said nothing about its log."""
     done = subprocess.run(
-        [sys.executable, "-c", LIBRARY], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", LIBRARY], capture_output=True, text=True, timeout=HANG
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[] []"

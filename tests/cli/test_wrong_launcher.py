@@ -13,6 +13,7 @@ from hpcsgd.data.synthetic import write_synthetic
 from hpcsgd.study.folder import StudyFolder
 from hpcsgd.study.plan import Plan
 from tests.helpers.launcher import launch_environment
+from tests.helpers.limits import HANG
 
 RANKS = 2
 AROUND = ("SLURM", "MASTER_", "TORCHELASTIC", "RANK", "WORLD_SIZE", "HPCSGD_")
@@ -62,7 +63,7 @@ def ranks_of(place, words, variables):
         )
         for rank in range(RANKS)
     ]
-    said = [one.communicate(timeout=120) for one in started]
+    said = [one.communicate(timeout=HANG) for one in started]
     return [one.returncode for one in started], said
 
 

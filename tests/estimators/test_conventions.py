@@ -8,6 +8,7 @@ from unittest import SkipTest
 import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from tests.helpers.limits import HANG
 from tests.helpers.zoo import ALL, CHOOSING, NAMED
 
 ARRAY_API = "SCIPY_ARRAY_API"
@@ -59,7 +60,7 @@ def test_records_say_passed_alone():
         env={**os.environ, ARRAY_API: "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANG,
     )
     lines = done.stdout.splitlines()
     assert len(lines) == len(NAMED), done.stderr

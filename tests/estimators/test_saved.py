@@ -10,6 +10,7 @@ from sklearn.base import clone
 import hpcsgd
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.estimators.predictor import Predictor
+from tests.helpers.limits import HANG
 from tests.helpers.zoo import ALL, CHOOSING, name_of, problem_for
 
 EVERY = [*ALL, CHOOSING[0], CHOOSING[1]]
@@ -45,7 +46,7 @@ def in_bare_process(blocked, models, X, folder):
     np.save(rows, X)
     code = BARE.format(blocked=blocked, paths=paths, rows=rows, out=out)
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG
     )
     assert done.returncode == 0, done.stderr
     found = np.load(out)

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import hpcsgd
+from tests.helpers.limits import HANG
 
 # As in a notebook: a function of `__main__` is sent by value, with the names it uses.
 SCRIPT = """
@@ -44,7 +45,7 @@ def test_a_fit_is_sent_to_workers(send, tmp_path):
     script = tmp_path / "send.py"
     script.write_text(SCRIPT.format(send=send.strip()))
     done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, timeout=120
+        [sys.executable, script], capture_output=True, text=True, timeout=HANG
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])

@@ -9,8 +9,11 @@ import sys
 import time
 from pathlib import Path
 
+from tests.helpers.limits import HANG
+
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 75, signal.SIGUSR2: 75}
 ORDERLY = 1.0  # seconds that a checkpoint takes
+LONG = 2 * HANG  # a test would say that it hangs
 
 
 def main(folder, how="obeys"):
@@ -28,7 +31,7 @@ def main(folder, how="obeys"):
     world.Barrier()
     (Path(folder) / f"pid{world.rank}").write_text(str(os.getpid()))
     world.Barrier()  # whoever dies now has let the others say who they are
-    end = time.monotonic() + 30
+    end = time.monotonic() + LONG
     while not got and time.monotonic() < end and how in ("obeys", "ignores"):
         time.sleep(0.02)
     if how.isdigit() and world.rank == 1:
@@ -36,7 +39,7 @@ def main(folder, how="obeys"):
     if how.startswith("exits") and world.rank == 1:
         os._exit(int(how.removeprefix("exits")))
     is_long = how in ("ignores", "starts") or how.isdigit()
-    time.sleep(30 if is_long else ORDERLY)
+    time.sleep(LONG if is_long else ORDERLY)
     names = " ".join(signal.Signals(number).name for number in got)
     (Path(folder) / f"got{world.rank}").write_text(names)
     sys.exit(CODES[got[0]] if got else 0)

@@ -3,6 +3,7 @@
 import time
 
 from tests.helpers import launcher
+from tests.helpers.limits import HANG
 
 
 def is_alive(pid):
@@ -20,12 +21,12 @@ def wait_until(condition, limit):
     return bool(condition())
 
 
-def all_gone(pids, limit=5.0):
+def all_gone(pids, limit=HANG):
     return wait_until(lambda: not any(map(is_alive, pids)), limit)
 
 
 def written_pids(folder, ranks):
     """The numbers that `ranks` ranks wrote into pid0, pid1, ..."""
     paths = [folder / f"pid{rank}" for rank in range(ranks)]
-    assert wait_until(lambda: all(p.exists() and p.read_text() for p in paths), 40)
+    assert wait_until(lambda: all(p.exists() and p.read_text() for p in paths), HANG)
     return [int(path.read_text()) for path in paths]

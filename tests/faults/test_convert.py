@@ -13,9 +13,10 @@ import pytest
 
 from tests.faults.processes import all_gone, wait_until, written_pids
 from tests.helpers import launcher
+from tests.helpers.limits import HANG
 
 ROOT = Path(__file__).parents[2]
-LIMIT = 180.0
+LIMIT = 600.0
 ROWS, COLS, RANKS = 3000, 8, 3
 pytestmark = pytest.mark.skipif(launcher.mpiexec() is None, reason="no mpiexec")
 
@@ -112,10 +113,10 @@ def _killed_midway(words, folder):
     )
     try:
         part = folder / ".a.h5.part"
-        wait_until(lambda: part.exists() or process.poll() is not None, 40)
+        wait_until(lambda: part.exists() or process.poll() is not None, HANG)
         with suppress(ProcessLookupError, ValueError):
             os.kill(max(_ranks_below(process)), signal.SIGKILL)
-        said, _ = process.communicate(timeout=40)
+        said, _ = process.communicate(timeout=HANG)
     finally:
         launcher.end(process)
     return process.returncode, said

@@ -11,6 +11,7 @@ from hpcsgd.checkpoint import Store, read_checkpoint
 from hpcsgd.data.synthetic import write_synthetic
 from tests.faults.processes import all_gone, wait_until
 from tests.helpers.killed_runs import LIMIT, Case
+from tests.helpers.limits import HANG
 
 
 def reports(text, output):
@@ -246,11 +247,11 @@ def test_a_signal_to_all_ranks_is_an_orderly_end(number, code, case, undisturbed
 
 def test_a_signal_before_training_ends_all_ranks(case):
     """One that left alone would wait in MPI_Finalize, and the others in a sum."""
-    process = case.start("--late", 60)
+    process = case.start("--late", 2 * HANG)
     pids = case.pids()
     time.sleep(1.0)
     os.kill(pids[1], signal.SIGINT)
-    assert process.wait(10.0) == 130, case.said()
+    assert process.wait(HANG) == 130, case.said()
     assert all_gone(pids)
 
 
@@ -264,7 +265,7 @@ def test_a_second_interrupt_ends_a_rank_that_is_stuck(case):
     time.sleep(0.5)
     assert process.poll() is None, case.said()
     os.kill(pids[0], signal.SIGINT)
-    assert process.wait(10.0) != 0
+    assert process.wait(HANG) != 0
     assert all_gone(pids)
 
 

@@ -10,7 +10,7 @@ from tests.helpers import launcher
 from tests.helpers.infinity_child import run
 
 ROOT = Path(__file__).parents[2]
-LIMIT = 180.0
+LIMIT = 600.0
 pytestmark = pytest.mark.skipif(launcher.mpiexec() is None, reason="no mpiexec")
 
 

@@ -14,6 +14,7 @@ from hpcsgd.cli.job import Ending, ending_of, possible_signals, say_how_it_ended
 from hpcsgd.ends import End
 from tests.faults.processes import all_gone, wait_until, written_pids
 from tests.helpers import launcher
+from tests.helpers.limits import HANG
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [
@@ -73,7 +74,7 @@ def test_the_ranks_get_the_signal_once_and_end_in_order(
     process, ranks = start("obeys")
     family = [*launcher.descendants(process.pid), *ranks]
     process.send_signal(sent)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=HANG)
     assert process.returncode == code, output
     heard = [(tmp_path / f"got{rank}").read_text() for rank in range(RANKS)]
     assert heard == [got] * RANKS
@@ -86,7 +87,7 @@ def test_a_notice_to_every_process_of_a_task_ends_the_ranks_in_order(start, tmp_
     for pid in (*launcher.descendants(process.pid), *ranks, process.pid):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGUSR2)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=HANG)
     assert process.returncode == 75, output
     heard = [(tmp_path / f"got{rank}").read_text() for rank in range(RANKS)]
     # Once or more: a wish to save is one, however often it is heard.
@@ -107,7 +108,7 @@ def test_ranks_of_ours_hear_what_their_launcher_is_deaf_to(launched):
         preexec_fn=lambda: signal.signal(signal.SIGUSR2, signal.SIG_IGN),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=HANG,
     )
     assert f"is {'SIG_DFL' if launched else 'SIG_IGN'}" in done.stdout, done.stderr
 
@@ -116,7 +117,7 @@ def test_ctrl_c_on_a_terminal_reaches_the_ranks_once(start, tmp_path):
     """A terminal signals the whole group in front; mpiexec is not in it."""
     process, ranks = start("obeys")
     os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=HANG)
     assert process.returncode == 130, output
     assert [(tmp_path / f"got{rank}").read_text() for rank in (0, 1)] == ["SIGINT"] * 2
 
@@ -125,7 +126,7 @@ def test_ranks_that_do_not_listen_yet_are_interrupted_all_the_same(start):
     """The signal itself kills them, and mpiexec's code 2 is no wrong input."""
     process, ranks = start("starts")
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=HANG)
     assert process.returncode == 130 and "hpcsgd: error" not in output, output
     assert all_gone(ranks, 0.1)
 
@@ -135,7 +136,7 @@ def test_ranks_that_do_not_listen_yet_ask_to_be_started_again(start, number):
     """A notice ahead of a time limit may meet ranks that are still starting."""
     process, ranks = start("starts")
     process.send_signal(number)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=HANG)
     assert process.returncode == 75 and "hpcsgd: error" not in output, output
     assert all_gone(ranks, 0.1)
 
@@ -147,7 +148,7 @@ def test_a_second_interrupt_ends_all_at_once(start, tmp_path):
     wait_until(lambda: False, 0.5)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=8)
+    process.communicate(timeout=HANG)
     assert process.returncode == 130
     assert all_gone(family, 0.1) and not list(tmp_path.glob("got*"))
 
@@ -164,11 +165,11 @@ def test_a_signal_before_the_ranks_are_there_ends_the_launch(tmp_path):
             start_new_session=True,
         )
         try:
-            assert wait_until(lambda p=process: _below(p), 20)
+            assert wait_until(lambda p=process: _below(p), HANG)
             wait_until(lambda: False, delay)
             family = _below(process)
             process.send_signal(signal.SIGTERM)
-            assert process.wait(25) != 0
+            assert process.wait(HANG) != 0
             assert all_gone(family)
         finally:
             launcher.end(process)
@@ -196,7 +197,7 @@ def test_the_rank_and_the_signal_that_killed_it_are_named_in_one_sentence(
     start, how, said
 ):
     process, ranks = start(how)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=HANG)
     assert process.returncode == 1, output
     sentences = [s for s in output.splitlines() if s.startswith("hpcsgd: error")]
     assert len(sentences) == 1 and said in sentences[0], output
@@ -208,7 +209,7 @@ def test_what_a_rank_left_running_is_ended(start, tmp_path):
     """A child in a session of its own, whose parent is gone."""
     process, ranks = start("leaves-a-child")
     child = int((tmp_path / "child").read_text())
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=HANG)
     assert process.returncode == 0, output
     assert all_gone([child, *ranks], 0.1)
 
@@ -217,7 +218,7 @@ def test_ranks_do_not_outlive_a_killed_mpiexec(start):
     process, ranks = start("ignores")
     (mpiexec,) = [p for p in _below(process) if _parent(p) == process.pid]
     os.kill(mpiexec, signal.SIGKILL)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=HANG)
     assert process.returncode == 1 and "SIGKILL" in output, output
     assert all_gone(ranks, 0.1)
 
@@ -269,7 +270,7 @@ def test_what_a_rank_forked_is_no_rank():
     command = [sys.executable, "-c", "import os, time; os.fork(); time.sleep(60)"]
     rank = subprocess.Popen(command, env={**os.environ, MARK: "that-forks"})
     try:
-        assert wait_until(lambda: len(family.members()) == 2, 10)
+        assert wait_until(lambda: len(family.members()) == 2, HANG)
         assert family.ranks(command) == [rank.pid]
     finally:
         family.end(0.0)
@@ -283,11 +284,11 @@ def test_a_family_is_those_with_the_mark_and_no_other():
     ours = subprocess.Popen(sleep, env=marked, start_new_session=True)
     other = subprocess.Popen(sleep, env={**marked, MARK: "another"})
     try:
-        assert wait_until(lambda: family.members() == [ours.pid], 5)
-        assert wait_until(lambda: family.ranks(sleep) == [ours.pid], 5)
+        assert wait_until(lambda: family.members() == [ours.pid], HANG)
+        assert wait_until(lambda: family.ranks(sleep) == [ours.pid], HANG)
         assert family.ranks(["sleep", "61"]) == []
         family.end(0.0)
-        assert ours.wait(5) == -signal.SIGKILL and other.poll() is None
+        assert ours.wait(HANG) == -signal.SIGKILL and other.poll() is None
     finally:
         for process in (ours, other):
             process.kill()

@@ -24,6 +24,7 @@ from tests.faults.starts import (
     state_of,
 )
 from tests.helpers import launcher
+from tests.helpers.limits import HANG
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [
@@ -66,7 +67,7 @@ def python(code, *flags, **options):
         env={**launcher.launch_environment(), "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG,
         **options,
     )
 

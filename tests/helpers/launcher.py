@@ -17,7 +17,7 @@ from pathlib import Path
 
 SIZE = "HPCSGD_TEST_RANKS"  # how many ranks a launched process must find
 REPORTS = "HPCSGD_TEST_REPORTS"  # the folder where each rank writes its account
-START = 60.0  # seconds until the first test begins: n interpreters on few cores
+START = 600.0  # seconds until the first test begins: n interpreters on few cores
 GRACE = 5.0  # seconds between asking a launch to end and making it
 TAIL = 4000  # characters of output shown for a launch that broke
 NOISE = ("/_pytest/", "/pluggy/", "/pytest/__main__.py", "<frozen runpy>")
@@ -98,7 +98,7 @@ class Launch:
         command += [f"--rootdir={config.rootpath}"]
         if config.inipath:
             command += ["-c", str(config.inipath)]
-        return command + [item.nodeid for item in self.items]
+        return command + [item.node for item in self.items]
 
     def _environment(self):
         own = {SIZE: str(self.size), REPORTS: str(self.folder)}

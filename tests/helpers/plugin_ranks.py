@@ -1,6 +1,6 @@
 """Tests on real MPI ranks, from one plain `pytest`.
 
-    @pytest.mark.ranks(1, 2, 3, 4, timeout=30)
+    @pytest.mark.ranks(1, 2, 3, 4)
     def test_something(comm): ...
 
 Parent (plain pytest): every (test, n) is an item. Those of a few files and one n share
@@ -27,8 +27,8 @@ from tests.helpers.launcher import REPORTS, SIZE, Launch, Verdict, mpiexec
 
 # Files that share launches: n interpreters take seconds to start on few cores, and an
 # MPI has some two thousand communicators.
-TOGETHER = 4
-TIMEOUT = 60.0  # seconds without news from any rank, unless the mark says otherwise
+TOGETHER = 8
+TIMEOUT = 600.0  # seconds without news from any rank, unless the mark says otherwise
 
 
 def pytest_addoption(parser):
@@ -41,9 +41,10 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line(
-        "markers", "ranks(*n, timeout=60): run on n real MPI ranks, for each n"
+        "markers", "ranks(*n, timeout=600): run on n real MPI ranks, for each n"
     )
     config.addinivalue_line("markers", "mpi(min_size=None): pytest-mpi's mark")
+    config.addinivalue_line("markers", "xdist_group(name): pytest-xdist's mark")
     in_place = config.getoption("with_mpi") or config.getoption("only_mpi", False)
     config.pluginmanager.register(Child() if in_place else Parent(), "ranks")
 
@@ -76,6 +77,7 @@ class RanksItem(pytest.Item):
     def __init__(self, *, function, plugin, **kwargs):
         super().__init__(**kwargs)
         self.plugin, self.stands_for = plugin, function
+        self.node = self.nodeid  # pytest-xdist adds the name of a group to nodeid
         self.shelf = (0, 0)  # of the launch that it shares
         self.size = function.callspec.params[RANKS]
         mark = function.get_closest_marker("ranks")
@@ -83,6 +85,8 @@ class RanksItem(pytest.Item):
         self.line = function.reportinfo()[1]
         self.own_markers = list(function.own_markers)
         self.keywords.update(function.keywords)
+        # One worker launches all tests of so many ranks.
+        self.add_marker(pytest.mark.xdist_group(f"{self.size}-ranks"))
 
     def runtest(self):
         verdict = self.plugin.verdict(self)
@@ -134,16 +138,16 @@ class Parent:
         """The verdict on `item`; the first of a group to ask has all of it launched."""
         if mpiexec() is None:
             pytest.skip("no mpiexec; install one with: pip install mpi4py mpich")
-        if item.nodeid not in self.verdicts:
+        if item.node not in self.verdicts:
             self.settle(self.groups[item.shelf])
-        return self.verdicts[item.nodeid]
+        return self.verdicts[item.node]
 
     def settle(self, items):
         """Launch until every item has a verdict; each launch settles at least one."""
         while items:
             launch = Launch(items)
-            found = {item: launch.verdict(item.nodeid) for item in items}
-            self.verdicts |= {item.nodeid: v for item, v in found.items() if v}
+            found = {item: launch.verdict(item.node) for item in items}
+            self.verdicts |= {item.node: v for item, v in found.items() if v}
             items = self._left_over(launch, found)
 
     def _left_over(self, launch, found):
@@ -171,8 +175,8 @@ class Parent:
 
     def _blame(self, launch, items):
         for item in items:
-            story = launch.story(item.nodeid)
-            self.verdicts[item.nodeid] = Verdict("failed", story)
+            story = launch.story(item.node)
+            self.verdicts[item.node] = Verdict("failed", story)
 
 
 class Child:

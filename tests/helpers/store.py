@@ -41,4 +41,4 @@ def contents(path):
 
 def with_small_tiles(monkeypatch):
     """Tiles of 4 x 3 and blocks of 4 rows: edges everywhere."""
-    monkeypatch.setattr("hpcsgd.data.layout._tile", lambda *_: (4, 3))
+    monkeypatch.setattr("hpcsgd.data.layout.tile_shape", lambda *_: (4, 3))

@@ -4,6 +4,8 @@ import os
 import subprocess
 from pathlib import Path
 
+from tests.helpers.limits import HANG
+
 # Words end with a byte 0: nothing that a word may hold is one.
 # Builtins alone: tests start hundreds of these.
 RECORD = """#!/bin/bash
@@ -83,5 +85,5 @@ class Fakes:
             text=True,
             errors="surrogateescape",
             stdin=subprocess.DEVNULL,
-            timeout=30,
+            timeout=HANG,
         )

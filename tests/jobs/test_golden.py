@@ -10,6 +10,7 @@ import pytest
 from hpcsgd.jobs.render import render
 from hpcsgd.jobs.resources import Resources
 from hpcsgd.jobs.sites import load_site
+from tests.helpers.limits import HANG
 from tests.jobs.examples import COMMANDS, PYTHON, SITES, STEPS, example
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "jobs"
@@ -76,7 +77,11 @@ def test_the_script_is_the_one_that_was_accepted(name):
 @pytest.mark.parametrize("name", cases())
 def test_bash_can_read_it(name):
     done = subprocess.run(
-        ["bash", "-n"], input=rendered(name), text=True, capture_output=True, timeout=30
+        ["bash", "-n"],
+        input=rendered(name),
+        text=True,
+        capture_output=True,
+        timeout=HANG,
     )
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -46,7 +46,7 @@ def stub(tmp_path, monkeypatch):
     monkeypatch.setattr(worker, "COMMAND", command)
     # What hangs is the second part of its worker, whose start may take its time.
     limits = {"exchange": 1.5}
-    monkeypatch.setattr(bench_gpu, "_limit", lambda name: limits.get(name, 60.0))
+    monkeypatch.setattr(bench_gpu, "time_limit", lambda name: limits.get(name, 60.0))
     return tmp_path
 
 
@@ -155,7 +155,7 @@ def cupy(monkeypatch):
     found = strict_cupy.install(monkeypatch)
     two = [build_of(name, "bf16", "90") for name in ("margin", "round")]
     monkeypatch.setattr(prepare, "all_builds", lambda arch: two)
-    monkeypatch.setattr(prepare, "_host_kernels", lambda: None)
+    monkeypatch.setattr(prepare, "build_host_kernels", lambda: None)
     return found
 
 

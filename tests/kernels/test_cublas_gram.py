@@ -41,7 +41,7 @@ def test_tiles_and_margins_are_ours(parts):
 
 def choice(kind, seconds, monkeypatch, add=dict, starts=(0, 600, 1100)):
     """What is chosen where each way takes so long."""
-    monkeypatch.setattr(gram_kernel, "_measured", lambda *_: dict(seconds))
+    monkeypatch.setattr(gram_kernel, "measured_seconds", lambda *_: dict(seconds))
     return choose_gram(kind, case(starts), add)
 
 

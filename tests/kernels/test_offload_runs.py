@@ -23,6 +23,7 @@ from tests.helpers.kernels.gradient_runs import (
     shared,
 )
 from tests.helpers.kernels.offload_runs import offloaded
+from tests.helpers.limits import HANG
 from tests.helpers.sparse import make_sparse
 
 
@@ -142,7 +143,7 @@ def test_one_slice_comes_down_while_another_is_stepped(devices, monkeypatch):
 
     def applying(self, host, cut, *given):
         if cut is self.cuts.all[0]:
-            seen.append(fetched.wait(20))
+            seen.append(fetched.wait(HANG))
         apply(self, host, cut, *given)
 
     monkeypatch.setattr(Offload, "_fetch", fetching)
@@ -163,7 +164,7 @@ def test_the_host_steps_while_the_device_computes(devices, monkeypatch):
 
     def applying(self, *given):
         if threading.current_thread().name.startswith("hpcsgd-offload"):
-            seen.append(asked.wait(20))
+            seen.append(asked.wait(HANG))
         asked.clear()
         apply(self, *given)
 

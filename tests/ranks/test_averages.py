@@ -20,7 +20,7 @@ def trained(comm, config, problem, address=None):
     return train(config, X=problem.X, y=problem.y, world=world)
 
 
-@pytest.mark.ranks(2, 4, timeout=60)
+@pytest.mark.ranks(2, 4)
 def test_every_row_equals_the_same_step_by_step(comm):
     """With and without members, with momentum, and one model on all ranks."""
     problem = make_problem("softmax", n=58, d=7)
@@ -36,7 +36,7 @@ def test_every_row_equals_the_same_step_by_step(comm):
         assert len(set(comm.allgather(result.weights_sha256))) == 1
 
 
-@pytest.mark.ranks(4, timeout=60)
+@pytest.mark.ranks(4)
 def test_groups_by_node_are_freed_with_the_run(comm):
     """Two pretended nodes; an MPI has some two thousand communicators, not more."""
     problem = make_problem("logistic", n=58, d=7)
@@ -48,7 +48,7 @@ def test_groups_by_node_are_freed_with_the_run(comm):
     assert found == {trained(comm, by_size, problem).weights_sha256}
 
 
-@pytest.mark.ranks(4, timeout=60)
+@pytest.mark.ranks(4)
 def test_the_ledger_agrees_with_what_mpi_was_asked(comm):
     """A proxy under the communicator counts by itself, groups included."""
     problem = make_problem("logistic", n=58, d=8)
@@ -65,7 +65,7 @@ def test_the_ledger_agrees_with_what_mpi_was_asked(comm):
             assert proxy.counts[figure] == count + flags[figure], (row, figure)
 
 
-@pytest.mark.ranks(2, 4, timeout=60)
+@pytest.mark.ranks(2, 4)
 def test_a_run_that_diverges_ends_on_all_ranks(comm):
     problem = make_problem("gaussian", n=58, d=3)
     for row in ROWS:
@@ -80,7 +80,7 @@ def test_a_run_that_diverges_ends_on_all_ranks(comm):
         assert np.isfinite(result.weights).all()
 
 
-@pytest.mark.ranks(2, 4, timeout=60)
+@pytest.mark.ranks(2, 4)
 def test_groups_that_are_none_are_refused_by_all(comm):
     """One rank alone does not know its rack."""
     problem = make_problem("logistic", n=58, d=3)

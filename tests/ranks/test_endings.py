@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import launcher
+from tests.helpers.limits import HANG
 
 ROOT = Path(__file__).parents[2]
 
@@ -111,7 +112,7 @@ def test_a_mismatched_launcher_is_an_error(tmp_path):
         text=True,
         env=environment,
         cwd=tmp_path,
-        timeout=30,
+        timeout=HANG,
     )
     assert done.returncode == 1
     assert "4 ranks were asked for and MPI gives 1" in done.stderr
@@ -131,8 +132,8 @@ ENDINGS = {
 @pytest.mark.parametrize("body", ENDINGS.values(), ids=ENDINGS)
 def test_one_bad_test_hides_no_other(tmp_path, body):
     """Tests of one file share a launch; the bad one is named, the others pass."""
-    good = "@pytest.mark.ranks(2, timeout=8)\ndef test_{}(comm):\n    comm.Barrier()\n"
-    bad = f"@pytest.mark.ranks(2, timeout=8)\ndef test_bad(comm):\n    {body}\n"
+    good = "@pytest.mark.ranks(2, timeout=30)\ndef test_{}(comm):\n    comm.Barrier()\n"
+    bad = f"@pytest.mark.ranks(2, timeout=30)\ndef test_bad(comm):\n    {body}\n"
     _write(tmp_path, good.format("before") + bad + good.format("after"))
     done = _pytest(tmp_path)
     assert "1 failed, 2 passed" in done.stdout, done.stdout
@@ -188,7 +189,7 @@ def _pytest(folder):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=40,
+        timeout=HANG,
     )
 
 
@@ -214,7 +215,7 @@ def mpiexec_hpcsgd(ranks, *flags):
         text=True,
         env={**kept, "PYTHONPATH": str(ROOT)},
         cwd=ROOT,
-        timeout=60,
+        timeout=HANG,
     )
 
 

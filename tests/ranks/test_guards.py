@@ -19,7 +19,7 @@ def trained(comm, problem, **sections):
     return config, train(config, X=problem.X, y=problem.y, world=world)
 
 
-@pytest.mark.ranks(1, 2, timeout=60)
+@pytest.mark.ranks(1, 2)
 def test_the_weights_have_the_same_bits_with_and_without(comm):
     problem = make_problem("logistic", n=150, d=12)
     for products in ({"kind": "gram"}, {"kind": "gram", "look_ahead": "on"}):
@@ -37,7 +37,7 @@ def test_the_weights_have_the_same_bits_with_and_without(comm):
             assert len(found) == 1
 
 
-@pytest.mark.ranks(2, 3, 4, timeout=60)
+@pytest.mark.ranks(2, 3, 4)
 def test_rounding_is_no_alarm(comm):
     problem = make_problem("softmax", n=150, d=12)
     for kind in ("gram", "cached"):
@@ -52,7 +52,7 @@ def test_rounding_is_no_alarm(comm):
         assert not result.events and result.report["gap_looks"] > 10
 
 
-@pytest.mark.ranks(2, 3, timeout=60)
+@pytest.mark.ranks(2, 3)
 def test_ranks_fall_back_together(comm):
     """One of them alone has a wrong Gram, while there are many steps."""
     iterate = gram.iterate

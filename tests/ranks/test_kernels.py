@@ -13,7 +13,7 @@ def afresh(monkeypatch):
     """What this process found or settled on is forgotten, before and after."""
 
     def forget():
-        cpu.isa._settled.clear()
+        cpu.isa.settled.clear()
         cpu.isa.best.cache_clear()
         cpu._functions.cache_clear()
 
@@ -46,8 +46,8 @@ def test_the_least_set_is_used_by_all(comm, afresh):
 @pytest.mark.ranks(2)
 def test_numpy_where_one_rank_has_nothing_compiled(comm, afresh):
     if comm.rank == 1:
-        afresh.setattr(cpu.isa, "_load", lambda name: (None, "gone"))
+        afresh.setattr(cpu.isa, "load_library", lambda name: (None, "gone"))
     report = run(comm)
     assert report["versions"]["kernels"] == "NumPy" and not cpu.available()
-    if comm.rank == 0 and cpu.isa._settled:
+    if comm.rank == 0 and cpu.isa.settled:
         assert "another rank" in cpu.why()

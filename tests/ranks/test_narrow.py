@@ -27,7 +27,7 @@ def trained(comm, recipe, **sections):
     return train(config, X=problem.X, y=problem.y, world=MpiCommunicator(comm.Dup()))
 
 
-@pytest.mark.ranks(2, 3, 4, timeout=30)
+@pytest.mark.ranks(2, 3, 4)
 def test_the_bound_and_the_same_bits(comm):
     """Blocking, begun early, and behind a network."""
     parts = drawn("cancelling", comm.size, words=5001)
@@ -47,7 +47,7 @@ def test_the_bound_and_the_same_bits(comm):
         assert len(bits) == 1
 
 
-@pytest.mark.ranks(2, timeout=30)
+@pytest.mark.ranks(2)
 def test_two_under_way_at_once(comm):
     """As look-ahead has them: a Gram begun before margins and waited for after."""
     world = MpiCommunicator(comm.Dup())
@@ -58,7 +58,7 @@ def test_two_under_way_at_once(comm):
         assert (second.wait() == -2 * turn).all() and (first.wait() == 2 * turn).all()
 
 
-@pytest.mark.ranks(2, timeout=60)
+@pytest.mark.ranks(2)
 def test_recipe_d_keeps_the_loss_and_halves_the_gram(comm):
     full, c, d = (trained(comm, recipe) for recipe in ("fp32", "c", "d"))
     z = trained(comm, "c", products={"kind": "direct"}).ledger["products"]
@@ -68,7 +68,7 @@ def test_recipe_d_keeps_the_loss_and_halves_the_gram(comm):
     assert len(set(comm.allgather(d.weights_sha256))) == 1
 
 
-@pytest.mark.ranks(2, 3, timeout=60)
+@pytest.mark.ranks(2, 3)
 def test_products_have_the_same_bits(comm):
     prints = {
         trained(comm, "d", products=products).weights_sha256
@@ -81,7 +81,7 @@ def test_products_have_the_same_bits(comm):
     assert len(prints) == 1
 
 
-@pytest.mark.ranks(2, 3, timeout=60)
+@pytest.mark.ranks(2, 3)
 def test_the_ledger_agrees_with_what_mpi_was_asked(comm):
     problem = make_problem("logistic", n=53, d=7)
     for ahead in ("off", "on"):

@@ -27,7 +27,7 @@ def opened(comm, kind, monkeypatch):
     return open_transport(kind, MpiCommunicator(comm.Dup()), layer)
 
 
-@pytest.mark.ranks(1, 2, 3, timeout=30)
+@pytest.mark.ranks(1, 2, 3)
 def test_sums_gathers_and_exchanges(comm, monkeypatch):
     monkeypatch.setattr(staged, "CHUNK", 4096)
     for kind in ("mpi-host", "mpi-cuda"):
@@ -58,7 +58,7 @@ def test_sums_gathers_and_exchanges(comm, monkeypatch):
         world.close()
 
 
-@pytest.mark.ranks(2, 3, timeout=30)
+@pytest.mark.ranks(2, 3)
 def test_bf16_sums_have_the_bits_of_the_host(comm, monkeypatch):
     rng = np.random.default_rng(comm.rank)
     values = rng.normal(size=5001).astype(np.float32)
@@ -79,7 +79,7 @@ def test_bf16_sums_have_the_bits_of_the_host(comm, monkeypatch):
         world.close()
 
 
-@pytest.mark.ranks(2, timeout=30)
+@pytest.mark.ranks(2)
 def test_an_mpi_says_whether_it_reads_device_memory(comm):
     """Whatever this one says: a no is a refusal before any address is given."""
     said = reads_device_memory()
@@ -104,7 +104,7 @@ KINDS = (
 )
 
 
-@pytest.mark.ranks(2, 4, timeout=120)
+@pytest.mark.ranks(2, 4)
 def test_gradients_of_devices_are_shared(comm, monkeypatch):
     """Runs of the host to roundoff, the same bits on all ranks, the same messages."""
     if emulator.COMPILER is None:

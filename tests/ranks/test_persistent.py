@@ -75,7 +75,7 @@ class OneCannot:
         return getattr(self.comm, name)
 
 
-@pytest.mark.ranks(2, 3, timeout=20)
+@pytest.mark.ranks(2, 3)
 def test_what_one_rank_lacks_none_uses(comm):
     """Otherwise some would start a sum that the others never join."""
     mpi = load_mpi()

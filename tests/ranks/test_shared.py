@@ -102,7 +102,7 @@ def test_a_buffer_is_summed_thousands_of_times(comm, kind):
             assert world.max_flag(turn) == turn
 
 
-@pytest.mark.ranks(2, 3, timeout=30)
+@pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("slow_in", ["adding", "reading", "writing"])
 def test_a_slow_rank_reads_what_was_written_for_it(comm, kind, slow_in, monkeypatch):
     """Every rank is the slow one in its turn, others run as far ahead as they can."""
@@ -252,7 +252,7 @@ def test_many_runs_in_one_world_hold_the_windows_of_the_last(comm):
     world.close()
 
 
-@pytest.mark.ranks(2, 4, timeout=20)
+@pytest.mark.ranks(2, 4)
 def test_where_one_rank_finds_no_room_none_shares(comm, monkeypatch):
     """No sums anywhere in the group, and no copies on its node."""
     if comm.rank == comm.size - 1:

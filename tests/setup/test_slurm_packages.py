@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.limits import HANG
+
 ROOT = Path(__file__).parents[2]
 CI = ROOT / ".ci"
 
@@ -72,7 +74,7 @@ def test_without_slurm_its_tests_are_counted_as_not_run(tmp_path):
         env={**os.environ, "PYTHONPATH": paths},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG,
     )
     last = done.stdout.strip().splitlines()[-1]
     assert done.returncode == 0 and "tests NOT RUN: no munged, slurmctld" in last

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.limits import HANG
+
 ROOT = Path(__file__).parents[2]
 TOOLS = ("sh", "env", "make", "sed", "expand", "tail", "mkdir", "rm", "uname")
 PASSED_ON = ("PIP_", "SSL_", "REQUESTS_", "CURL_", "http_proxy", "https_proxy")
@@ -57,7 +59,7 @@ def _python_into(tools):
     (tools / "python3").symlink_to(SYSTEM_PYTHON)
     folder = tools.parent / "virtualenv"
     pip = [sys.executable, "-m", "pip", "install", "-q", "--target", str(folder)]
-    subprocess.run([*pip, "virtualenv"], check=True, timeout=120)
+    subprocess.run([*pip, "virtualenv"], check=True, timeout=HANG)
     script = tools / "virtualenv"
     script.write_text(
         f'#!/bin/sh\nPYTHONPATH="{folder}" exec {SYSTEM_PYTHON} -m virtualenv "$@"\n'

@@ -45,8 +45,7 @@ class Desk:
     def hpcsgd(self, *words, code=0, **variables):
         """What a command of ours prints, here and not in a job."""
         command = [sys.executable, "-m", "hpcsgd", *words]
-        here = {"cwd": self.folder, "limit": 60}
-        return self.cluster.call(*command, code=code, **here, **variables)
+        return self.cluster.call(*command, code=code, cwd=self.folder, **variables)
 
     def submit(self, template, name, *words, flags=(), site=SITE):
         """`hpcsgd jobs submit`, and the job that it made."""

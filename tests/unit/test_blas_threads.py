@@ -15,6 +15,7 @@ import pytest
 from hpcsgd.backends.blas import libraries, one_thread
 from hpcsgd.comm.launched import THREAD_SETTINGS
 from tests.helpers.launcher import LAUNCH_VARIABLES
+from tests.helpers.limits import HANG
 
 COUNT = """
 from hpcsgd.backends.blas import libraries
@@ -82,7 +83,7 @@ def python(script, *words, folder, launcher=(), **settings):
         env={**kept, "PYTHONPATH": str(Path(__file__).parents[2]), **settings},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG,
     )
     assert done.returncode == 0, done.stderr
     return done
@@ -147,14 +148,14 @@ def test_ranks_that_are_threads_are_limited_until_the_last_one_ends():
     def other():
         with second:
             inside.set()
-            done.wait(10)
+            done.wait(HANG)
             meanwhile.extend(library.get() for library in libraries())
 
     inside, done = threading.Event(), threading.Event()
     thread = threading.Thread(target=other)
     with first:
         thread.start()
-        assert inside.wait(10)
+        assert inside.wait(HANG)
     done.set()
     thread.join()
     assert set(meanwhile) == {1}

@@ -33,6 +33,7 @@ from tests.helpers.cpu import (
     sets_here,
 )
 from tests.helpers.harness import config_for, make_problem, train_on
+from tests.helpers.limits import HANG
 
 __all__ = ["kernels"]  # a fixture
 
@@ -80,7 +81,7 @@ def test_switched_off_says_so():
         env={"HPCSGD_NATIVE": "off", "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG,
     )
     assert done.stdout.strip() == "False switched off by HPCSGD_NATIVE", done.stderr
 
@@ -264,7 +265,7 @@ def test_a_set_that_is_not_known_is_refused():
         env={"HPCSGD_ISA": "sse9", "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG,
     )
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert "known: portable, avx2" in done.stderr
@@ -315,7 +316,7 @@ def test_the_door_refuses_what_it_cannot_pass():
 
 def test_what_is_settled_is_never_taken_back(kernels, monkeypatch):
     """A later run with better processors keeps what an earlier one settled on."""
-    monkeypatch.setattr(cpu.isa, "_settled", [])
+    monkeypatch.setattr(cpu.isa, "settled", [])
     cpu.settle([kernels, "portable"])
     assert cpu.instructions() == "portable"
     cpu.settle(["portable", "avx512bf16"])

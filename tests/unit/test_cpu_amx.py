@@ -15,6 +15,7 @@ from hpcsgd.backends import bf16_gram, cpu, isa
 from hpcsgd.schedule import blocks_of
 from hpcsgd.storage import encode, widen_bf16
 from tests.helpers.cpu import SIZES, WIDTHS, sampled
+from tests.helpers.limits import HANG
 
 KERNELS = asset("kernels/cpu/gram_amx.c").parent
 COMPILER = shlex.split(sysconfig.get_config_var("CC") or "cc")
@@ -29,7 +30,7 @@ def compile_c(*arguments, text=None):
     command = [*COMPILER, "-I", str(KERNELS), *map(str, arguments)]
     try:
         return subprocess.run(
-            command, input=text, capture_output=True, text=True, timeout=300
+            command, input=text, capture_output=True, text=True, timeout=HANG
         )
     except FileNotFoundError:
         return None
@@ -254,8 +255,10 @@ def machine(monkeypatch):
         return int(told.allows)
 
     library = SimpleNamespace(hpcsgd_level=lambda: 4, hpcsgd_ask_for_tiles=ask)
-    monkeypatch.setattr(isa, "_load", lambda name: (library, f"compiled: {name}"))
-    monkeypatch.setattr(isa, "_settled", [])
+    monkeypatch.setattr(
+        isa, "load_library", lambda name: (library, f"compiled: {name}")
+    )
+    monkeypatch.setattr(isa, "settled", [])
     monkeypatch.delenv("HPCSGD_ISA", raising=False)
     isa.best.cache_clear()
     yield told

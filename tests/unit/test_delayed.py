@@ -53,7 +53,7 @@ def virtual(monkeypatch):
 
     clock = Virtual()
     monkeypatch.setattr(link, "perf_counter", lambda: clock.now)
-    monkeypatch.setattr(link, "_sleep_until", clock.sleep_until)
+    monkeypatch.setattr(link, "sleep_until", clock.sleep_until)
     return clock
 
 

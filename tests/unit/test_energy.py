@@ -196,7 +196,7 @@ class FakeNvml:
 
 def test_a_gpu_is_asked_by_its_address(tree, monkeypatch):
     library = FakeNvml()
-    monkeypatch.setattr(nvml, "_open", lambda: library)
+    monkeypatch.setattr(nvml, "open_library", lambda: library)
     meter = make_meter("0000:1B:00.0", {"MPI_LOCALRANKID": "1"}, tree)
     meter.resume()
     library.count = 3500
@@ -207,7 +207,7 @@ def test_a_gpu_is_asked_by_its_address(tree, monkeypatch):
 
 
 def test_a_gpu_that_cannot_say_is_a_reason(tree, monkeypatch):
-    monkeypatch.setattr(nvml, "_open", lambda: FakeNvml(code=3))
+    monkeypatch.setattr(nvml, "open_library", lambda: FakeNvml(code=3))
     assert "Not Supported" in make_meter("0000:1B:00.0", {}, tree).reason
 
 

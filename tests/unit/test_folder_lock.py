@@ -10,6 +10,7 @@ import pytest
 from hpcsgd import folder_lock
 from hpcsgd.errors import ConfigError
 from hpcsgd.folder_lock import NAME, FolderLock, is_abandoned, user_of
+from tests.helpers.limits import HANG
 
 
 def test_the_second_is_told_who_has_it(tmp_path):
@@ -29,7 +30,7 @@ def test_the_system_frees_it_with_the_process(tmp_path):
         "from hpcsgd.folder_lock import FolderLock\n"
         "FolderLock(Path(sys.argv[1])).take(); os._exit(1)"
     )
-    subprocess.run([sys.executable, "-c", code, tmp_path], check=False, timeout=30)
+    subprocess.run([sys.executable, "-c", code, tmp_path], check=False, timeout=HANG)
     assert (tmp_path / NAME).exists()
     assert is_abandoned(tmp_path) and user_of(tmp_path) == ""
     lock = FolderLock(tmp_path)

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from tests.helpers.limits import HANG
+
 CODE = """
 import sys
 import numpy as np
@@ -25,7 +27,7 @@ print(kept, faults() - before)
 
 def counted(how):
     done = subprocess.run(
-        [sys.executable, "-c", CODE, how], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", CODE, how], capture_output=True, text=True, timeout=HANG
     )
     kept, faults = done.stdout.split()
     return kept, int(faults)

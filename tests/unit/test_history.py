@@ -12,6 +12,7 @@ import pytest
 from hpcsgd.api import train
 from hpcsgd.callbacks import Callback, History, View
 from tests.helpers.harness import config_for, make_problem
+from tests.helpers.limits import HANG
 
 ROOT = Path(__file__).parents[2]
 
@@ -154,7 +155,7 @@ def test_a_full_disk_does_not_end_a_run(tmp_path):
         [sys.executable, "-c", RUN, str(out)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG,
         cwd=ROOT,
     )
     assert done.stdout.split() == ["completed", "6"], done.stderr

@@ -18,6 +18,7 @@ from hpcsgd.tiles.store import Store
 from tests.helpers.gradients import agreed, in_folder
 from tests.helpers.harness import make_problem, train_on
 from tests.helpers.infinity_child import config_of, problem, run
+from tests.helpers.limits import HANG
 from tests.helpers.on_disk import on_disk
 
 
@@ -31,7 +32,7 @@ def killed(folder, *arguments):
     """A process of its own that was ended by SIGKILL."""
     child = [sys.executable, "-m", "tests.helpers.infinity_child", str(folder)]
     done = subprocess.run(
-        child + [str(a) for a in arguments], capture_output=True, timeout=60
+        child + [str(a) for a in arguments], capture_output=True, timeout=HANG
     )
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
 

@@ -11,6 +11,7 @@ import pytest
 
 from hpcsgd.cli.parser import make_parser
 from hpcsgd.result import REQUEUE
+from tests.helpers.limits import HANG
 
 README = Path(__file__).parents[2] / "slurm" / "README.md"
 BLOCKS = re.findall(r"(?m)^    #!/bin/bash\n(?:    .*\n)+", README.read_text())
@@ -33,7 +34,7 @@ def play(script, folder, code):
         ["bash", "job.sh"],
         cwd=folder,
         env={"PATH": path, "CODE": str(code), "SLURM_JOB_ID": "42"},
-        timeout=30,
+        timeout=HANG,
     )
     said = folder / "scontrol.txt"
     return done.returncode, said.read_text() if said.exists() else ""
@@ -70,5 +71,5 @@ def test_everything_that_is_expanded_is_quoted(script):
 def test_slurm_is_told_to_warn_the_ranks_and_may_requeue(script):
     options = " ".join(re.findall(r"(?m)^#SBATCH (.*)", script)).split()
     assert {"--signal=USR2@120", "--requeue"} <= set(options)
-    checked = subprocess.run(["bash", "-n"], input=script, text=True, timeout=30)
+    checked = subprocess.run(["bash", "-n"], input=script, text=True, timeout=HANG)
     assert checked.returncode == 0

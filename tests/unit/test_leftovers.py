@@ -9,6 +9,7 @@ import time
 import pytest
 
 from hpcsgd.comm.leftovers import MARGIN, remove_leftovers, remove_unused
+from tests.helpers.limits import HANG
 
 UNDER_SLURM = {"SLURM_PROCID": "0"}
 
@@ -52,7 +53,7 @@ def test_this_process_began_when_it_did(made):
         capture_output=True,
         text=True,
         check=True,
-        timeout=30,
+        timeout=HANG,
     ).stdout
     assert said.split() == ["mpich_shm_1f_0"] and "mpich_shm_2_0" in left(made)
 

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from hpcsgd.data.synthetic import write_synthetic
+from tests.helpers.limits import HANG
 
 SCRIPT = """
 import mpi4py
@@ -33,7 +34,7 @@ PHASES = {"": "not been initialised", "MPI.Init(); MPI.Finalize()": "been finali
 def test_it_is_refused_and_the_interpreter_goes_on(call, before):
     code = SCRIPT.format(before=before, call=CALLS[call])
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG
     )
     assert done.returncode == 0, done.stderr
     assert "refused: comm cannot be used" in done.stdout

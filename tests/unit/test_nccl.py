@@ -17,6 +17,7 @@ from hpcsgd.comm.transports import open_transport
 from hpcsgd.errors import ConfigError, TransportError
 from tests.helpers.bits import narrow_bits
 from tests.helpers.fake_cuda import FakeLayer, Node
+from tests.helpers.limits import HANG
 from tests.helpers.nccl import on_nccl, own_environment, read, waits_in, watched
 
 __all__ = ["own_environment"]  # a fixture
@@ -197,7 +198,7 @@ def test_a_sum_that_is_begun_early_leaves_the_stream_free():
         buffer, other = layer.array(np.zeros(3)), layer.array(np.zeros(3))
         layer.later(buffer, 5.0)
         if world.rank == 1:
-            assert worked.wait(20)
+            assert worked.wait(HANG)
         pending = world.start_sum(buffer, "products")
         world.carrier._side.run()  # a GPU may turn to this one first
         if world.rank == 0:

@@ -41,7 +41,7 @@ def _run(monkeypatch, path, names, **more):
     """One call of the bench on a tiny set; what each of these methods was asked."""
     counted = [Counted(name, more.pop(name, None)) for name in names]
     monkeypatch.setattr(bench_peers, "methods", lambda problem: counted)
-    monkeypatch.setattr(bench_peers, "_one_core", lambda: None)
+    monkeypatch.setattr(bench_peers, "pin_to_one_core", lambda: None)
     arguments = ["--out", str(path), "--problems", "susy", "--rows", "300"]
     for flag, value in ({"repeats": 2, "trials": 3} | more).items():
         arguments += [f"--{flag}", str(value)]

@@ -15,6 +15,7 @@ from benchmarks.peers.with_hpcsgd import Follow, Ours
 from benchmarks.peers.with_numpy import NumpySgd
 from hpcsgd.callbacks.base import View
 from hpcsgd.comm.serial import SerialCommunicator
+from tests.helpers.limits import HANG
 
 
 def problem_of(family, rows=300, cols=5, seed=0):
@@ -122,7 +123,7 @@ def test_losses_are_off_the_clock_of_ours(monkeypatch):
 @pytest.mark.parametrize("size", [1, 2])
 def test_the_bare_loops_are_sgd(kind, size):
     problem = problem_of("logistic", rows=40)
-    meeting, words = threading.Barrier(size, timeout=20), [None] * size
+    meeting, words = threading.Barrier(size, timeout=HANG), [None] * size
     found = [None] * size
 
     def on_rank(rank):
@@ -140,7 +141,7 @@ def test_the_bare_loops_are_sgd(kind, size):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(HANG)
     w = np.zeros(5)
     for batch in [*np.split(np.arange(40), 5), *np.split(np.arange(40), 5)[:2]]:
         A = problem.X[batch].astype(float)

@@ -11,6 +11,7 @@ from hpcsgd.checkpoint import Checkpoint
 from hpcsgd.errors import ConfigError
 from hpcsgd.saving import Saver
 from hpcsgd.sections import CheckpointConfig
+from tests.helpers.limits import HANG
 
 
 class SlowStore:
@@ -23,7 +24,7 @@ class SlowStore:
         self.written, self.error = [], error
 
     def write(self, checkpoint):
-        assert self.go.wait(10)
+        assert self.go.wait(HANG)
         if self.error:
             raise self.error
         self.written.append(checkpoint.exchanges)

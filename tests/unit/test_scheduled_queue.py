@@ -16,6 +16,7 @@ from hpcsgd.errors import ConfigError
 from tests.helpers.contracts.codec import on_all
 from tests.helpers.gradients import in_folder
 from tests.helpers.harness import make_problem, train_on
+from tests.helpers.limits import HANG
 from tests.helpers.scheduled import MIB, scheduled
 
 
@@ -240,7 +241,7 @@ def test_whether_a_sum_is_here_can_be_asked():
 
     def on_rank(world):
         if world.rank:
-            asked.wait(30)
+            asked.wait(HANG)
         pending = world.start_sum(np.ones(3), "agreement")
         if not world.rank:
             assert not pending.has_arrived()

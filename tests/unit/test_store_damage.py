@@ -13,6 +13,7 @@ from hpcsgd.data.hdf5 import Hdf5Reader
 from hpcsgd.data.store_writer import StoreWriter
 from hpcsgd.data.verify_store import verify_store
 from hpcsgd.errors import ConfigError, DataError
+from tests.helpers.limits import HANG
 from tests.helpers.store import (
     COLS,
     DENSE,
@@ -149,7 +150,7 @@ def test_a_full_disk_is_one_sentence(tmp_path, limit):
         [sys.executable, "-c", FULL, str(tmp_path / "a.h5"), str(limit)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG,
     )
     assert ended.returncode == 2, ended.stderr
     assert ended.stdout.count("\n") == 1 and "File too large" in ended.stdout

@@ -21,6 +21,7 @@ from hpcsgd.data.synthetic import write_synthetic
 from hpcsgd.errors import ConfigError
 from hpcsgd.storage import encode
 from tests.helpers.harness import what_is_read
+from tests.helpers.limits import HANG
 from tests.helpers.pairwise import pairwise
 
 X = np.random.default_rng(0).normal(size=(137, 3)).astype(np.float32)
@@ -292,7 +293,7 @@ def test_a_file_four_times_as_large_as_the_memory(tmp_path):
         [sys.executable, "-c", RSS, *map(str, flags)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -12,6 +12,7 @@ from hpcsgd.data.partition import split_range
 from hpcsgd.data.targets import MOST_CLASSES, Targets, encode_targets
 from hpcsgd.errors import DataError
 from hpcsgd.families import FAMILIES, get_family
+from tests.helpers.limits import HANG
 
 KINDS = sorted({get_family(name).targets for name in FAMILIES})
 
@@ -19,7 +20,7 @@ KINDS = sorted({get_family(name).targets for name in FAMILIES})
 def on_ranks(y, kind, ranks):
     """What each of `ranks` ranks gets or raises; they exchange as real ones do."""
     y = np.asarray(y, dtype=np.float64)
-    board, all_there, calls = [None] * ranks, Barrier(ranks, timeout=10), [0] * ranks
+    board, all_there, calls = [None] * ranks, Barrier(ranks, timeout=HANG), [0] * ranks
 
     def rank(index):
         def exchange(found):

@@ -19,6 +19,7 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.schedule import blocks_of
 from tests.helpers.cpu import SIZES, kernels, sampled, sets_here
 from tests.helpers.harness import config_for, make_problem, train_on
+from tests.helpers.limits import HANG
 
 __all__ = ["kernels"]  # a fixture
 compiled = pytest.mark.skipif(not sets_here(), reason=cpu.why())
@@ -291,7 +292,7 @@ def test_a_child_has_threads_of_its_own():
     print("done")
     """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG
     )
     assert done.stdout == "done\n", done.stderr
     assert done.returncode == 0
@@ -316,5 +317,5 @@ def test_callers_meet():
     for caller in callers:
         caller.start()
     for caller in callers:
-        caller.join(60)
+        caller.join(HANG)
     assert not any(caller.is_alive() for caller in callers) and not wrong

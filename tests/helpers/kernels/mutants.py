@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-LIMIT = 120  # seconds for one
+LIMIT = 600  # seconds for one
 NEEDED = 14 / 16  # of all that are planted
 
 

@@ -64,9 +64,9 @@ setup(
     ext_modules=[
         Extension("hpcsgd.data._scatter", ["kernels/cpu/scatter.c"], optional=True),
         Extension("hpcsgd.backends._call", ["kernels/cpu/call.c"], optional=True),
-        Extension("hpcsgd.data._parse", ["kernels/cpu/parse.c"], optional=True),
+        Extension("hpcsgd.data.convert._parse", ["kernels/cpu/parse.c"], optional=True),
         Extension(
-            "hpcsgd.coordinate._sweep",
+            "hpcsgd.solvers._sweep",
             ["kernels/cpu/sweep.c"],
             depends=["kernels/cpu/sweep_body.h"],
             extra_compile_args=["-O3"],

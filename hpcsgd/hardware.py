@@ -15,7 +15,7 @@ from hpcsgd.config import read_toml
 from hpcsgd.cost import RATES, Machine
 from hpcsgd.errors import ConfigError
 
-FOLDER = Path(__file__).parent / "machines"
+FOLDER = Path(__file__).parents[1] / "machines"
 MARKS = ("measured", "stated")
 # What a rank can do, beside the ways out of it; as in the cost model.
 RANK = (

@@ -1,6 +1,6 @@
 """The commands and what each is for: what `hpcsgd --help` shows.
 
-Each is a module of this package, which is imported when its command is called.
+The module of a command is imported when the command is called.
 """
 
 COMMANDS = {
@@ -38,4 +38,24 @@ WORK = {
     "new": ("hpcsgd.config",),
     "data": ("hpcsgd.data.crew", "hpcsgd.data.formats"),
     "jobs": ("hpcsgd.config", "hpcsgd.jobs.smoke"),
+}
+
+# What adds the parser of each.
+PARSERS = {
+    "train": "hpcsgd.cli.train:add_parser",
+    "sweep": "hpcsgd.cli.sweep:add_parser",
+    "tune": "hpcsgd.cli.tune:add_parser",
+    "compare": "hpcsgd.cli.compare:add_parser",
+    "report": "hpcsgd.cli.report:add_parser",
+    "precision": "hpcsgd.cli.precision:add_parser",
+    "study": "hpcsgd.cli.study:add_parser",
+    "evaluate": "hpcsgd.cli.evaluate:add_parser",
+    "predict": "hpcsgd.cli.predict:add_parser",
+    "inspect": "hpcsgd.cli.inspect:add_parser",
+    "verify": "hpcsgd.cli.verify:add_parser",
+    "new": "hpcsgd.cli.new:add_parser",
+    "data": "hpcsgd.cli.data:add_parser",
+    "jobs": "hpcsgd.cli.jobs:add_parser",
+    "info": "hpcsgd.cli.info:add_parser",
+    "completion": "hpcsgd.cli.completion:add_parser",
 }

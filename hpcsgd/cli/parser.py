@@ -8,8 +8,9 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 import hpcsgd
-from hpcsgd.cli import launch, leaving_when_interrupted, logs
-from hpcsgd.cli.commands import COMMANDS, WORK
+from hpcsgd.cli import launch, logs
+from hpcsgd.cli.commands import COMMANDS, PARSERS, WORK
+from hpcsgd.cli.interrupts import leaving_when_interrupted
 from hpcsgd.cli.ranks import has_met
 from hpcsgd.errors import ConfigError, DataError, HpcsgdError
 
@@ -28,7 +29,8 @@ def make_parser(word: str = "") -> argparse.ArgumentParser:
     """Return the parser of all commands, or of the one that `word` names."""
     parser, commands = _without_commands()
     for name in [word] if word in COMMANDS else COMMANDS:
-        import_module(f"hpcsgd.cli.{name}").add_parser(commands)
+        module, _, function = PARSERS[name].partition(":")
+        getattr(import_module(module), function)(commands)
     return parser
 
 

@@ -10,15 +10,15 @@ from typing import Any
 from hpcsgd.errors import MissingPackage
 
 _NAMES = {
-    "GLM": "glm",
-    "GLM_CV": "glm_cv",
-    "GammaRegressor": "log_link",
-    "HuberRegressor": "least_squares",
-    "LinearRegression": "least_squares",
-    "LinearSVC": "classifiers",
-    "LogisticRegression": "classifiers",
-    "PoissonRegressor": "log_link",
-    "Ridge": "least_squares",
+    "GLM": "hpcsgd.estimators.glm",
+    "GLM_CV": "hpcsgd.estimators.glm_cv",
+    "GammaRegressor": "hpcsgd.estimators.log_link",
+    "HuberRegressor": "hpcsgd.estimators.least_squares",
+    "LinearRegression": "hpcsgd.estimators.least_squares",
+    "LinearSVC": "hpcsgd.estimators.classifiers",
+    "LogisticRegression": "hpcsgd.estimators.classifiers",
+    "PoissonRegressor": "hpcsgd.estimators.log_link",
+    "Ridge": "hpcsgd.estimators.least_squares",
 }
 
 __all__ = sorted(_NAMES)
@@ -31,7 +31,7 @@ def __getattr__(name: str) -> Any:
         raise MissingPackage(
             f"{name} needs scikit-learn; install it with: pip install 'hpcsgd[sklearn]'"
         )
-    return getattr(import_module(f"{__name__}.{_NAMES[name]}"), name)
+    return getattr(import_module(_NAMES[name]), name)
 
 
 def __dir__() -> list[str]:

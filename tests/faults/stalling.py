@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 import hpcsgd
-import hpcsgd.loading
+from hpcsgd import loading
 from hpcsgd.comm import open_world
 
 FOR_EVER = 1000
@@ -60,14 +60,13 @@ class Stall(hpcsgd.Callback):
 
 
 def stall_while_loading(action):
-    load = sys.modules["hpcsgd.loading"]
-    load_block = load.load_block
+    load_block = loading.load_block
 
     def stuck(*arguments, **options):
         action()
         return load_block(*arguments, **options)
 
-    load.load_block = stuck
+    loading.load_block = stuck
 
 
 def main(how, timeout, folder):

@@ -9,12 +9,11 @@ import faulthandler
 import os
 import resource
 import signal
-import sys
 import time
 from pathlib import Path
 
 import hpcsgd
-import hpcsgd.loading
+from hpcsgd import loading
 from hpcsgd.comm import open_world
 from hpcsgd.config import RunConfig, read_toml
 from hpcsgd.signals import Signals
@@ -75,14 +74,13 @@ class Slow(hpcsgd.Callback):
 
 
 def remember_blocks():
-    load = sys.modules["hpcsgd.loading"]
-    load_block = load.load_block
+    load_block = loading.load_block
 
     def remembering(*arguments, **options):
         BLOCKS.append(load_block(*arguments, **options))
         return BLOCKS[-1]
 
-    load.load_block = remembering
+    loading.load_block = remembering
 
 
 def slow_disk(seconds):

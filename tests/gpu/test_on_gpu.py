@@ -6,8 +6,8 @@ import h5py
 import numpy as np
 import pytest
 
-import hpcsgd.build
 from benchmarks.gpu import every_kernel
+from hpcsgd import build
 from hpcsgd.api import train
 from hpcsgd.backends.cuda import CudaDevice
 from hpcsgd.backends.device_layer import count_gpus
@@ -28,8 +28,8 @@ KINDS = (State, HeldState)
 
 
 def test_every_kernel_is_compiled(device):
-    for build in all_builds(device.arch):
-        assert device.kernel(build)
+    for kernel in all_builds(device.arch):
+        assert device.kernel(kernel)
 
 
 def test_every_kernel_is_as_in_float64(device):
@@ -130,7 +130,7 @@ def test_rows_of_a_file_alone_train_alike(device, tmp_path, monkeypatch, width):
         file["X"], file["y"] = problem.X.astype(np.float32), problem.y
     config = on_gpu(problem, data={"path": str(tmp_path / "x.h5")})
     held = train(config)
-    monkeypatch.setattr(hpcsgd.build, "check_memory", lambda *given: True)
+    monkeypatch.setattr(build, "check_memory", lambda *given: True)
     assert train(config).weights_sha256 == held.weights_sha256
 
 

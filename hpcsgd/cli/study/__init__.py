@@ -5,7 +5,14 @@ from typing import Any
 from hpcsgd.cli.commands import COMMANDS
 from hpcsgd.cli.study import collect, point, predict, strong, sweep, weak
 
-ACTIONS = (strong, weak, sweep, predict, collect, point)
+ACTIONS = (
+    strong.add_parser,
+    weak.add_parser,
+    sweep.add_parser,
+    predict.add_parser,
+    collect.add_parser,
+    point.add_parser,
+)
 
 
 def add_parser(commands: Any) -> None:
@@ -16,5 +23,5 @@ def add_parser(commands: Any) -> None:
         allow_abbrev=False,
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    for action in ACTIONS:
-        action.add_parser(actions)
+    for add_action in ACTIONS:
+        add_action(actions)

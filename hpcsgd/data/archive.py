@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from hpcsgd.data.arrays import real
+from hpcsgd.data.hdf5_open import check_file
 from hpcsgd.data.source import Outline
-from hpcsgd.data.streams import ArrayStream, check_file
+from hpcsgd.data.streams import ArrayStream
 from hpcsgd.errors import DataError
 
 Array = NDArray[Any]

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.data.hdf5_open import check_file
 from hpcsgd.data.streams import (
     ArrayStream,
     Labels,
-    check_file,
     check_labels,
     open_array,
 )

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.data.layout import COLUMNS
-from hpcsgd.data.streams import check_file
 from hpcsgd.errors import ConfigError, DataError, MissingPackage
 
 PARTS = ("indptr", "indices", "data")
@@ -180,3 +179,13 @@ def check_sources(path: Path, name: str, node: Any) -> None:
                 f"{path}: /{name} takes values from {other}, which does not exist; put"
                 " it back, or write the values themselves"
             )
+
+
+def check_file(path: Path, what: str) -> None:
+    """Refuse what is no readable file, in one sentence."""
+    if not path.exists():
+        raise DataError(f"{path} does not exist; check the name")
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; give the name of {what}")
+    if not path.is_file():  # a pipe would be waited for
+        raise DataError(f"{path} is not a regular file; write it to one first")

@@ -8,6 +8,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.data.hdf5_open import check_file
 from hpcsgd.errors import DataError
 
 Array = NDArray[Any]
@@ -71,16 +72,6 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     if version == (1, 0):
         return np.lib.format.read_array_header_1_0(file)
     return np.lib.format.read_array_header_2_0(file)
-
-
-def check_file(path: Path, what: str) -> None:
-    """Refuse what is no readable file, in one sentence."""
-    if not path.exists():
-        raise DataError(f"{path} does not exist; check the name")
-    if path.is_dir():
-        raise DataError(f"{path} is a folder; give the name of {what}")
-    if not path.is_file():  # a pipe would be waited for
-        raise DataError(f"{path} is not a regular file; write it to one first")
 
 
 def open_file(path: Path, what: str) -> IO[bytes]:
